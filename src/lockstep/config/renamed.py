@@ -68,7 +68,7 @@ def renaming_error(
     problem = f"unknown argument {name} {text}".rstrip() if how == "flag" else f"unknown setting {name}={text}"
     is_section_value = is_dataclass(known.get(word)) and isinstance(value, str) and re.fullmatch(r"[\w./:-]+", value)
     if word in known and not is_section_value:  # env: CartPole-v1
-        line = _line(word, text or _value_if_absent(known[word]), known, how)
+        line = _line(word, text or ("true" if isinstance(known[word], bool) else _VALUE), known, how)
         return f"{problem}; {word} is a setting: type {line}" if how == "flag" else None
     synonyms = _BY_NAME.get(word, [])
     if flags is not None:
@@ -99,11 +99,6 @@ def _converted_value(synonym: Synonym, text: str, known: Known) -> str:
         return (synonym.value(text, known) if synonym.value else text) or _VALUE
     except (ValueError, KeyError, TypeError, ZeroDivisionError):
         return _VALUE
-
-
-def _value_if_absent(now: object) -> str:
-    """The value of a flag that was given without one."""
-    return "true" if isinstance(now, bool) else _VALUE
 
 
 def _line(setting: str, value: str, known: Known, how: How) -> str:

@@ -51,10 +51,8 @@ class VectorizedTask:
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Start new episodes everywhere; the first seed is used for all."""
-        try:
+        with _errors_named(self._task, "reset"):
             observation, _ = self._env.reset(seed=int(seeds[0]))
-        except Exception as error:
-            raise RunError(f"{self._task} failed in reset: {describe(error)}") from error
         return self._convert(observation)
 
     def step(self, action: np.ndarray) -> VectorStep:
@@ -207,11 +205,9 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Start a new episode."""
-        try:
+        with _errors_named(self._name, "reset"):
             observation, _ = self.env.reset(seed=seed, options=options)
             return self._flatten(observation), {}
-        except Exception as error:
-            raise RunError(f"{self._name} failed in reset: {describe(error)}") from error
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Step once."""

@@ -4,6 +4,7 @@ Shapes: B environments of a shard, C channels (frames, newest last, times 3 if c
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import ale_py
@@ -212,25 +213,12 @@ class AtariEnvs:
 
 
 def _consoles(game: str, options: AtariOptions, num_envs: int, *, training: bool) -> Any:
-    return AtariVectorEnv(
-        game,
-        num_envs,
-        num_threads=_threads(num_envs),
-        max_num_frames_per_episode=_NO_LIMIT,
-        repeat_action_probability=options.repeat_action_probability,
-        full_action_space=options.full_action_space,
-        img_height=options.img_height,
-        img_width=options.img_width,
-        grayscale=options.grayscale,
-        stack_num=options.stack_num,
-        frameskip=options.frameskip,
-        maxpool=options.maxpool,
-        noop_max=options.noop_max,
-        use_fire_reset=options.use_fire_reset,
-        episodic_life=False,  # would start a new game at each lost life
-        life_loss_info=training and options.episodic_life,
-        reward_clipping=training and options.reward_clipping,
-    )
+    named: dict[str, Any] = asdict(options) | {
+        "episodic_life": False,  # would start a new game at each lost life
+        "life_loss_info": training and options.episodic_life,
+        "reward_clipping": training and options.reward_clipping,
+    }
+    return AtariVectorEnv(game, num_envs, num_threads=_threads(num_envs), max_num_frames_per_episode=_NO_LIMIT, **named)
 
 
 def _spec(options: AtariOptions, num_actions: int, limit: int) -> EnvSpec:

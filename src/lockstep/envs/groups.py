@@ -9,8 +9,10 @@ from typing import Any, cast
 import gymnasium
 from gymnasium import spaces
 
+from lockstep.config.env import EnvConfig
 from lockstep.envs.load import near
 from lockstep.envs.spaces import image_shape
+from lockstep.envs.vector import GROUPS
 from lockstep.errors import ConfigError
 
 Env = gymnasium.Env[Any, Any]
@@ -34,7 +36,7 @@ class ObservationGroups(gymnasium.ObservationWrapper[Any, Any, Any]):
         space: Any = env.observation_space
         if not isinstance(space, spaces.Dict):
             setting, keys = ("policy_keys", policy_keys) if policy_keys else ("critic_keys", critic_keys)
-            raise no_groups(keys, f"its observation space is {space}", setting)
+            raise _no_groups(setting, keys, f"its observation space is {space}")
         groups = cast(dict[str, Any], space.spaces)
         _check_names("policy_keys", policy_keys, groups)
         _check_names("critic_keys", critic_keys, groups)
@@ -62,8 +64,14 @@ class ObservationGroups(gymnasium.ObservationWrapper[Any, Any, Any]):
         return chosen[0] if len(chosen) == 1 else chosen
 
 
-def no_groups(keys: Sequence[str], reason: str, setting: str = "policy_keys") -> ConfigError:
-    """The error for groups of a task that has none."""
+def refuse_groups(config: EnvConfig, reason: str) -> None:
+    """Refuse settings that choose groups of observations, for a task that has none."""
+    for name in GROUPS:
+        if getattr(config, name):
+            raise _no_groups(name, getattr(config, name), reason)
+
+
+def _no_groups(setting: str, keys: Sequence[str], reason: str) -> ConfigError:
     return ConfigError(
         f"env.{setting}={list(keys)} is for tasks whose observations have groups (Dict); {reason}: leave it out"
     )

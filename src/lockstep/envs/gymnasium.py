@@ -16,11 +16,11 @@ from gymnasium.wrappers import TimeLimit
 from lockstep.config.env import EnvConfig
 from lockstep.envs import atari
 from lockstep.envs.adapters import Env, EnvFactory, SingleEnvs, VectorizedTask, config_errors
-from lockstep.envs.groups import ObservationGroups, no_groups
+from lockstep.envs.groups import ObservationGroups, refuse_groups
 from lockstep.envs.load import load_object, near
 from lockstep.envs.spaces import action_spec, image_shape, observation_size
 from lockstep.envs.spec import EnvSpec
-from lockstep.envs.vector import BUILT_IN, GROUPS, VectorEnv, refuse_unknown_kwargs
+from lockstep.envs.vector import BUILT_IN, GROUPS, VectorEnv, refuse_single_env_settings, refuse_unknown_kwargs
 from lockstep.envs.workers import WorkerEnvs
 from lockstep.errors import ConfigError
 
@@ -43,7 +43,7 @@ def make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training:
                 "(Gymnasium ids, lockstep/... ids, module:Class and file.py:Class are understood)"
             )
     if atari.is_game(registered):
-        _refuse_groups(config, f"{task} observes images")
+        refuse_groups(config, f"{task} observes images")
         return _games(registered, config, num_envs, render=render, training=training)
     kwargs = dict(config.kwargs) | ({"render_mode": "rgb_array"} if render else {})
     limit = registered.max_episode_steps if config.max_episode_steps is None else config.max_episode_steps
@@ -93,9 +93,8 @@ def adapt_class(cls: type, task: str, config: EnvConfig, num_envs: int, *, rende
     kwargs = dict(config.kwargs) | ({"render_mode": "rgb_array"} if render else {})
     limit, threshold = config.max_episode_steps, _number(getattr(cls, "reward_threshold", None))
     if issubclass(cls, GymnasiumVectorEnv):
-        _refuse_groups(config, f"{task} is vectorized itself")
-        if config.wrappers or config.vectorization not in ("auto", "entry_point"):
-            raise ConfigError(f"task={task} is vectorized itself: remove env.wrappers and env.vectorization")
+        refuse_groups(config, f"{task} is vectorized itself")
+        refuse_single_env_settings(config, f"{task} is vectorized itself")
         limits = {} if limit is None else {"max_episode_steps": limit}
         refuse_unknown_kwargs(cls, dict(config.kwargs) | limits, task)
         made = _adapt_vector(partial(cast(Any, cls), **kwargs, **limits), task, num_envs, threshold, limit)
@@ -153,13 +152,6 @@ def _entry_point_refusal(registered: Any, config: EnvConfig, kwargs: Mapping[str
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return f"its entry point takes no {', '.join(unknown)}"
     return None
-
-
-def _refuse_groups(config: EnvConfig, reason: str) -> None:
-    """Refuse settings that choose groups of observations."""
-    for name in GROUPS:
-        if getattr(config, name):
-            raise no_groups(getattr(config, name), reason, name)
 
 
 def _number(threshold: float | None) -> float | None:

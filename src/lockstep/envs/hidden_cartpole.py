@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from lockstep.envs.numpy_env import NumpyEnv
-from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.envs.numpy_env import NumpyEnv, numpy_spec
+from lockstep.envs.spec import ActionSpec
 
 _GRAVITY = 9.8
 _CART_MASS, _POLE_MASS = 1.0, 0.1
@@ -32,11 +32,9 @@ class HiddenCartpole(NumpyEnv):
 
     def __init__(self, num_envs: int, *, max_episode_steps: int = 500) -> None:
         """`max_episode_steps` is also the largest return."""
-        spec = EnvSpec(
+        spec = numpy_spec(
             observation_size=2,
             action=ActionSpec("discrete", (2,)),
-            autoreset="same_step",
-            separately_seedable=False,
             reward_threshold=0.95 * max_episode_steps,
             max_episode_steps=max_episode_steps,
         )

@@ -2,12 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
+
+numpy_spec = partial(EnvSpec, autoreset="same_step", separately_seedable=False)
+"""The spec of a `NumpyEnv`."""
 
 
 class NumpyEnv(ABC):

@@ -10,12 +10,12 @@ import numpy as np
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs.adapters import config_errors, describe
-from lockstep.envs.groups import no_groups
+from lockstep.envs.groups import refuse_groups
 from lockstep.envs.load import near
 from lockstep.envs.spaces import Convert, action_spec, flat_space, flatten_observation, image_shape, restore_action
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.state import has_state_methods
-from lockstep.envs.vector import GROUPS, Step, VectorEnv, refuse_unknown_kwargs
+from lockstep.envs.vector import Step, VectorEnv, refuse_unknown_kwargs
 from lockstep.errors import ConfigError, RunError
 
 PACKAGES = {"pettingzoo": "pip install 'lockstep-rl[pettingzoo]'", "mpe2": "pip install mpe2"}
@@ -69,9 +69,7 @@ def is_parallel_env(cls: type) -> bool:
 
 def adapt(creator: Callable[..., Any], task: str, config: EnvConfig, num_envs: int, *, render: bool) -> "ParallelEnvs":
     """The environments that `creator` makes, with at least `num_envs` agents."""
-    for name in GROUPS:
-        if getattr(config, name):
-            raise no_groups(getattr(config, name), "tasks of PettingZoo are not divided into groups", name)
+    refuse_groups(config, "tasks of PettingZoo are not divided into groups")
     for name, value in (("wrappers", list(config.wrappers)), ("vectorization", config.vectorization)):
         if value not in ([], "auto", "sync"):
             raise ConfigError(

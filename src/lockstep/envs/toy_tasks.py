@@ -4,8 +4,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from lockstep.envs.numpy_env import NumpyEnv
-from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.envs.numpy_env import NumpyEnv, numpy_spec
+from lockstep.envs.spec import ActionSpec
 from lockstep.errors import ConfigError
 
 
@@ -22,11 +22,9 @@ class Corridor(NumpyEnv):
         """A corridor of `length` cells; `max_episode_steps` is by default 4 times the length."""
         if length < 2:
             raise ConfigError(f"env.kwargs length={length} must be at least 2")
-        spec = EnvSpec(
+        spec = numpy_spec(
             observation_size=length,
             action=ActionSpec("discrete", (2,)),
-            autoreset="same_step",
-            separately_seedable=False,
             reward_threshold=round(1 - 0.01 * (length + 1), 4),  # two steps more than the longest direct walk needs
             max_episode_steps=4 * length if max_episode_steps is None else max_episode_steps,
         )
@@ -62,11 +60,9 @@ class Reach(NumpyEnv):
         """A space of `dims` dimensions."""
         if dims < 1:
             raise ConfigError(f"env.kwargs dims={dims} must be at least 1")
-        spec = EnvSpec(
+        spec = numpy_spec(
             observation_size=2 * dims,
             action=ActionSpec("continuous", (dims,), (-1.0,) * dims, (1.0,) * dims),
-            autoreset="same_step",
-            separately_seedable=False,
             # Going straight at full speed returns -2.9 on a line and -5.3 in the plane.
             reward_threshold={1: -4.0, 2: -7.0}.get(dims),
             max_episode_steps=max_episode_steps,
@@ -101,11 +97,9 @@ class Match(NumpyEnv):
         """`components` symbols with `choices` values each."""
         if components < 1 or choices < 2:
             raise ConfigError(f"env.kwargs components={components}, choices={choices} must be at least 1 and 2")
-        spec = EnvSpec(
+        spec = numpy_spec(
             observation_size=components * choices,
             action=ActionSpec("multi_discrete", (choices,) * components),
-            autoreset="same_step",
-            separately_seedable=False,
             reward_threshold=0.95 * max_episode_steps,
             max_episode_steps=max_episode_steps,
         )
@@ -140,11 +134,9 @@ class RememberCue(NumpyEnv):
         """`cues` symbols, `delay` steps between symbol and question; a lower limit ends before the question."""
         if cues < 2 or delay < 0:
             raise ConfigError(f"env.kwargs cues={cues}, delay={delay} must be at least 2 and 0")
-        spec = EnvSpec(
+        spec = numpy_spec(
             observation_size=cues + 1,
             action=ActionSpec("discrete", (cues,)),
-            autoreset="same_step",
-            separately_seedable=False,
             reward_threshold=0.95,
             max_episode_steps=delay + 2 if max_episode_steps is None else max_episode_steps,
         )

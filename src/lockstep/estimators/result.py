@@ -1,11 +1,12 @@
 """Estimates as a text for the user, and as a line of metrics."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lockstep.estimators.importance import DECISION, TRAJECTORY
 from lockstep.estimators.recommendation import compared, short, with_interval
+from lockstep.record.console import aligned
 
 ESTIMATES_FILE = "estimates.json"
 """The file name in a run directory."""
@@ -72,7 +73,7 @@ def _table(column: str, logged: Mapping[str, Any], found: Mapping[str, Any]) -> 
         yield title
         rows = [["", "value", "low", "high", "normalized"], ["logged", *_cells(logged[base])]]
         rows += [[short(name), *_cells(found[name])] for name in names if name in found]
-        yield from _aligned(rows)
+        yield from aligned(rows)
         for name in names:
             if name in found and "bias" in found[name]:
                 bias, missing = found[name]["bias"], found[name]["missing_weight"]
@@ -82,11 +83,3 @@ def _table(column: str, logged: Mapping[str, Any], found: Mapping[str, Any]) -> 
 
 def _cells(one: Mapping[str, Any]) -> list[str]:
     return ["-" if one.get(name) is None else f"{one[name]:.5g}" for name in ("value", "low", "high", "normalized")]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns in line: the first to the left, numbers to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        yield "  " + "  ".join(cells).rstrip()

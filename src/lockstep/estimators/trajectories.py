@@ -110,13 +110,8 @@ class Sums:
         return cls(**named)
 
     def to_dict(self) -> dict[str, Any]:
-        """Arrays and flags by name."""
+        """Arrays and flags by name, for `Sums(**data)`."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "Sums":
-        """From the result of `to_dict`."""
-        return cls(**data)
 
 
 def discounts(offsets: Ints, gamma: float, elapsed: Floats | None = None) -> Floats:

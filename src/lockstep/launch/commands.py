@@ -115,13 +115,12 @@ def _start(
     environment = {"PYTHONPATH": search_path(), "LOCKSTEP_START_RECORD": str(record), **(given or {})}
     try:
         if nodes.maximum == 1:
-            again = Restarts(maximum=restarts)
             return launch(
                 command,
                 ranks=nodes.nproc,
                 run_dir=log_dir,
                 environment=environment,
-                restarts=again,
+                restarts=Restarts(maximum=restarts),
                 ml_framework=ml_framework,
             )
         from lockstep.launch.multi_node import launch_on_nodes

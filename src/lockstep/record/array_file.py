@@ -1,6 +1,5 @@
 """Write named arrays as a safetensors file, atomically. Reading one runs no code from it."""
 
-import contextlib
 import json
 import sys
 from collections.abc import Mapping
@@ -9,25 +8,22 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
+from safetensors.numpy import save  # pyright: ignore[reportUnknownVariableType]
 
 from lockstep.errors import RunError
+from lockstep.system.files import write_atomically
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
     """Write the arrays, by name, to a safetensors file, with `about` (JSON-able) as its metadata.
 
-    The file is written under another name, then renamed. Raises `RunError` if it cannot be written.
+    Raises `RunError` if it cannot be written.
     """
-    beside = path.with_name(f".{path.name}")
     held = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(held, beside, metadata={"lockstep": json.dumps(about)})
-        beside.replace(path)
+        write_atomically(path, save(held, metadata={"lockstep": json.dumps(about)}))
     except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
         raise RunError(f"{path} could not be written: {error}") from error
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,10 @@ def record_failure(run_dir: Path, *, rank: int, message: str, code: int, phase: 
     text = json.dumps({"rank": rank, "code": code, "message": message, "phase": phase}) + "\n"
     try:
         path.parent.mkdir(exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
     except OSError:
         return False
-    try:
-        os.write(descriptor, text.encode())
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
     return True
 
 

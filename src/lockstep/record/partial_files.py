@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-_TEMPORARY = re.compile(r"\..+\.(\d+|safetensors)")  # .NAME.PID, .policy.safetensors: renamed when complete
+_TEMPORARY = re.compile(r"\..+\.\d+")  # .NAME.PID, renamed when complete
 _STACK = re.compile(r"rank_\d+\.stack")
 _PARTIAL_CHECKPOINT = ".step_"
 
@@ -36,19 +36,15 @@ def remove_results(run_dir: Path) -> None:
 
 
 def _count_lines(entry: os.DirEntry[str]) -> int:
-    try:
-        with open(entry.path, "rb") as file:
-            return file.read(1 << 12).count(b"\n")
-    except OSError:
-        return 0
+    with contextlib.suppress(OSError), open(entry.path, "rb") as file:
+        return file.read(1 << 12).count(b"\n")
+    return 0
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(directory) as found:
-            return list(found)
-    except OSError:
-        return []
+    with contextlib.suppress(OSError), os.scandir(directory) as found:
+        return list(found)
+    return []
 
 
 def _remove(entry: os.DirEntry[str]) -> None:

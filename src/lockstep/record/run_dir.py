@@ -142,14 +142,14 @@ class RunDir:
         self.close()
 
 
-def lock_run_dir(run_dir: Path) -> int:
+def lock_run_dir(run_dir: Path, what: str = "trains this run", timeout_s: float = _LOCK_TIMEOUT_S) -> int:
     """Lock the run, so that no other process continues it; returns a descriptor that holds the lock until it is closed.
 
     Raises:
-        ConfigError: another process holds the lock.
+        ConfigError: another process holds the lock; names `what` that does.
     """
     descriptor = os.open(run_dir, os.O_RDONLY | os.O_CLOEXEC)
-    until = time.monotonic() + _LOCK_TIMEOUT_S
+    until = time.monotonic() + timeout_s
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -157,7 +157,7 @@ def lock_run_dir(run_dir: Path) -> int:
             if time.monotonic() > until:
                 os.close(descriptor)
                 raise ConfigError(
-                    f"run_dir={run_dir} is in use: another process trains this run; wait for its end, or stop it"
+                    f"run_dir={run_dir} is in use: another process {what}; wait for its end, or stop it"
                 ) from None
             time.sleep(0.1)
         except OSError:  # a file system without locks

@@ -1,6 +1,6 @@
 """Videos of episodes as GIF, which every browser shows without a codec."""
 
-import os
+import io
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 from lockstep.errors import RunError
+from lockstep.system.files import write_atomically
 
 MAX_FRAMES = 3000
 """Longer episodes are cut: at 15 frames per second this is more than three minutes, and some megabytes."""
@@ -21,16 +22,12 @@ def write_gif(path: Path, frames: Iterable[np.ndarray], frames_per_second: float
     """
     pictures = (_picture(frame) for _, frame in zip(range(MAX_FRAMES), frames, strict=False))
     first = next(pictures)
-    part = path.with_name(f".{path.name}.part")
+    content = io.BytesIO()
     duration = max(round(1000 / frames_per_second), 20)  # many viewers slow down what is shorter
     try:
+        first.save(content, "GIF", save_all=True, append_images=pictures, duration=duration, loop=0)
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with part.open("wb") as file:
-                first.save(file, "GIF", save_all=True, append_images=pictures, duration=duration, loop=0)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        write_atomically(path, content.getvalue())
     except OSError as error:
         raise RunError(f"the video {path} could not be written: {error.strerror or error}") from error
 

@@ -39,14 +39,11 @@ def processor() -> str:
 
 def _quota() -> float | None:
     """CPU quota of the control group in processors; None if unlimited or unknown."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
+    with contextlib.suppress(OSError, ValueError):
         folder = Path("/sys/fs/cgroup/cpu")
         limit, period = int((folder / "cpu.cfs_quota_us").read_text()), int((folder / "cpu.cfs_period_us").read_text())
         return limit / period if limit > 0 else None
-    except (OSError, ValueError):
-        return None
+    return None

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+from importlib.metadata import version
 from typing import Any
 
 from lockstep.errors import ConfigError
@@ -38,9 +39,8 @@ def _settings(agent: Any) -> dict[str, Any]:
     if isinstance(agent, dict):
         return dict(agent)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     utils: Any = importlib.import_module("isaaclab_rl.rsl_rl")
-    library: Any = importlib.import_module("importlib.metadata")
     configs: Any = importlib.import_module("isaaclab.utils")
-    return configs.to_dict(utils.handle_deprecated_rsl_rl_cfg(agent, library.version("rsl-rl-lib")))
+    return configs.to_dict(utils.handle_deprecated_rsl_rl_cfg(agent, version("rsl-rl-lib")))
 
 
 def _runner_class(base: Any, run: LibraryRun) -> Any:

@@ -120,7 +120,7 @@ def test_parts_joined_are_the_whole():
         )
 
     parts = [summed(part(0, 1), (1,), (2.0, 2.0)), summed(part(1, 4), (1, 1, 1), (2.0, 2.0))]
-    joined = Sums.joined([Sums.from_dict(one.to_dict()) for one in parts])
+    joined = Sums.joined([Sums(**one.to_dict()) for one in parts])
     assert joined.has_ratio
     for name, value in whole.to_dict().items():
         assert np.asarray(getattr(joined, name)) == pytest.approx(np.asarray(value)), name

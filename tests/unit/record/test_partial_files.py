@@ -14,7 +14,7 @@ def test_half_written_goes_and_whole_stays(tmp_path):
     for name in ("checkpoints/step_10", "checkpoints/.step_20", "checkpoints/.step_20/deep", "logs"):
         (tmp_path / name).mkdir(parents=True)
     whole = ["run.yaml", ".mine", ".mine.yaml", "policy.safetensors", "checkpoints/LATEST", "checkpoints/step_10/a"]
-    half = [".summary.json.123", ".policy.safetensors", "checkpoints/.LATEST.9", "checkpoints/.step_20/deep/b"]
+    half = [".summary.json.123", ".policy.safetensors.123", "checkpoints/.LATEST.9", "checkpoints/.step_20/deep/b"]
     for name in whole + half:
         (tmp_path / name).write_text("")
     (tmp_path / "logs" / "rank_0.stack").write_text("process 1, rank 0\n")

@@ -15,7 +15,7 @@ from lockstep.cli.report.scale_table import SCALE_FILE, cores_warning, text_of
 from lockstep.cli.request import checked, online_run, requested_run
 from lockstep.cli.scale.plan import FEWEST_UPDATES, Job, Plan, check_plan, parse_modes, parse_ranks, run_of
 from lockstep.cli.scale.results import results
-from lockstep.cli.sweep.folder import failure_reason, lock_folder
+from lockstep.cli.sweep.folder import failure_reason
 from lockstep.cli.sweep.processes import start_run
 from lockstep.cli.sweep.sweep_file import parse_seeds
 from lockstep.config import settings
@@ -25,7 +25,7 @@ from lockstep.launch.signals import caught_signals
 from lockstep.launch.train_ranks import PROGRAM
 from lockstep.launch.world_checks import check_no_launcher
 from lockstep.record.follow import read_json
-from lockstep.record.run_dir import SUMMARY_FILE, RunDir
+from lockstep.record.run_dir import SUMMARY_FILE, RunDir, lock_run_dir
 from lockstep.record.run_status import COMPLETE, is_running
 from lockstep.run import Run, dump, load
 from lockstep.system.cores import usable_cores
@@ -124,7 +124,7 @@ def _measure(folder: Path, plan: Plan, run: Run) -> int:
     print(f"{run.task}: {run.algo}, {len(jobs)} runs, one at a time; directory {os.path.relpath(folder)}", flush=True)
     if warning := cores_warning({"plan": plan.tree(), "cores": cores}):
         print(warning, flush=True)
-    lock = lock_folder(folder, "measures scaling here")
+    lock = lock_run_dir(folder, "measures scaling here", timeout_s=0.0)
     stopped_by = 0
     try:
         for i, job in enumerate(jobs, 1):

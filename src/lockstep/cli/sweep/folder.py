@@ -10,7 +10,6 @@
 | `results.json` | scores of all runs, and their aggregates |
 """
 
-import fcntl
 import json
 import os
 import time
@@ -24,7 +23,7 @@ from lockstep.launch.signals import signal_name
 from lockstep.record.failure import read_failure
 from lockstep.record.follow import JsonLinesFollower, read_end, read_json
 from lockstep.record.partial_files import remove_partial_files
-from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, SWEEP_FILE
+from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, SWEEP_FILE, lock_run_dir
 from lockstep.record.run_status import COMPLETE, is_running
 from lockstep.system.files import write_atomically
 
@@ -54,7 +53,7 @@ class SweepFolder:
             raise ConfigError(f"run_dir={path} already holds files and no sweep; choose another with --run-dir")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = lock_folder(path)
+            self._lock = lock_run_dir(path, "runs this sweep", timeout_s=0.0)
             write_atomically(path / SWEEP_FILE, dump_sweep(sweep))
         except OSError as error:
             raise ConfigError(
@@ -156,23 +155,6 @@ def failure_reason(run_dir: Path, log: Path, code: int) -> str:
         found = f"ended by {signal_name(-code)}"
     found = found or _last_error(log) or f"exit code {code}; see {log}"
     return " ".join(str(found).removeprefix(_ERROR).split())
-
-
-def lock_folder(path: Path, what: str = "runs this sweep") -> int:
-    """Lock a directory for one process, and return the descriptor that holds the lock.
-
-    Raises:
-        ConfigError: another process has it; names `what` that does.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise ConfigError(f"run_dir={path} is in use: another process {what}; wait for its end, or stop it") from None
-    except OSError:  # a file system without locks
-        pass
-    return descriptor
 
 
 def _difference(before: "AnyRun", now: "AnyRun") -> str:

@@ -3,8 +3,9 @@
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
+from lockstep.config.settings import leaves
 from lockstep.errors import ConfigError
 
 
@@ -30,7 +31,7 @@ class AgentReader:
 
     def __init__(self, library: str, config: Mapping[str, Any]) -> None:
         self._library = library
-        self._left = dict(_leaves(config))
+        self._left = leaves(config)
         self._settings: dict[str, Any] = {}
         self._no_effect: dict[str, str] = {}
         self._differences: list[str] = []
@@ -92,14 +93,3 @@ class AgentReader:
         for name, value in self._left.items():
             raise self.refusal(name, value, "Lockstep does not know this key")
         return AgentSettings(settings=self._settings, no_effect=self._no_effect, differences=tuple(self._differences))
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values by dotted name. An empty mapping is a value that was left out."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            found |= _leaves(cast(Mapping[str, Any], value), f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found

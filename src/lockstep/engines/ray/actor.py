@@ -167,17 +167,13 @@ def _environment(child: Child) -> dict[str, str]:
     here = child.rank
     placement = here.placement
     if placement.num_nodes > 1:
-        placement = replace(placement, interface=interface_of(_own_address()))
+        import ray
+
+        placement = replace(placement, interface=interface_of(ray.util.get_node_ip_address()))
     environments = rank_environments(
         here.local_size, here.cpus * here.local_size, given, restarts=here.restarts, placement=placement
     )
     return environments[here.local_rank]
-
-
-def _own_address() -> str:
-    import ray
-
-    return ray.util.get_node_ip_address()
 
 
 @contextlib.contextmanager

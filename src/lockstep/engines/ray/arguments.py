@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import add_flag, node_counts, number, seconds_of
+from lockstep.system.files import read_text
 
 ENGINES = ("ray",)
 STRATEGIES = ("STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD")
@@ -183,12 +184,9 @@ def runtime_env_of(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     if not text.lstrip().startswith("{"):
-        import yaml
+        from lockstep.config import settings
 
-        try:
-            found = yaml.safe_load(Path(text).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"--runtime-env {text} cannot be read: {error}") from None
+        found = settings.parse(read_text(Path(text)), f"--runtime-env {text}")
     else:
         try:
             found = json.loads(text)

@@ -1,7 +1,6 @@
 """Call a tracker from a thread with a bounded queue: it can be down, slow, or raise, and the run goes on."""
 
 import atexit
-import sys
 import threading
 import time
 from collections import deque
@@ -29,11 +28,12 @@ class BackgroundCalls:
     Args:
         name: of the tracker, for warnings.
         first: the first call; after it has failed nothing else is called.
+        warn: prints a warning for the user; called from any thread.
     """
 
-    def __init__(self, name: str, first: Call, warn: Callable[[str], None] | None = None) -> None:
+    def __init__(self, name: str, first: Call, warn: Callable[[str], None]) -> None:
         self._name = name
-        self._warn = warn or _print_warning
+        self._warn = warn
         self._calls: deque[Call] = deque([first])
         self._changed = threading.Condition()
         self._busy = False
@@ -131,7 +131,3 @@ def kill_at_exit(name: str) -> None:
                     child.kill()  # it may ignore SIGTERM while it shuts down
 
     threading.Thread(target=kill, daemon=True).start()
-
-
-def _print_warning(text: str) -> None:
-    print(f"lockstep: warning: {text}", file=sys.stderr, flush=True)

@@ -7,7 +7,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,9 @@ from lockstep.run import AnyRun, to_dict
 from lockstep.system.files import write_atomically
 
 IDS_FILE = "trackers.json"
-_KNOWN: Mapping[str, tuple[str, str]] = {
-    "wandb": ("lockstep.record.trackers.wandb_tracker", "WandbTracker"),
-    "mlflow": ("lockstep.record.trackers.mlflow_tracker", "MlflowTracker"),
+_KNOWN = {
+    "wandb": "lockstep.record.trackers.wandb_tracker:WandbTracker",
+    "mlflow": "lockstep.record.trackers.mlflow_tracker:MlflowTracker",
 }
 _GIT_TIMEOUT_S = 5.0
 
@@ -61,7 +60,7 @@ class Trackers:
         config = settings.leaves(to_dict(run))
         for name in names:
             try:
-                tracker = _load(name)()
+                tracker: Tracker = load_object(_KNOWN.get(name, name), "trackers")()
             except Exception as error:
                 warn(f"trackers={name} cannot be used ({type(error).__name__}: {error}); training goes on without it")
                 continue
@@ -156,10 +155,3 @@ def _git(*arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _load(name: str) -> Callable[[], Tracker]:
-    if name in _KNOWN:
-        module, member = _KNOWN[name]
-        return getattr(import_module(module), member)
-    return load_object(name, "trackers")

@@ -81,7 +81,7 @@ def estimate(
     found: dict[str, Any] = {}
     if comm.world.rank == 0:
         order = sorted(range(comm.world.size), key=lambda rank: (_part(layout, rank), rank))
-        sums = Sums.joined([Sums.from_dict(part) for rank in order for part in gathered[rank]])
+        sums = Sums.joined([Sums(**part) for rank in order for part in gathered[rank]])
         found = {"data": str(dataset.path), "digest": dataset.info.digest, "policy": evaluator.describe()}
         found |= estimates(sums, ("reward", *dataset.info.metrics), shared.statistics, seed=run.seed)
     return Estimates(comm.broadcast_object(found, tag="estimates found"))
