@@ -199,7 +199,7 @@ def amounts_of(work: Work, layout: Layout) -> dict[str, float]:
         raise ConfigError(f"num_shards={num_shards} is fewer than ranks={layout.ranks}")
     shards, turns = math.ceil(num_shards / layout.ranks), layout.turns
     rows = shards * work.num_envs / num_shards * work.num_steps
-    ways, _ = exchange(layout.hosts, work.num_bytes)
+    trips, _ = exchange(layout.hosts, work.num_bytes)
     neighbours, peers = layout.ranks_per_host - 1, layout.hosts - 1
     return {
         "step_call": turns * shards * work.num_steps,
@@ -209,9 +209,9 @@ def amounts_of(work: Work, layout: Layout) -> dict[str, float]:
         "update": turns,
         "local_message": turns * work.messages * (neighbours > 0),
         "local_rank": turns * work.messages * neighbours,
-        "host_message": turns * work.messages * ways,
-        "host_peer": turns * work.messages * ways * peers,
-        "round_trips": work.messages * ways * layout.round_trip_s,
+        "host_message": turns * work.messages * trips,
+        "host_peer": turns * work.messages * trips * peers,
+        "round_trips": work.messages * trips * layout.round_trip_s,
     }
 
 

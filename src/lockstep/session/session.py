@@ -116,7 +116,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         """Connect the ranks and open the run directory; what is open is closed if a step fails."""
         with contextlib.ExitStack() as stack:
             stack.push(self.signals)
-            self._pending_run.start_phase("meeting the other ranks" if self.world.size > 1 else "starting the device")
+            self._pending_run.start_phase("connecting the ranks" if self.world.size > 1 else "starting the device")
             stack.enter_context(self.comm)
             self._pending_run.release_signals()
             self.signals.__enter__()  # until here a signal ends the process: ranks that connect cannot agree on it

@@ -113,14 +113,14 @@ def test_what_takes_long_is_named(here, capsys, monkeypatch):
     monkeypatch.setattr("lockstep.record.pending_run._REPORT_AFTER_S", 0.05)
     pending = PendingRun()
     pending.start_phase("importing torch")
-    pending.start_phase("meeting the other ranks")
+    pending.start_phase("connecting the ranks")
     time.sleep(0.5)
     pending.end_phase()
     pending.start_phase("never said")
     pending.discard()
     time.sleep(0.2)
-    assert capsys.readouterr().out == "meeting the other ranks ...\n"
-    assert pending.printed == ["meeting the other ranks ..."]
+    assert capsys.readouterr().out == "connecting the ranks ...\n"
+    assert pending.printed == ["connecting the ranks ..."]
 
 
 def test_a_directory_is_made_at_once_and_removed_if_the_run_does_not_begin(here):

@@ -83,14 +83,14 @@ def check_next(block: Block, following: _Index, where: Where) -> _Bools:
     return gaps
 
 
-def check_lists(own: Lists, ahead: Lists, following: _Index, where: Where, hashes: Callable[[Any], Words]) -> None:
+def check_lists(own: Lists, next_lists: Lists, following: _Index, where: Where, hashes: Callable[[Any], Words]) -> None:
     """Compare logged possible next actions with the possible actions of the row that follows."""
     at = np.flatnonzero(following >= 0)
-    at = at[(ahead.lengths[at] > 0) & (own.lengths[at + 1] > 0)]
+    at = at[(next_lists.lengths[at] > 0) & (own.lengths[at + 1] > 0)]
     if not at.size:
         return
     lanes = hash_lists(hashes(own.items), own.offsets)
-    differ = at[lanes[0, ahead.index[at]] != lanes[0, own.index[at + 1]]]
+    differ = at[lanes[0, next_lists.index[at]] != lanes[0, own.index[at + 1]]]
     if differ.size:
         raise ConfigError(
             f"{where(int(differ[0]))}: possible_next_actions are not the possible_actions of the row that follows in "

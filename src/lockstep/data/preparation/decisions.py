@@ -171,7 +171,7 @@ def _parametric(block: Block, successors: NextRows, schema: Schema, rows: Index)
     own, index, added, lists = _own_lists(successors.lists, raw, features.ids, block.columns["has_action"], taken)
     next_own = np.full(len(rows), -1, np.int64)
     next_own[follows] = after[follows]
-    ahead = _next_lists(successors, rows, next_own, own, (logged, coming))
+    next_lists = _next_lists(successors, rows, next_own, own, (logged, coming))
     next_action = _take_some(normal, taken + after, follows)
     next_action[logged] = normal[coming:]
     has_next = np.zeros(len(rows), np.uint8)
@@ -184,8 +184,8 @@ def _parametric(block: Block, successors: NextRows, schema: Schema, rows: Index)
         "action_index": index[rows].astype(np.int32),
         "possible_actions": normal.take(own.items[mine], 0),
         "possible_actions_offsets": offsets,
-        "possible_next_actions": normal.take(ahead.items, 0),
-        "possible_next_actions_offsets": ahead.offsets,
+        "possible_next_actions": normal.take(next_lists.items, 0),
+        "possible_next_actions_offsets": next_lists.offsets,
     }
     return columns, added, lists[rows]
 

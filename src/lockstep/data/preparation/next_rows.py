@@ -118,9 +118,9 @@ def next_rows(block: Block, rules: Rules, where: Where, hashes: Callable[[Any], 
     goes_on = np.flatnonzero(following >= 0)
     onward = np.zeros(rows, np.bool_)
     onward[goes_on] = decision[goes_on + 1]
-    own, ahead = lists.lengths > 0, next_lists.lengths > 0
+    has_list, has_next_list = lists.lengths > 0, next_lists.lengths > 0
     ends = decision & ~onward & ~gaps
-    terminal = _terminal(block, rules, ends, (following >= 0, own, ahead))
+    terminal = _terminal(block, rules, ends, (following >= 0, has_list, has_next_list))
     check_marks(columns, onward, where)
     cut = _cut(decision, first, ends, rules.max_episode_steps, where)
     terminal &= ~cut
@@ -144,7 +144,7 @@ def next_rows(block: Block, rules: Rules, where: Where, hashes: Callable[[Any], 
         int(cut.sum()),
         int((decision & ~kept).sum()),
         int(gaps.sum()),
-        int((decision & ~own).sum()),
+        int((decision & ~has_list).sum()),
         np.add.reduceat(decision, begins, dtype=np.int64) if rows else np.zeros(0, np.int64),
     )
 
@@ -164,7 +164,7 @@ def _terminal(block: Block, rules: Rules, ends: Bools, known: tuple[Bools, Bools
     `known`, [n] each: whether a row follows, has possible actions, has possible next actions.
     """
     columns, rows = block.columns, len(block)
-    follows, own, ahead = known
+    follows, has_list, has_next_list = known
     after = np.minimum(np.arange(1, rows + 1), rows - 1)
     absent = np.zeros(rows, np.bool_)
     unknown = np.full(rows, -1, np.int8)
@@ -176,13 +176,13 @@ def _terminal(block: Block, rules: Rules, ends: Bools, known: tuple[Bools, Bools
             marked = (truncated != 1) & ~(follows & (truncated[after] == 1))
         return ends & marked
     marked = {
-        "possible_next_actions": ~ahead,
-        "possible_actions": ~own,
+        "possible_next_actions": ~has_next_list,
+        "possible_actions": ~has_list,
         "next_action": ~columns.get("has_next_action", absent),
         "next_state": ~columns.get("has_next_state", absent),
         "last_row": ~absent,
     }[rules.mark]
-    return ends & np.where(follows, ~own[after], marked)
+    return ends & np.where(follows, ~has_list[after], marked)
 
 
 def _cut(decision: Bools, first: Bools, ends: Bools, limit: int | None, where: Where) -> Bools:
@@ -225,10 +225,10 @@ def _lists(block: Block, rules: Rules) -> tuple[Lists, Lists, int]:
     )
 
 
-def _possible(own: Lists, ahead: Lists, following: Index, shared: int) -> tuple[Index, Index]:
+def _possible(own: Lists, next_lists: Lists, following: Index, shared: int) -> tuple[Index, Index]:
     """Indices of possible actions and possible next actions, with missing ones filled in; -1 where unknown."""
     index = np.where(own.lengths > 0, own.index, -1)
-    next_index = np.where(ahead.lengths > 0, ahead.index, -1)
+    next_index = np.where(next_lists.lengths > 0, next_lists.index, -1)
     at = np.flatnonzero(following >= 0)
     next_index[at] = index[at + 1] = np.where(index[at + 1] < 0, next_index[at], index[at + 1])
     index[index < 0] = shared
