@@ -1,0 +1,299 @@
+"""Every number of docs/results/gpu.md, on one GPU: written after each item, so that a run that is cut off goes on.
+
+    python benchmarks/gpu.py --minutes 8 --out gpu.json
+    python benchmarks/gpu.py --device cpu --scale 0.01 --out cpu.json       # does it run at all
+
+Items are measured in order of value, each in a process of its own. What OUT holds already is skipped, and an item that
+failed is tried again. The page says what each number means.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+TASK = "lockstep/Cartpole-v0"
+LARGE = (4096, 16384)
+PEERS = ("rsl_rl", "skrl", "rl_games")
+NETWORKS = ("ppo_vector", "ppo_pixels", "dqn_pixels", "sac")
+WAYS = ("eager", "captured", "compiled")
+
+
+def main() -> None:
+    """Measure what OUT lacks until the time is up, and print what it holds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--out", type=Path, default=Path("gpu.json"))
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="multiplies the number of environments, rows and steps"
+    )
+    parser.add_argument("--only", nargs="*", metavar="ITEM", help="some of the items, by the beginning of their names")
+    parser.add_argument("--item", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.item:
+        print(json.dumps(ITEMS[args.item](args.device, args.scale)))
+        return
+    deadline = time.monotonic() + 60 * args.minutes
+    found: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
+    for name in ITEMS:
+        wanted = args.only is None or any(name.startswith(beginning) for beginning in args.only)
+        if not wanted or "error" not in found.get(name, {"error": "not measured"}):
+            continue
+        left_s = deadline - time.monotonic()
+        if left_s < 5:
+            print(f"time is up; go on with the same command: {name} is next", flush=True)
+            break
+        found[name] = _measured(name, args, left_s)
+        part = args.out.with_suffix(".part")
+        part.write_text(json.dumps(found, indent=1))
+        part.replace(args.out)
+        print(f"{name}: {json.dumps(found[name])}", flush=True)
+
+
+def _measured(name: str, args: argparse.Namespace, limit_s: float) -> dict[str, Any]:
+    """The result of an item, measured by a process of its own."""
+    command = [sys.executable, __file__, "--item", name, "--device", args.device, "--scale", str(args.scale)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    start = time.monotonic()
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": f"did not end within {limit_s:.0f} s"}
+    if done.returncode:
+        return {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
+    return json.loads(done.stdout.strip().splitlines()[-1]) | {"took_s": round(time.monotonic() - start, 1)}
+
+
+# -- whole runs --------------------------------------------------------------------------------------------------------
+
+
+def _trained(device: str, scale: float, num_envs: int, *settings: str, framework: str = "torch") -> dict[str, Any]:
+    """A run of PPO on `TASK` with the settings of Isaac Lab's cart-pole, in a process as users start it."""
+    num_envs = max(int(num_envs * scale), 64)
+    updates = 150 if scale == 1 else 4
+    words = [sys.executable, "-m", "lockstep", "train", "cartpole_isaac", "--ml-framework", framework]
+    given = (
+        f"num_envs={num_envs}", f"total_steps={num_envs * 16 * updates}", f"device={device}", "num_minibatches=8",
+        "evaluate_every=null", "evaluate_episodes=1", "checkpoint_every=null", "stop_when_solved=false", *settings,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*words, "--run-dir", f"{folder}/run", *(word for one in given for word in ("--set", one))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit((done.stderr.strip().splitlines() or ["lockstep train failed"])[-1])
+        return _facts(Path(folder) / "run", num_envs)
+
+
+def _of_peer(device: str, scale: float, library: str, num_envs: int) -> dict[str, Any]:
+    """The same task trained by another library itself, with its own defaults for it."""
+    if importlib.util.find_spec(library) is None:
+        raise SystemExit(f"{library} is not installed")
+    num_envs = max(int(num_envs * scale), 64)
+    words = [sys.executable, "-m", f"lockstep.workflows.{library}", "--task", TASK, "--num_envs", str(num_envs)]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*words, "--max_iterations", str(150 if scale == 1 else 4), "--device", device]
+        done = subprocess.run([*command, "--run_dir", f"{folder}/run"], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit((done.stderr.strip().splitlines() or ["failed"])[-1])
+        return _facts(Path(folder) / "run", num_envs)
+
+
+def _facts(run_dir: Path, num_envs: int) -> dict[str, Any]:
+    """What the page reports of a run."""
+    summary = json.loads((run_dir / "summary.json").read_text())
+    peak = [rank.get("peak_device_memory") for rank in summary["ranks"]]
+    return {
+        "num_envs": num_envs,
+        "steps_per_second": round(summary["steps_per_second"]),
+        "startup_s": round(summary["startup_s"], 2),
+        "phases_s": {name: round(seconds, 3) for name, seconds in summary["phases_s"].items() if seconds},
+        "peak_device_memory": max((one for one in peak if one), default=None),
+    }
+
+
+# -- one gradient step -------------------------------------------------------------------------------------------------
+
+
+def _gradient_step(device: str, scale: float, network: str, way: str) -> dict[str, Any]:
+    """Microseconds of a gradient step on one minibatch, and its rows."""
+    import torch
+
+    torch.manual_seed(0)
+    rows = {"ppo_vector": 8192, "ppo_pixels": 1024, "dqn_pixels": 32, "sac": 256}[network]
+    rows = max(int(rows * scale), 8)
+    step = _step_of(network, rows, device, compiled=way == "compiled", captured=way == "captured")
+    first = time.perf_counter()
+    for _ in range(5):
+        step()
+    _synchronize(device)
+    ready_s = time.perf_counter() - first
+    took: list[float] = []
+    for _ in range(3):
+        count, start = max(int(300 * scale), 3), time.perf_counter()
+        for _ in range(count):
+            step()
+        _synchronize(device)
+        took.append((time.perf_counter() - start) / count)
+    return {"rows": rows, "microseconds": round(1e6 * min(took), 1), "first_five_s": round(ready_s, 2)}
+
+
+def _step_of(network: str, rows: int, device: str, *, compiled: bool, captured: bool) -> Callable[[], object]:
+    """A function that takes a gradient step on the same minibatch each time."""
+    from lockstep.algorithms.dqn import DQNConfig
+    from lockstep.algorithms.ppo import PPOConfig
+    from lockstep.algorithms.sac import SACConfig
+    from lockstep.envs.spec import ActionSpec, EnvSpec
+    from lockstep.run import NetworkConfig, Run
+    from lockstep.torch.batch import Batch
+    from lockstep.torch.comm import Comm
+    from lockstep.torch.continuous_policy import ContinuousPolicy
+    from lockstep.torch.dqn import DQN
+    from lockstep.torch.networks import Policy
+    from lockstep.torch.ppo import PPO
+    from lockstep.torch.q_networks import QPolicy
+    from lockstep.torch.sac import SAC
+    from lockstep.torch.transitions import TransitionBatch
+    from lockstep.world import World
+
+    comm = Comm(World(), device=device)
+    both: dict[str, Any] = {"task": "t", "compile": compiled, "capture": captured, "non_finite": "skip"}
+    image = (4, 84, 84)
+    discrete = EnvSpec(4 * 84 * 84, ActionSpec("discrete", (6,)), "same_step", True, image=image, frames=4)
+    continuous = EnvSpec(48, ActionSpec("continuous", (12,), (-1.0,) * 12, (1.0,) * 12), "same_step", True)
+    if network.startswith("ppo"):
+        spec = continuous if network == "ppo_vector" else discrete
+        hidden = NetworkConfig(hidden=(256, 128, 64)) if network == "ppo_vector" else NetworkConfig()
+        run = Run(**both, num_envs=rows, network=hidden, algorithm=PPOConfig(num_steps=1, num_minibatches=1))
+        ppo = PPO(run, Policy(spec, hidden, seed=0).to(comm.device), comm)
+        batch = Batch.blank(spec, rows, comm.device)
+        batch.weight.fill_(1.0)
+        return lambda: ppo._step([batch])
+    replay: dict[str, Any] = {"batch_size": rows, "capacity": 1024, "learning_starts": 0}
+    if network == "sac":
+        hidden = NetworkConfig(hidden=(256, 256))
+        run = Run(**both, algo="sac", num_envs=8, network=hidden, algorithm=SACConfig(**replay))
+        sac = SAC(run, ContinuousPolicy(continuous, hidden, run.algorithm, seed=0).to(comm.device), comm)
+        transitions = TransitionBatch.blank(continuous, rows, comm.device, num_actions=2)
+        transitions.weight.fill_(1.0)
+        return lambda: sac._take_step([transitions], True)
+    run = Run(**both, algo="dqn", num_envs=8, algorithm=DQNConfig(**replay))
+    dqn = DQN(run, QPolicy(discrete, run.network, run.algorithm, seed=0).to(comm.device), comm)
+    transitions = TransitionBatch.blank(discrete, rows, comm.device)
+    transitions.weight.fill_(1.0)
+    return lambda: dqn._take_step([transitions])
+
+
+def _offline_dqn(device: str, scale: float, way: str) -> dict[str, Any]:
+    """Rows per second of Q-learning from logs: rows of the host, 32 numbers and 8 actions, minibatches of 4096."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    import made_data
+    from lockstep.algorithms.offline import OfflineDQNConfig
+    from lockstep.data.dataset import Dataset
+    from lockstep.record.progress import Progress
+    from lockstep.run import OfflineRun, ScoreNetworkConfig
+    from lockstep.torch.comm import Comm
+    from lockstep.torch.offline.dqn import OfflineDQN
+    from lockstep.world import World
+    from logged_policies import policy_for
+
+    size = max(int(4096 * scale), 16)
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = Dataset.open(made_data.discrete(Path(folder) / "data", 16 * size))
+        run = OfflineRun(
+            data="made", algo="dqn", network=ScoreNetworkConfig(hidden=(256, 128)), capture=way == "captured",
+            compile=way == "compiled", algorithm=OfflineDQNConfig(batch_size=size),
+        )  # fmt: skip
+        comm = Comm(World(), device=device)
+        learner = OfflineDQN(run, policy_for(run, dataset).to(comm.device), comm, dataset.rows)
+        parts = [[dataset.rows(np.arange(i * size, (i + 1) * size))] for i in range(16)]
+        steps = max(int(320 * scale), 16)
+        progress = Progress(10 * steps * size)
+        for i in range(8):
+            learner.update(parts[i], np.zeros((1, 1)), progress)
+        _synchronize(device)
+        start = time.perf_counter()
+        for i in range(steps):
+            learner.update(parts[i % 16], np.zeros((1, 1)), progress)
+        _synchronize(device)
+        return {"rows_per_second": round(steps * size / (time.perf_counter() - start)), "batch_size": size}
+
+
+# -- the machine -------------------------------------------------------------------------------------------------------
+
+
+def _machine(device: str, scale: float) -> dict[str, Any]:
+    """What the numbers were measured on."""
+    import torch
+
+    cuda: Any = torch.version.cuda  # pyright: ignore[reportUnknownMemberType]
+    name = torch.cuda.get_device_name(0) if device == "cuda" else platform.processor() or platform.machine()
+    packages = {library: bool(importlib.util.find_spec(library)) for library in ("jax", *PEERS)}
+    return {
+        "device": name, "torch": torch.__version__, "cuda": cuda, "python": platform.python_version(),
+        "cores": len(os.sched_getaffinity(0)), "installed": packages, "scale": scale,
+    }  # fmt: skip
+
+
+def _copy(device: str, scale: float) -> dict[str, Any]:
+    """Gigabytes per second between host and device, from ordinary and from page-locked memory."""
+    from lockstep.torch.transfer import copy_rates
+
+    return copy_rates(device, max(int((256 << 20) * scale), 1 << 16))
+
+
+def _all_reduce(device: str, scale: float) -> dict[str, Any]:
+    """Microseconds of an all-reduce between two ranks, by number of float32 values."""
+    import torch
+
+    from lockstep.cli.doctor import measure_all_reduce
+    from lockstep.launch.local import spawn
+
+    where = "cuda" if device == "cuda" and torch.cuda.device_count() > 1 else "cpu"
+    (first, *_) = spawn(measure_all_reduce, 2, (where, (1_000, 1_000_000), max(int(50 * scale), 3)), timeout_s=120.0)
+    seconds = {size: round(1e6 * took, 1) for size, took in first["seconds"].items()}
+    return {"backend": first["backend"], "device": where, "microseconds": seconds}
+
+
+def _synchronize(device: str) -> None:
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _items() -> dict[str, Callable[[str, float], dict[str, Any]]]:
+    """All items by name, the most valuable first."""
+    items: dict[str, Callable[[str, float], dict[str, Any]]] = {"machine": _machine}
+    for size in LARGE:
+        for way, settings in (("eager", ()), ("captured", ("capture=true",))):
+            items[f"cartpole/{size}/torch/{way}"] = lambda d, s, n=size, w=settings: _trained(d, s, n, *w)
+        items[f"cartpole/{size}/jax"] = lambda d, s, n=size: _trained(d, s, n, framework="jax")
+    for way in WAYS[:2]:
+        for network in NETWORKS:
+            items[f"gradient_step/{network}/{way}"] = lambda d, s, n=network, w=way: _gradient_step(d, s, n, w)
+        items[f"offline_dqn/{way}"] = lambda d, s, w=way: _offline_dqn(d, s, w)
+    items |= {"copy": _copy, "all_reduce": _all_reduce}
+    for library in PEERS:
+        for size in LARGE:
+            items[f"cartpole/{size}/{library}"] = lambda d, s, n=size, p=library: _of_peer(d, s, p, n)
+    for network in NETWORKS:  # compiling takes a minute
+        items[f"gradient_step/{network}/compiled"] = lambda d, s, n=network: _gradient_step(d, s, n, "compiled")
+    return items
+
+
+ITEMS = _items()
+
+if __name__ == "__main__":
+    main()
