@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lockstep.cli import doctor
 from small_learners import STATED_WAITS, make, values
 
 pytestmark = pytest.mark.gpu
@@ -115,6 +116,15 @@ def test_captured_run_trains_and_repeats_itself(tmp_path):
     first = train(tmp_path / "a", "--set", "num_shards=2", "--set", "capture=true")
     second = train(tmp_path / "b", "--set", "num_shards=2", "--set", "capture=true")
     assert first["params_fingerprint"] == second["params_fingerprint"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_doctor_measures_the_gpu(capsys):
+    assert doctor.examine(2) == 0
+    printed = capsys.readouterr().out
+    assert torch.cuda.get_device_name(0) in printed
+    assert "NVIDIA driver" in printed
+    assert "from page-locked memory" in printed
 
 
 def function_at(path, line):

@@ -20,6 +20,8 @@ from lockstep.system.cores import usable_cores
 from lockstep.system.memory import usable_memory
 
 _SIZES = (1_000, 100_000, 1_000_000)  # float32 numbers: a small policy, a large one, a convolutional network
+_COPIED = 64 << 20
+"""Bytes of the copies between the host and a GPU."""
 _CUDA_JAX = "pip install 'jax[cuda13]' or 'jax[cuda12]', whichever your driver has"
 _OPTIONAL = {  # import name: (distribution, purpose, how to install it)
     "torch": ("torch", "the PyTorch backend", "pip install 'lockstep-rl[torch]'"),
@@ -125,6 +127,8 @@ def _machine() -> Iterator[str]:
 def _devices() -> Iterator[str]:
     if not gpus.nvidia_gpu_present():
         yield "no NVIDIA GPU: ranks compute on the CPU"
+    elif driver := gpus.driver_version():
+        yield f"NVIDIA driver {driver}"
     for framework, lines in (("torch", _torch_devices), ("jax", _jax_devices)):
         if find_spec(framework) is not None:
             yield from lines()
@@ -163,16 +167,46 @@ def _torch_devices() -> Iterator[str]:
 
     cuda: Any = torch.version.cuda  # pyright: ignore[reportUnknownMemberType]
     yield f"torch {torch.__version__} ({f'CUDA {cuda}' if cuda else 'CPU build'})"
-    torch_cuda: Any = torch.cuda
-    for index in range(torch_cuda.device_count() if torch_cuda.is_available() else 0):
-        properties = torch_cuda.get_device_properties(index)
-        yield f"cuda:{index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    yield from _torch_gpus()
     if warning := gpus.cpu_only_torch():
         yield f"WARNING: {warning}"
     available = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "mpi": dist.is_mpi_available()}
     yield "torch backends: " + ", ".join(
         name if have else f"{name} (not in this torch)" for name, have in available.items()
     )
+
+
+def _torch_gpus() -> Iterator[str]:
+    """The GPUs that torch sees, which of them reach each other's memory, and a measured copy to each."""
+    import torch
+    import torch.distributed as dist
+
+    from lockstep.torch.transfer import copy_rates
+
+    cuda: Any = torch.cuda
+    count: int = cuda.device_count() if cuda.is_available() else 0
+    for index in range(count):
+        properties = cuda.get_device_properties(index)
+        yield f"cuda:{index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+        try:
+            rates = copy_rates(f"cuda:{index}", _COPIED)
+        except RuntimeError as error:  # its memory is in use, or the driver does not fit
+            yield f"WARNING: cuda:{index} cannot be used: {str(error).splitlines()[0]}"
+            continue
+        yield (
+            f"cuda:{index}: copies of {_COPIED >> 20} MiB at {rates['to_device']:.1f} GB/s from the host, "
+            f"{rates['to_device_page_locked']:.1f} from page-locked memory, {rates['to_host']:.1f} to the host"
+        )
+    apart = [
+        f"{one}-{other}"
+        for one in range(count)
+        for other in range(one + 1, count)
+        if not cuda.can_device_access_peer(one, other)
+    ]
+    if count > 1:
+        yield "peer access: " + (f"all but {', '.join(apart)}, which copy through the host" if apart else "all GPUs")
+    if count and dist.is_nccl_available():
+        yield f"nccl {'.'.join(str(part) for part in cuda.nccl.version())}"
 
 
 def _packages() -> Iterator[str]:

@@ -11,9 +11,18 @@ from typing import Any
 _CUDA_TORCH = "install a CUDA build instead; https://pytorch.org/get-started/locally has the command for your driver"
 
 
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
 def nvidia_gpu_present() -> bool:
     """Whether this machine has an NVIDIA GPU; imports no framework."""
-    return any(Path(path).exists() for path in ("/dev/nvidia0", "/proc/driver/nvidia/version"))
+    return Path("/dev/nvidia0").exists() or _DRIVER.exists()
+
+
+def driver_version() -> str | None:
+    """The version of NVIDIA's driver, as `560.35.03`; None where the system does not show it."""
+    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _DRIVER.read_text()) if _DRIVER.exists() else None
+    return found[0] if found else None
 
 
 def visible_gpus(framework: str = "torch") -> int:

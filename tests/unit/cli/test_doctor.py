@@ -3,6 +3,7 @@
 import builtins
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -88,3 +89,53 @@ def test_reports_whether_sums_are_computed_in_c(found, told, monkeypatch, capsys
     monkeypatch.setattr(native, "library", lambda: found)
     assert doctor.examine(2) == 0
     assert f"shared memory, {told}" in capsys.readouterr().out.replace("sums in Python, 2 to 3 times the delay: ", "")
+
+
+@pytest.fixture
+def pretended_gpus(monkeypatch, tmp_path):
+    """Three GPUs, of which the last one reaches no other and has no memory left."""
+    import torch
+    import torch.distributed as dist
+
+    from lockstep.torch import transfer
+
+    def rates(device, num_bytes):
+        if device == "cuda:2":
+            raise RuntimeError("CUDA error: out of memory\nMore of it.")
+        return {"to_device": 6.04, "to_device_page_locked": 24.5, "to_host": 5.9}
+
+    driver = tmp_path / "version"
+    driver.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build  (x)\nGCC 12.2.0\n"
+    )
+    monkeypatch.setattr(gpus, "_DRIVER", driver)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    gpu = SimpleNamespace(name="Pretended GPU", total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: other != 2)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(transfer, "copy_rates", rates)
+
+
+def test_gpus_have_driver_copies_peers_and_nccl(pretended_gpus):
+    lines = [*doctor._devices()]
+    assert lines[0] == "NVIDIA driver 560.35.03"
+    assert [line for line in lines if line.startswith(("cuda", "WARNING: cuda", "peer", "nccl"))] == [
+        "cuda:0: Pretended GPU, 80 GiB",
+        "cuda:0: copies of 64 MiB at 6.0 GB/s from the host, 24.5 from page-locked memory, 5.9 to the host",
+        "cuda:1: Pretended GPU, 80 GiB",
+        "cuda:1: copies of 64 MiB at 6.0 GB/s from the host, 24.5 from page-locked memory, 5.9 to the host",
+        "cuda:2: Pretended GPU, 80 GiB",
+        "WARNING: cuda:2 cannot be used: CUDA error: out of memory",
+        "peer access: all but 0-2, 1-2, which copy through the host",
+        "nccl 2.27.5",
+    ]
+
+
+def test_copy_rates_of_a_cpu_are_measured():
+    from lockstep.torch.transfer import copy_rates
+
+    rates = copy_rates("cpu", 1 << 16, repeats=2)
+    assert set(rates) == {"to_device", "to_host"} and min(rates.values()) > 0
