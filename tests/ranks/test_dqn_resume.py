@@ -66,7 +66,8 @@ def test_without_the_replay_in_its_checkpoint_it_fills_a_new_one_before_it_learn
     assert [one.error for one in told] == ["", ""]
     begun = int(told[0].summary["resumed_from"].rpartition("_")[2])
     sizes = {line["step"]: line["replay/size"] for line in lines(str(folder))}
-    assert sizes[begun] > 300 and sizes[begun + 32] <= 32, f"the replay did not begin anew: {sizes}"
+    # Which checkpoint is the last depends on the disk.
+    assert sizes[begun] > 64 and sizes[begun + 32] <= 32, f"the replay buffer was not emptied: {sizes}"
     learned = [line["step"] for line in lines(str(folder)) if "loss/value" in line and line["step"] > begun]
     assert begun + 160 <= learned[0] <= begun + 192, f"learning began at {learned[0]}, after {begun}"
     assert told[0].summary["status"] == "finished"

@@ -135,7 +135,7 @@ def test_parameters_that_are_known_need_not_be_computed_again():
     _, steps, _ = jax.jit(collect.rollout)(policy.params, {}, shard, jnp.int32(0))
     known = batch_of(PPOConfig(), policy, policy.params, steps, "float32")
     again = batch_of(PPOConfig(), policy, policy.params, steps._replace(parameters=None), "float32")
-    for one, other in zip(known, again, strict=True):
+    for one, other in zip(jax.tree.leaves(known), jax.tree.leaves(again), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 

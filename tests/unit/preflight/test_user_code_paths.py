@@ -92,7 +92,13 @@ def test_what_lies_beside_a_file_can_be_imported(mine, monkeypatch):
 def test_a_run_is_evaluated_and_resumed_from_any_directory(mine, target, ranks):
     pytest.importorskip("torch")
     folder, elsewhere = mine
-    small = ["--set=total_steps=128", "--set=num_steps=8", "--set=num_minibatches=2", "--set=evaluate_episodes=4"]
+    small = [
+        "--set=total_steps=128",
+        "--set=num_envs=8",
+        "--set=num_steps=8",
+        "--set=num_minibatches=2",
+        "--set=evaluate_episodes=4",
+    ]
     lockstep = [sys.executable, "-m", "lockstep.cli"]
     begun = [*lockstep, "train", target, *small, "--run-dir", "my run", "--ranks", str(ranks)]
     done = subprocess.run(begun, cwd=folder, capture_output=True, text=True)
