@@ -29,7 +29,7 @@ def python(examples):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=900,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
