@@ -59,7 +59,7 @@ test-hosts: setup  ## Several hosts, made of network namespaces: everything abou
 	$(BIN)/python -m pytest tests/hosts -m "hosts or not hosts"
 
 test-learning: setup  ## Train until solved, many seeds.
-	$(BIN)/python -m pytest -m learning
+	$(BIN)/python -m pytest -n $(JOBS) -m learning
 
 test-slow: setup  ## Repeats of what `make test` proves once: by rank count, layout, launcher, variant; and long runs.
 	$(BIN)/python -m pytest $(COMPUTING) -m slow
