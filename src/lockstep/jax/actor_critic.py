@@ -4,6 +4,7 @@ Shapes: K shards of this process, L of them on a device, S of all ranks, N trans
 P parameters of actor and temperature, Q of the critics.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar, cast
 
@@ -52,7 +53,7 @@ class State(NamedTuple):
     gradient norms of critics and actor, skipped steps."""
 
 
-class ActorCritic(Generic[SomeConfig]):
+class ActorCritic(ABC, Generic[SomeConfig]):
     """A policy and its critics, which learn from replay buffers; a subclass has the losses and the order of an update.
 
     Persistent across updates: `state`, each shard's replay buffer and random stream, and `counters`, as in DQN.
@@ -129,17 +130,17 @@ class ActorCritic(Generic[SomeConfig]):
         )
         self.state: State = comm.replicate(start)
 
+    @abstractmethod
     def critic_loss(
         self, critics: Params, target: Params, actor: Params, part: ActorCriticPart, keys: Sequence[Array | None]
     ) -> tuple[Array, tuple[Array, Array]]:
         """The critics' loss as a weighted *sum* over rows [N]; row count, then `VALUE_METRICS`; priorities [N]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def policy_loss(
         self, actor: Params, critics: Params, part: ActorCriticPart, key: Array | None
     ) -> tuple[Array, Array]:
         """The loss of actor and temperature as a *sum* over rows [N]; row count, then metric sums."""
-        raise NotImplementedError
 
     def _begin(self, fraction: float) -> None:
         """Reset the sums, and set the learning rates for a run of which this fraction is completed."""

@@ -4,6 +4,7 @@ Shapes: N transitions of a shard's part of a minibatch, S sums of a loss.
 """
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
@@ -36,7 +37,7 @@ SomeConfig = TypeVar("SomeConfig", bound=SACConfig | TD3Config)
 SomeTarget = TypeVar("SomeTarget", bound=nn.Module)
 
 
-class ActorCritic(Generic[SomeConfig, SomeTarget]):
+class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
     """A policy and its critics, which learn from replay buffers; a subclass has the losses and the order of an update.
 
     State that survives an update: `policy`, `target`, the two optimizers, each shard's replay buffer and random stream,
@@ -115,9 +116,9 @@ class ActorCritic(Generic[SomeConfig, SomeTarget]):
         self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
         self._accumulate, self._take_step = capture_step(run, comm, self._accumulate_gradients, self._gradient_step)
 
+    @abstractmethod
     def loss(self, batch: TransitionBatch, moves_policy: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """The *sum* of the losses over the rows [N], its sums [S], priorities [N]."""
-        raise NotImplementedError
 
     def _decay_rates(self, fraction: float) -> None:
         """Set the learning rates for a run of which this fraction is completed."""
