@@ -14,6 +14,8 @@ from lockstep.cli import doctor
 from small_learners import STATED_WAITS, make, values
 
 pytestmark = pytest.mark.gpu
+# The mark skips without a GPU; this also where torch is a CPU build beside one.
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
 
 
 def train(folder, *words):
@@ -32,7 +34,7 @@ def train(folder, *words):
     return json.loads((folder / "summary.json").read_text())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@NEEDS_GPU
 def test_one_gpu_trains_and_repeats_itself(tmp_path):
     first = train(tmp_path / "a", "--set", "num_shards=2")
     second = train(tmp_path / "b", "--set", "num_shards=2")
@@ -49,7 +51,7 @@ def test_two_gpus_equal_one(tmp_path):
     assert one["params_fingerprint"] == two["params_fingerprint"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@NEEDS_GPU
 def test_more_ranks_than_gpus_is_refused(tmp_path):
     count = torch.cuda.device_count()
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={count + 1}", "-m", "lockstep.train"]
@@ -59,7 +61,7 @@ def test_more_ranks_than_gpus_is_refused(tmp_path):
     assert f"--nproc_per_node={count}" in done.stderr
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@NEEDS_GPU
 @pytest.mark.parametrize("case", STATED_WAITS)
 def test_update_waits_only_where_stated(tmp_path, case):
     """As on a pretended device in `tests/unit/torch/test_waits_for_device.py`."""
@@ -78,7 +80,7 @@ def test_update_waits_only_where_stated(tmp_path, case):
     assert waits == {wait.partition(":")[0] for wait in expected}
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@NEEDS_GPU
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac", "td3"])
 def test_gradient_step_does_not_wait(tmp_path, name):
     one = make(name, tmp_path, "cuda")
@@ -96,7 +98,7 @@ def test_gradient_step_does_not_wait(tmp_path, name):
     one.update(1)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@NEEDS_GPU
 @pytest.mark.parametrize("case", STATED_WAITS)
 def test_captured_steps_have_the_same_bits(tmp_path, case):
     name, config, _ = STATED_WAITS[case]
@@ -111,14 +113,14 @@ def test_captured_steps_have_the_same_bits(tmp_path, case):
         torch.testing.assert_close(found[key], value, msg=lambda text, key=key: f"{key}: {text}")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@NEEDS_GPU
 def test_captured_run_trains_and_repeats_itself(tmp_path):
     first = train(tmp_path / "a", "--set", "num_shards=2", "--set", "capture=true")
     second = train(tmp_path / "b", "--set", "num_shards=2", "--set", "capture=true")
     assert first["params_fingerprint"] == second["params_fingerprint"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@NEEDS_GPU
 def test_doctor_measures_the_gpu(capsys):
     assert doctor.examine(2) == 0
     printed = capsys.readouterr().out
