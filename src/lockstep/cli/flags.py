@@ -4,7 +4,7 @@ import argparse
 
 from lockstep.cli.sweep.arguments import add_seeds
 from lockstep.engines.ray.arguments import add_ray_arguments
-from lockstep.launch.flags import add_node_arguments
+from lockstep.launch.flags import add_grace, add_node_arguments
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +70,7 @@ def add_start_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="start all ranks anew, from the newest checkpoint, up to N times after one failed (default: 0)",
     )
+    add_grace(parser)
     add("--init-from", "--checkpoint", metavar="RUN|FILE", help="start from the policy of another run")
     text = "record N updates of all ranks, after warm-up, in profile.json.gz of the run, for ui.perfetto.dev"
     add("--profile", metavar="N", help=text)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from lockstep.cli.request import checked, requested_nodes, requested_on_ray, requested_world, resumption
 from lockstep.errors import ConfigError
-from lockstep.launch.flags import ELASTIC_RESTARTS, number, policy_source
+from lockstep.launch.flags import ELASTIC_RESTARTS, bounds_of, number, policy_source
+from lockstep.launch.supervise import Bounds
 from lockstep.launch.train_ranks import PROGRAM
 from lockstep.launch.world_checks import check_world
 
@@ -57,6 +58,7 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     if isinstance(run, OfflineRun) and world.rank == 0:
         check_model_path(run)
     init_from = policy_source(args.init_from)
+    bounds = _bounds(args, world)
     max_restarts = _max_restarts(args, world, elastic=on_ray is not None and on_ray.elastic)
     profile = _profiled_updates(args, run, found)
     if world.rank == 0:
@@ -65,8 +67,17 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     if found is not None:
         run_dir = found.run_dir
     if on_ray is not None or (world.launcher == "none" and (world.size > 1 or max_restarts)):
-        options = {"run_dir": run_dir, "found": found, "init_from": init_from, "max_restarts": max_restarts}
-        return _launch(run, world.size, on_ray, debug=args.debug, profile=profile, **options)
+        options = {"run_dir": run_dir, "found": found, "init_from": init_from}
+        return _launch(
+            run,
+            world.size,
+            on_ray,
+            debug=args.debug,
+            bounds=bounds,
+            max_restarts=max_restarts,
+            profile=profile,
+            **options,
+        )
     from lockstep.launch.train import exit_code, train
 
     source = None if found is None else Path(args.resume)
@@ -131,3 +142,13 @@ def _max_restarts(args: argparse.Namespace, world: "World", *, elastic: bool) ->
             "leave --max-restarts out"
         )
     return restarts
+
+
+def _bounds(args: argparse.Namespace, world: "World") -> Bounds:
+    """How long ranks may take to end; `--grace-s` is for launchers of ours."""
+    if args.grace_s is not None and world.launcher not in ("none", "ray"):
+        raise ConfigError(
+            f"--grace-s {args.grace_s}: {world.launcher} started these ranks and decides when it kills them; "
+            "leave --grace-s out, and set its own limit"
+        )
+    return bounds_of(args)

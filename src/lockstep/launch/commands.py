@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import ConfigError
-from lockstep.launch.flags import max_restarts_of, nodes_of, take_ranks, without_node_flags
+from lockstep.launch.flags import bounds_of, max_restarts_of, nodes_of, take_ranks, without_node_flags
 from lockstep.launch.local import Restarts, launch
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.restarts import new_start_record
@@ -111,6 +111,7 @@ def _start(
     given: Mapping[str, str] | None = None,
     ml_framework: str = "torch",
 ) -> int:
+    bounds = bounds_of(args)
     restarts, record = max_restarts_of(args, nodes), new_start_record()
     environment = {"PYTHONPATH": search_path(), "LOCKSTEP_START_RECORD": str(record), **(given or {})}
     try:
@@ -120,6 +121,7 @@ def _start(
                 ranks=nodes.nproc,
                 run_dir=log_dir,
                 environment=environment,
+                bounds=bounds,
                 restarts=Restarts(maximum=restarts),
                 ml_framework=ml_framework,
             )
@@ -131,6 +133,7 @@ def _start(
             identity=shown,
             log_dir=log_dir,
             environment=environment,
+            bounds=bounds,
             max_restarts=restarts,
             ml_framework=ml_framework,
         )

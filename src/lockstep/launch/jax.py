@@ -21,6 +21,7 @@ from lockstep.launch.commands import check_no_rank, program, run_program
 from lockstep.launch.flags import (
     OneLineParser,
     add_flag,
+    add_grace,
     add_ranks,
     nproc_of,
     number,
@@ -67,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     add_flag(parser, "--join-timeout", "SECONDS", "how long to wait for the other nodes (default: 300)")
     add_flag(parser, "--token-file", "FILE", "holds a secret that all nodes share (or set LOCKSTEP_TOKEN)")
     add_flag(parser, "--max-restarts", "N", "start all ranks anew up to N times after one failed (default: 0)")
+    add_grace(parser)
     add_flag(parser, "--log-dir", "DIR", "what each rank prints goes to DIR/logs (default: here)")
     add_flag(parser, "--no-python", None, "the script is a program, not Python")
     parser.add_argument("-m", "--module", action="store_true", help="the script is the name of a Python module")

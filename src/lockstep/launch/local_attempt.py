@@ -90,7 +90,7 @@ class LocalAttempt:
                 if failure.interrupted is None:
                     group.stop(signal.SIGTERM, bounds.stop_s, lambda: signal.SIGINT in caught)
                     return failure, []
-                return failure, group.stop(failure.interrupted, bounds.interrupt_s, lambda: signal.SIGINT in caught[1:])
+                return failure, group.stop(failure.interrupted, bounds.grace_s, lambda: signal.SIGINT in caught[1:])
         finally:
             if self.run_dir is not None:
                 remove_partial_files(self.run_dir)

@@ -25,18 +25,20 @@ from lockstep.system.cores import usable_cores
 if TYPE_CHECKING:
     from lockstep.launch.elastic_membership import ElasticMembership
 
+_BOUNDS = Bounds()
 _POLL_S = 0.5  # how often the main node is asked for the state of the other nodes
 _LEAVE_S = 5.0  # how long the main node waits for the others to read how the attempt ended
 _LAST_S = 300.0  # between the first node whose ranks have succeeded and the last
 
 
-def launch_on_nodes(  # all but command and nodes by keyword
+def launch_on_nodes(  # noqa: PLR0913  # all but command and nodes by keyword
     command: list[str],
     nodes: Nodes,
     *,
     identity: Mapping[str, Any],
     log_dir: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    bounds: Bounds = _BOUNDS,
     max_restarts: int = 0,
     ml_framework: str = "torch",
 ) -> int:
@@ -59,7 +61,18 @@ def launch_on_nodes(  # all but command and nodes by keyword
                 _membership(nodes, info) as membership,
             ):
                 own = dict(environment or {})
-                node = _Node(command, log_dir, own, ml_framework, nodes, membership, info.main, caught, max_restarts)
+                node = _Node(
+                    command=command,
+                    log_dir=log_dir,
+                    environment=own,
+                    ml_framework=ml_framework,
+                    nodes=nodes,
+                    membership=membership,
+                    main=info.main,
+                    caught=caught,
+                    bounds=bounds,
+                    max_restarts=max_restarts,
+                )
                 while (code := node.run_attempt()) is None:
                     pass
                 return code
@@ -108,6 +121,7 @@ class _Node:
     main: bool
     caught: list[int]
     """The signals that this node's launcher has received."""
+    bounds: Bounds
     max_restarts: int
     failures: int = 0
 
@@ -133,7 +147,7 @@ class _Node:
             ml_framework=self.ml_framework,
         )
         with _RemoteNodes(attempt, self) as remote:
-            failure, late = local.run(self.caught, Bounds(), remote=remote)
+            failure, late = local.run(self.caught, self.bounds, remote=remote)
             if failure is None:
                 failure = self._wait_for_remote_nodes(attempt, remote)
         if failure is None or not remote.restart:

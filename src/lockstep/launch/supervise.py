@@ -32,8 +32,8 @@ class Bounds:
     """Between SIGTERM and SIGKILL, after a failure."""
     early_s: float = 10.0
     """Between the first rank that leaves with code 0 and the last."""
-    interrupt_s: float = 30.0
-    """Between a forwarded signal and SIGKILL. Ranks leave within 8 s by themselves unless they write a checkpoint."""
+    grace_s: float = 30.0
+    """Between a forwarded signal and SIGKILL: time for a checkpoint. Without one, ranks exit within 8 s."""
 
 
 @dataclass(frozen=True, slots=True)

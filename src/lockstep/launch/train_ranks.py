@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.failure_report import log
 from lockstep.launch.local import Restarts, launch
+from lockstep.launch.supervise import Bounds
 from lockstep.record.failure import read_failure
 from lockstep.record.partial_files import modified_at, remove_results
 from lockstep.record.run_dir import SUMMARY_FILE, RunDir, lock_run_dir, write_config
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from lockstep.session.resume import Resumption
 
 PROGRAM = (sys.executable, "-m", "lockstep.train")
+_BOUNDS = Bounds()
 _LATEST = Path("checkpoints", "LATEST")
 _EXPLAINED_CODES = (0, ConfigError.exit_code, *(128 + n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)))
 
@@ -36,6 +38,7 @@ class Launcher(Protocol):
         ranks: int,
         run_dir: Path | None,
         environment: Mapping[str, str] | None,
+        bounds: Bounds,
         restarts: Restarts,
     ) -> int:
         """Return the exit code."""
@@ -50,6 +53,7 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
     found: "Resumption | None" = None,
     init_from: Path | None = None,
     debug: bool = False,
+    bounds: Bounds = _BOUNDS,
     max_restarts: int = 0,
     profile: int | None = None,
     launcher: "Launcher | None" = None,
@@ -89,6 +93,7 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
             ranks=ranks,
             run_dir=run_dir,
             environment={"PYTHONPATH": search_path()},
+            bounds=bounds,
             restarts=Restarts(maximum=max_restarts, next_command=commands.restart_command),
         )
     finally:

@@ -112,9 +112,9 @@ def test_failure_after_a_checkpoint_prints_the_resume_command(code, told, here, 
 
 
 def test_a_single_rank_that_may_be_restarted_has_a_launcher(here, launched, trained):
-    assert cli.main(["train", "cartpole", "--max-restarts", "3", "--run-dir", "out"]) == 7
+    assert cli.main(["train", "cartpole", "--max-restarts", "3", "--grace-s", "90", "--run-dir", "out"]) == 7
     (call,) = launched
-    assert (call.ranks, call.restarts.maximum) == (1, 3)
+    assert (call.ranks, call.restarts.maximum, call.bounds.grace_s) == (1, 3, 90.0)
     assert trained == []
 
 
@@ -174,6 +174,7 @@ def test_restart_of_a_resumed_run_resumes(here, launched):
         ("--resume run --set num_minibatches=7", ["num_minibatches=7"]),
         ("--resume run --distributed", ["--distributed", "torch.distributed.run"]),
         ("--resume run --max-restarts x", ["--max-restarts x"]),
+        ("--resume run --grace-s 0", ["--grace-s 0", "greater than 0"]),
         ("--resume run --max-iterations 3 --set total_steps=5", ["--max-iterations", "total_steps"]),
     ],
 )
@@ -189,12 +190,14 @@ def test_invalid_arguments_are_one_error_line_and_change_nothing(arguments, word
     assert path.exists()
 
 
-def test_torchrun_restarts_its_own_ranks(here, trained, monkeypatch, capsys):
+def test_torchrun_restarts_and_kills_its_own_ranks(here, trained, monkeypatch, capsys):
     a_run(here, 500)
     rank_of_torchrun(monkeypatch, 0)
     for what in (["cartpole"], ["--resume", "run"]):
         assert cli.main(["train", *what, "--max-restarts", "3"]) == 2
         assert "torchrun restarts its own ranks: use its --max-restarts" in capsys.readouterr().err
+        assert cli.main(["train", *what, "--grace-s", "3"]) == 2
+        assert "torchrun started these ranks and decides when it kills them" in capsys.readouterr().err
     assert trained == []
 
 

@@ -14,6 +14,7 @@ from lockstep.engines.ray.attempt import rank_children
 from lockstep.engines.ray.cluster import own_search_path
 from lockstep.engines.ray.placement import PlacedRank
 from lockstep.errors import ConfigError
+from lockstep.launch.flags import bounds_of
 
 
 def requested(words: str) -> RayRequest | None:
@@ -99,10 +100,11 @@ def test_submitted_job_trains_on_ray(capsys):
     assert given[:4] == ["ray", "job", "submit", "--no-wait"]
     environment = json.loads(given[given.index("--runtime-env-json") + 1])
     assert environment["working_dir"] == "."
-    assert environment["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "60", "RAY_USAGE_STATS_ENABLED": "0", "A": "1"}
+    assert environment["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "75", "RAY_USAGE_STATS_ENABLED": "0", "A": "1"}
     trained = shlex.split(entrypoint)
-    request = ray_request(parser({}).parse_args(trained[trained.index("train") :]))
-    assert request is not None
+    args = parser({}).parse_args(trained[trained.index("train") :])
+    request = ray_request(args)
+    assert request is not None and bounds_of(args).grace_s == 60
     assert (request.minimum, request.maximum, request.ranks_per_bundle, request.gpus) == (2, 4, 2, 1)
 
 

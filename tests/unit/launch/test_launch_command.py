@@ -17,7 +17,7 @@ from lockstep.record.failure import read_failure, record_failure
 
 pytestmark = pytest.mark.real_start  # they count processes, and their ranks import nothing
 
-QUICK = Bounds(stop_s=0.5, interrupt_s=0.5)
+QUICK = Bounds(stop_s=0.5, grace_s=0.5)
 RANK = "import os, signal, sys, time; rank = int(os.environ['RANK'])\n"
 
 
@@ -204,17 +204,19 @@ import sys
 from pathlib import Path
 from lockstep.launch.local import launch
 from lockstep.launch.supervise import Bounds
-bounds = Bounds(stop_s=0.5, interrupt_s=float(sys.argv[3]))
+bounds = Bounds(stop_s=0.5, grace_s=float(sys.argv[3]))
 sys.exit(launch([sys.executable, "-c", sys.argv[1]], ranks=2, run_dir=Path(sys.argv[2]), bounds=bounds))
 """
 
 
 class Launcher:
-    """A launcher in a process of its own, its ranks ready."""
+    """A launcher in a process of its own, its ranks ready; by default one of ranks that run `code`."""
 
-    def __init__(self, code: str, tmp_path: Path, gone, interrupt_s: float = 0.5) -> None:
+    def __init__(
+        self, code: str = "", tmp_path: Path = Path(), gone=None, grace_s: float = 0.5, command: list[str] | None = None
+    ) -> None:
         self.gone = gone
-        arguments = [sys.executable, "-c", LAUNCHER, RANK + code, str(tmp_path), str(interrupt_s)]
+        arguments = command or [sys.executable, "-c", LAUNCHER, RANK + code, str(tmp_path), str(grace_s)]
         # Like `command &` in a script, where SIGINT starts out ignored.
         ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
@@ -238,7 +240,7 @@ def start(tmp_path, gone):
     """Starts launchers; kills what a failed test leaves."""
     started = []
 
-    def start(code: str, **options) -> Launcher:
+    def start(code: str = "", **options) -> Launcher:
         started.append(Launcher(code, tmp_path, gone, **options))
         return started[-1]
 
@@ -255,7 +257,7 @@ def test_a_signal_is_forwarded_and_returned(number, code, tmp_path, start):
     ranks = "from lockstep.launch.child import die_with_launcher; die_with_launcher()\n"
     ranks += "def stop(n, frame): print('got', n, flush=True); sys.exit(128 + n)\n"
     ranks += "for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1): signal.signal(n, stop)\n"
-    launcher = start(ranks + "print('ready', flush=True); time.sleep(60)", interrupt_s=5)
+    launcher = start(ranks + "print('ready', flush=True); time.sleep(60)", grace_s=5)
     launcher.process.send_signal(number)
     returned, err = launcher.end()
     assert returned == code
@@ -276,7 +278,7 @@ def test_a_rank_asleep_does_not_outlast_an_interrupt(tmp_path, start):
 
 def test_a_second_interrupt_kills_at_once(tmp_path, start):
     code = "signal.signal(2, lambda *_: print('got it', flush=True)); print('ready', flush=True)\n"
-    launcher = start(code + "while True: time.sleep(60)", interrupt_s=30)
+    launcher = start(code + "while True: time.sleep(60)", grace_s=30)
     launcher.process.send_signal(signal.SIGINT)
     deadline = time.monotonic() + 5
     while "got it" not in log(tmp_path, 0) and time.monotonic() < deadline:
@@ -290,7 +292,7 @@ def test_ranks_that_agreed_to_stop_on_a_signal_may_finish(tmp_path, capfd):
     code = (
         "signal.signal(signal.SIGTERM, lambda *_: None)\nif rank == 0: time.sleep(0.3); print('written')\nsys.exit(143)"
     )
-    assert run(code, tmp_path, bounds=Bounds(stop_s=0.1, interrupt_s=5)) == 143
+    assert run(code, tmp_path, bounds=Bounds(stop_s=0.1, grace_s=5)) == 143
     assert "written" in log(tmp_path, 0)
     assert "interrupted by SIGTERM" in capfd.readouterr().err
 
@@ -326,6 +328,26 @@ def test_a_rank_whose_launcher_is_already_dead_ends():
     environment = {**os.environ, "LOCKSTEP_LAUNCHER_PID": str(dead.pid)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
     assert (done.returncode, done.stdout) == (-9, b"")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [["lockstep.cli", "launch"], ["lockstep.launch.jax"]], ids=["any", "jax"])
+def test_grace_period_is_the_one_of_the_flag(how, tmp_path, start):
+    """The ranks ignore SIGTERM, so that only SIGKILL ends them."""
+    (tmp_path / "script.py").write_text(
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "os.write(1, b'ready')\n"
+        "time.sleep(99)\n"
+    )
+    words = ["--ranks", "2", "--grace-s", "3", "--log-dir", str(tmp_path), str(tmp_path / "script.py")]
+    launcher = start(command=[sys.executable, "-m", *how, *words])
+    launcher.process.send_signal(signal.SIGTERM)
+    signalled = time.monotonic()
+    returned, err = launcher.end()
+    assert returned == 143
+    assert "ranks 0, 1 with SIGKILL" in err
+    assert 3 < time.monotonic() - signalled < 10
 
 
 @pytest.mark.parametrize(

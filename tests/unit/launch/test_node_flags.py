@@ -105,7 +105,6 @@ def test_flags_of_several_machines_need_nnodes(flag):
 
 
 def test_ranks_see_all_but_the_flags_of_nodes():
-    typed = (
-        "cartpole --nnodes 2 --set num_envs=16 --node-rank=1 --rdzv-endpoint a:1 --seed 3 --max-restarts 2 --headless"
-    )
+    typed = "cartpole --nnodes 2 --set num_envs=16 --node-rank=1 --rdzv-endpoint a:1 --seed 3 --max-restarts 2"
+    typed += " --grace-s 60 --headless"
     assert without_node_flags(typed.split()) == ["cartpole", "--set", "num_envs=16", "--seed", "3", "--headless"]

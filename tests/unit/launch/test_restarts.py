@@ -17,7 +17,7 @@ from lockstep.record.failure import read_failure
 
 pytestmark = pytest.mark.real_start  # they count processes, and their ranks import nothing
 
-QUICK = Bounds(stop_s=0.5, interrupt_s=0.5)
+QUICK = Bounds(stop_s=0.5, grace_s=0.5)
 RANK = "import os, signal, sys, time; rank = int(os.environ['RANK']); restarts = int(os.environ['LOCKSTEP_RESTARTS'])\n"
 
 
@@ -158,7 +158,7 @@ def again():
     print("between", flush=True)
     time.sleep(float(sys.argv[4]))
     return command, "from step 5"
-bounds = Bounds(stop_s=float(sys.argv[3]), interrupt_s=float(sys.argv[3]))
+bounds = Bounds(stop_s=float(sys.argv[3]), grace_s=float(sys.argv[3]))
 sys.exit(launch(command, ranks=2, run_dir=path, restarts=Restarts(maximum=3, next_command=again), bounds=bounds))
 """
 

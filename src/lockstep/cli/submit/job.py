@@ -20,6 +20,8 @@ from lockstep.launch.nodes import check_shards
 if TYPE_CHECKING:
     from lockstep.run import AnyRun
 
+_LEAST_GRACE_S = 10  # ranks without a checkpoint to write exit within 8 s
+_LAUNCHER_EXIT_S = 15  # from SIGKILL of the ranks to the exit of the launchers of all nodes
 _LEFT_OUT = ("ranks", "run_dir")  # replaced by --nnodes and --nproc-per-node, and by `Job.run_dir`
 
 
@@ -43,6 +45,7 @@ class Job:
     gpus: int
     port: int | None
     grace_s: int
+    """Between a signal and SIGKILL of the ranks."""
     job_restarts: int
     setup: list[str]
     """Shell commands to run first; if one fails, the node exits with code 2."""
@@ -50,12 +53,17 @@ class Job:
     """The `lockstep` command on the nodes."""
     chdir: str
     flags: list[str]
-    """Flags of the launcher: restarts, timeouts, token."""
+    """Flags of the launcher: grace period, restarts, timeouts, token."""
 
     @property
     def elastic(self) -> bool:
         """Whether nodes may come and go."""
         return self.minimum != self.maximum
+
+    @property
+    def end_s(self) -> int:
+        """Between a signal to the launchers and their own SIGKILL: they end ranks that are late, and report it."""
+        return self.grace_s + _LAUNCHER_EXIT_S
 
     @property
     def nnodes(self) -> str:
@@ -79,7 +87,7 @@ def requested_job(args: argparse.Namespace) -> Job:
     run, num_shards = _checked_run(args)
     _check_world(run, [minimum, maximum], nproc, num_shards)
     _check_devices(run, nproc, gpus, args.on)
-    grace_s = number(args.grace_s, "--grace-s", "a number of seconds", least=45)
+    grace_s = number(args.grace_s, "--grace-s", "a number of seconds", least=_LEAST_GRACE_S)
     return Job(
         name=_name(args, run),
         train=_words(args, target=True),
@@ -219,7 +227,7 @@ def _words(args: argparse.Namespace, *, target: bool) -> list[str]:
 
 
 def _launcher_flags(args: argparse.Namespace) -> list[str]:
-    flags: list[str] = []
+    flags: list[str] = ["--grace-s", args.grace_s]
     if args.max_restarts is not None:
         flags += ["--max-restarts", str(number(args.max_restarts, "--max-restarts", least=0))]
     if args.join_timeout is not None:

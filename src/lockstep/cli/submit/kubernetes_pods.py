@@ -34,7 +34,7 @@ def pod(job: Job, args: argparse.Namespace, container_name: str, script: str | N
     if job.gpus:  # nccl needs more shared memory than the container default of 64 MB
         container["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
-    return {"terminationGracePeriodSeconds": job.grace_s, "containers": [container], "volumes": volumes}
+    return {"terminationGracePeriodSeconds": job.end_s, "containers": [container], "volumes": volumes}
 
 
 def node_resources(job: Job, args: argparse.Namespace) -> dict[str, str]:

@@ -94,5 +94,5 @@ def runtime_env(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     from lockstep.engines.ray.arguments import runtime_env_of
 
     found = runtime_env_of(args.runtime_env) or {}
-    variables = {_STOP_WAIT: str(job.grace_s), "RAY_USAGE_STATS_ENABLED": "0", **found.get("env_vars", {})}
+    variables = {_STOP_WAIT: str(job.end_s), "RAY_USAGE_STATS_ENABLED": "0", **found.get("env_vars", {})}
     return {**found, "env_vars": variables}

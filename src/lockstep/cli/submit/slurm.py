@@ -67,7 +67,7 @@ def _options(job: Job, extra: list[str]) -> dict[str, str]:
         "gpus-per-node": str(job.gpus or ""),
         "output": "%x-%j.out",
         "open-mode": "append",
-        "signal": f"USR1@{job.grace_s}",
+        "signal": f"USR1@{job.end_s}",
     }
     options = {key: value for key, value in options.items() if value}
     if job.chdir:

@@ -29,7 +29,7 @@ def submit(job: Job, args: argparse.Namespace) -> int:
         return 0
     from lockstep.cli.submit.ssh_group import run
 
-    return run(found, grace_s=job.grace_s, elastic=job.elastic)
+    return run(found, end_s=job.end_s, elastic=job.elastic)
 
 
 def commands(job: Job, args: argparse.Namespace) -> list[HostCommand]:

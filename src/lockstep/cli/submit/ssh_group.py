@@ -15,7 +15,6 @@ from lockstep.launch.signals import caught_signals, signal_name
 
 _POLL_S = 0.05
 _PEERS_EXIT_S = 30.0  # the other launchers detect a failure themselves, and report more about it
-_MAX_EXIT_S = 40.0  # a little more than a launcher waits for its ranks to exit
 _NO_LAUNCHER = (126, 127, 255)  # command not found or not executable; ssh failed: the other launchers cannot detect it
 
 
@@ -78,10 +77,10 @@ class _Host:
                     print(f"[{self.name}] {line.decode(errors='replace').rstrip()}", file=to, flush=True)
 
 
-def run(commands: Sequence[HostCommand], *, grace_s: float, elastic: bool) -> int:
+def run(commands: Sequence[HostCommand], *, end_s: float, elastic: bool) -> int:
     """Start all commands, that of the main node first, and wait for all of them.
 
-    Launchers have `grace_s` to exit after a signal. If `elastic`, the others continue when a host other than the main
+    Launchers have `end_s` to exit after a signal. If `elastic`, the others continue when a host other than the main
     node fails.
 
     Returns:
@@ -100,9 +99,9 @@ def run(commands: Sequence[HostCommand], *, grace_s: float, elastic: bool) -> in
         if failed is None and not caught:
             return 0
         if caught:
-            _forward_signals(hosts, caught, grace_s)
+            _forward_signals(hosts, caught, end_s)
         else:
-            _end(hosts, grace_s, at_once=failed is not None and failed.code in _NO_LAUNCHER)
+            _end(hosts, end_s, at_once=failed is not None and failed.code in _NO_LAUNCHER)
     if caught:
         print(f"lockstep: interrupted by {signal_name(caught[0])}", file=sys.stderr)
         return 128 + caught[0]
@@ -133,23 +132,23 @@ def _wait(hosts: list[_Host], caught: list[int], elastic: bool) -> _Host | None:
     return None
 
 
-def _forward_signals(hosts: list[_Host], caught: list[int], grace_s: float) -> None:
+def _forward_signals(hosts: list[_Host], caught: list[int], end_s: float) -> None:
     """Forward each signal to every launcher as it arrives, until all have exited."""
     forwarded = 0
-    for _ in _while_running(hosts, grace_s):
+    for _ in _while_running(hosts, end_s):
         for number in caught[forwarded:]:
             for host in hosts:
                 host.send_signal(Signals(number).name.removeprefix("SIG"))
         forwarded = len(caught)
 
 
-def _end(hosts: list[_Host], grace_s: float, *, at_once: bool) -> None:
+def _end(hosts: list[_Host], end_s: float, *, at_once: bool) -> None:
     """Wait for the launchers to exit by themselves, then send SIGTERM."""
     for _ in _while_running(hosts, 0 if at_once else _PEERS_EXIT_S):
         pass
     for host in hosts:
         host.close_input()
-    for _ in _while_running(hosts, min(grace_s, _MAX_EXIT_S)):
+    for _ in _while_running(hosts, end_s):
         pass
 
 

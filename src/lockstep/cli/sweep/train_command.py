@@ -36,7 +36,7 @@ class TrainCommand:
         from lockstep.cli.request import requested_ranks
         from lockstep.cli.unknown_arguments import unknown_argument
         from lockstep.engines.ray.arguments import ray_request
-        from lockstep.launch.flags import asks_for_nodes, number, policy_source
+        from lockstep.launch.flags import asks_for_nodes, bounds_of, number, policy_source
 
         top, given = parser({}), ["train", *(hyphenated(word) for word in words)]
         self._args, unknown = top.parse_known_args(given)
@@ -62,6 +62,7 @@ class TrainCommand:
         source = policy_source(args.init_from)
         self._debug = ["--debug"] if args.debug else []
         self._restarts = ["--max-restarts", str(restarts)] if restarts else []
+        self._grace = ["--grace-s", f"{bounds_of(args).grace_s:g}"] if args.grace_s is not None else []
         self._init_from = [] if source is None else ["--init-from", str(source)]
 
     def run_of(self, settings: Mapping[str, Any], seed: int) -> "AnyRun":
@@ -101,7 +102,7 @@ class TrainCommand:
 
     @property
     def _common(self) -> list[str]:
-        return ["--ranks", str(self.ranks), *self._restarts, *self._debug]
+        return ["--ranks", str(self.ranks), *self._restarts, *self._grace, *self._debug]
 
 
 def shown_settings(settings: Mapping[str, Any]) -> str:

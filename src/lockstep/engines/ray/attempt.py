@@ -156,7 +156,7 @@ class RayAttempt:
                     if failure.interrupted is None:
                         ranks.stop(signal.SIGTERM, bounds.stop_s, lambda: signal.SIGINT in caught)
                         return failure, []
-                    late = ranks.stop(failure.interrupted, bounds.interrupt_s, lambda: signal.SIGINT in caught[1:])
+                    late = ranks.stop(failure.interrupted, bounds.grace_s, lambda: signal.SIGINT in caught[1:])
                     return failure, late
         except Cancelled:
             return interruption(caught[0]), []

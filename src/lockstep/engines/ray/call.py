@@ -93,15 +93,18 @@ def _packed(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 def _call(call: bytes, request: RayRequest, timeout_s: float | None) -> list[Any]:
     code = "from lockstep.launch.spawned_call import run"
     path = [str(Path(__file__).parents[3]), *search_path().split(os.pathsep)]
+    bounds = Bounds(settle_s=5.0)
     with caught_signals() as caught, placed_ranks(request, lambda: bool(caught)) as placed:
         children = [
             replace(child, command=[sys.executable, "-c", code], call=call)
             for child in rank_children(placed, request, variables_of_user(), own_search_path(path))
         ]
         group = RemoteRanks(placed, children)
-        failure = wait_for_ranks(group, Bounds(settle_s=5.0), timeout_s=timeout_s, caught=caught)
-        if failure is not None:
-            group.stop(failure.interrupted or signal.SIGTERM, Bounds().stop_s)
+        failure = wait_for_ranks(group, bounds, timeout_s=timeout_s, caught=caught)
+        if failure is not None and failure.interrupted is not None:
+            group.stop(failure.interrupted, bounds.grace_s, lambda: signal.SIGINT in caught[1:])
+        elif failure is not None:
+            group.stop(signal.SIGTERM, bounds.stop_s)
     ranks = group.ranks
     if failure is None:
         return [unpack(rank.index, rank.result) for rank in ranks]

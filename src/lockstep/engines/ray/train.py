@@ -45,6 +45,7 @@ class _RayLauncher:
         ranks: int,
         run_dir: Path | None,
         environment: Mapping[str, str] | None,
+        bounds: Bounds,
         restarts: Restarts,
     ) -> int:
         """Return the exit code."""
@@ -56,7 +57,7 @@ class _RayLauncher:
             environment=variables_of_user(),
             search_path=own_search_path(search_path().split(os.pathsep)),
         )
-        return run_attempts(attempt, restarts, Bounds())
+        return run_attempts(attempt, restarts, bounds)
 
 
 def variables_of_user(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -62,12 +62,13 @@ def test_manifests_follow_the_published_schemas(capsys, schema_of, kind, words):
         assert [error.message for error in schema_of(item["kind"]).iter_errors(item)] == []
         assert (item["metadata"]["name"], item["metadata"]["namespace"]) == ("cp", "team")
         for pod in pods_of(item):
-            assert pod["terminationGracePeriodSeconds"] == 120
+            assert pod["terminationGracePeriodSeconds"] == 135
             (container,) = pod["containers"]
             assert {mount["name"] for mount in container["volumeMounts"]} == {
                 volume["name"] for volume in pod["volumes"]
             }
             if "command" in container:
+                assert "--grace-s 120" in container["command"][2], "the launcher kills ranks before the pod is killed"
                 assert subprocess.run(["sh", "-n", "-c", container["command"][2]]).returncode == 0
 
 
@@ -123,7 +124,7 @@ def test_a_rayjob_has_a_worker_per_node_and_its_ranks_there(capsys):
     assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (4, 4, 4)
     assert cluster["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"}
     assert group["rayStartParams"] == {"num-cpus": "6"}
-    assert yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"] == "120"
+    assert yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"] == "135"
     assert spec["backoffLimit"] == 10
 
 
@@ -247,7 +248,7 @@ def test_the_entrypoint_of_a_rayjob_starts_or_resumes_the_run(capsys, here, imag
 
     words, parent, _ = driver()
     assert parent == os.getpid(), "`ray job stop` signals the shell that the driver replaces"
-    flags = "--on ray --address auto --nnodes 4 --nproc-per-node 1 --gpus-per-rank 0 --strategy SPREAD"
+    flags = "--on ray --address auto --nnodes 4 --nproc-per-node 1 --gpus-per-rank 0 --strategy SPREAD --grace-s 120"
     assert words == ["train", "cartpole", "--run-dir", f"{here}/cp", *flags.split()]
     (here / "cp/checkpoints").mkdir(parents=True)
     (here / "cp/checkpoints/LATEST").touch()

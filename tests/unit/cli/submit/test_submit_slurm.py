@@ -79,7 +79,9 @@ def test_each_node_runs_one_launcher(capsys, cluster):
     for node, (words, _) in enumerate(calls):
         what, _, rest = " ".join(words).partition(" --nnodes ")
         assert what == "train cartpole --set env.kwargs={sutton_barto_reward: true} --run-dir runs/cp-4711"
-        assert rest == f"2 --nproc-per-node 2 --rdzv-endpoint node7:24711 --rdzv-id 4711 --node-rank {node}"
+        assert (
+            rest == f"2 --nproc-per-node 2 --grace-s 120 --rdzv-endpoint node7:24711 --rdzv-id 4711 --node-rank {node}"
+        )
     (first, second) = [token for _, token in calls]
     assert first == second and len(first) == 32 and int(first, 16)
 
@@ -151,7 +153,7 @@ def test_flags_of_sbatch(capsys):
         "2",
     )
     directives = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
-    assert {"partition=gpu", "exclusive", 'comment="a b"', "gpus-per-node=2", "nodes=2", "signal=USR1@120"} <= set(
+    assert {"partition=gpu", "exclusive", 'comment="a b"', "gpus-per-node=2", "nodes=2", "signal=USR1@135"} <= set(
         directives
     )
     assert {"ntasks-per-node=1", "cpus-per-task=2", "requeue", "open-mode=append"} <= set(directives)

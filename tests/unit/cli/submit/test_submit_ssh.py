@@ -85,7 +85,9 @@ def test_each_host_gets_its_launcher_and_says_who_it_is(hosts):
     for rank, host in enumerate(("alpha", "me@beta")):
         words = (hosts / f"words_{host}").read_text().split("\n")
         assert words[:4] == ["train", "cartpole", "--set", "env.kwargs={sutton_barto_reward: true}"]
-        rest = f"--nnodes 2 --nproc-per-node 2 --node-rank {rank} --rdzv-endpoint alpha:29500 --rdzv-id two"
+        rest = (
+            f"--nnodes 2 --nproc-per-node 2 --grace-s 120 --node-rank {rank} --rdzv-endpoint alpha:29500 --rdzv-id two"
+        )
         assert words[4:] == rest.split()
 
 
