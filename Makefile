@@ -21,10 +21,10 @@ LAUNCH := $(wildcard $(addprefix tests/ranks/test_,rendezvous.py collectives.py 
 JAX := $(wildcard tests/ranks/test_jax_*.py) $(shell find tests/unit tests/golden -name "test_jax_*.py")
 JAX_PROMISES := tests/ranks/test_jax_exactness.py tests/unit/jax/test_jax_session.py
 
-.PHONY: help setup train bench test test-jax test-launch test-isaac test-ray test-planted test-chaos test-hosts test-learning test-slow test-gpu check api dist docs format clean
+.PHONY: help setup train bench test test-jax test-launch test-isaac test-isaac-short test-ray test-planted test-chaos test-hosts test-learning test-slow test-gpu check api dist docs format clean
 
 help:  ## Show this list.
-	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 setup: .venv/.installed  ## Make .venv with everything pinned; quick when nothing changed. TORCH_INDEX=URL: where torch comes from.
 	@$(BIN)/python -c 'from lockstep.launch.gpus import cpu_only_torch as ask; w = ask(); w and print("WARNING:", w)' >&2
@@ -66,6 +66,9 @@ test-slow: setup  ## Repeats of what `make test` proves once: by rank count, lay
 
 test-isaac: .venv-isaac/.installed  ## Real Isaac Lab, skrl, rl_games and rsl_rl on CPU ranks, in an environment of their own that stays.
 	.venv-isaac/bin/python -m pytest -m isaac tests/isaac
+
+test-isaac-short: .venv-isaac/.installed  ## Of test-isaac: two ranks of each trainer, and a rank that fails. Three minutes.
+	.venv-isaac/bin/python -m pytest -m isaac_short tests/isaac
 
 test-ray: .venv-ray/.installed  ## Ranks on a real Ray cluster of several nodes on this machine, in an environment of its own.
 	.venv-ray/bin/python -m pytest -m ray tests/ray_cluster

@@ -5,7 +5,14 @@
 set -euo pipefail
 venv=$1
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-"${PYTHON:-python3}" -m venv "$venv"
+free_kb=$(df --output=avail "$(dirname "$venv")" | tail -n 1)
+if [ ! -d "$venv/assets" ] && [ "$free_kb" -lt 5000000 ]; then
+    echo "$venv: Isaac Lab needs 5 GB while it is installed, and $((free_kb / 1000000)) GB are free" >&2
+    exit 1
+fi
+python=${PYTHON:-python3}
+"$python" -m venv "$venv" || # a system without the venv module's own pip has pip
+    { "$python" -m venv --without-pip "$venv" && "$python" -m pip --python "$venv/bin/python" install pip; }
 pip=("$venv/bin/pip" install --disable-pip-version-check --quiet)
 "${pip[@]}" torch==2.13.0 warp-lang==1.17.0 mujoco==3.12.0 mujoco-warp==3.12.0 usd-exchange==3.0.1 \
     newton-usd-schemas==0.6.0 gymnasium==1.4.0 hydra-core prettytable trimesh scipy pillow psutil filelock lazy_loader einops rich

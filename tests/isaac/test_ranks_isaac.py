@@ -1,4 +1,4 @@
-"""The workflows of skrl, rl_games and rsl_rl: the real libraries on the real `Isaac-Cartpole`, two ranks on a CPU."""
+"""Two ranks on the real `Isaac-Cartpole`, on a CPU: Lockstep's PPO, and the workflows of skrl, rl_games and rsl_rl."""
 
 import json
 import os
@@ -22,6 +22,20 @@ TORCHRUN = ("torch.distributed.run", "--nnodes=1", "--nproc_per_node=2")
 JAX = ("lockstep.launch.jax", "--nnodes=1", "--nproc_per_node=2")
 TASK = ("--task=Isaac-Cartpole-v0", "--headless", "--distributed", "--run_dir=run")
 SHORT = ("--num_envs=64", "--max_iterations=2")
+EVALUATE_ONCE = ("--set=evaluate_every=null", "--set=evaluate_episodes=1", "--set=env.max_episode_steps=20")
+# A function of `symmetry` that changes nothing, and ends rank 1 in its second update.
+FAILING = """
+import os
+
+calls = 0
+
+def mirror(observation, action):
+    global calls
+    calls += 1
+    if os.environ["RANK"] == "1" and calls == 3:  # the first call is a check before the run
+        os._exit(7)
+    return observation, action
+"""
 # skrl's published examples are scripts like this one. It knows nothing of Lockstep.
 SKRL_SCRIPT = """
 import gymnasium as gym
@@ -100,6 +114,28 @@ def check_two_ranks(folder, out, num_ranks=2):
     return summary
 
 
+@pytest.mark.isaac_short
+def test_own_ppo_trains_on_two_ranks(start, tmp_path):
+    code, out = end(start(*TORCHRUN, "-m", "lockstep.train", *TASK, *SHORT, *EVALUATE_ONCE))
+    assert code == 0, out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["world_size"], summary["updates"]) == ("finished", 2, 2)
+    assert "is called Isaac-Cartpole" in out
+    assert "parameters equal on both ranks" in out and "data different on both ranks" in out
+
+
+@pytest.mark.isaac_short
+def test_exit_code_of_a_failing_rank_is_that_of_the_run(start, tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    flags = ("--task=Isaac-Cartpole", "--ranks=2", "--run-dir=run", "--num_envs=64", "--max_iterations=50")
+    changes = ("--set=evaluate_every=null", "--set=kl_reference=rollout", "--set=symmetry=failing.py:mirror")
+    code, out = end(start("lockstep.train", *flags, *changes))
+    assert code == 7, out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed" and "rank 1" in summary["error"]
+
+
+@pytest.mark.isaac_short
 @pytest.mark.parametrize(
     ("library", "flags"),
     [
