@@ -81,6 +81,15 @@ class Faulty(Ticking):
         return observation, reward, ended, truncated, final
 
 
+class SlowToStart(Ticking):
+    """Takes `start_s` to make environments for an evaluation: two of a shard, where training has more."""
+
+    def __init__(self, num_envs, start_s=0.0, **kwargs):
+        super().__init__(num_envs, **kwargs)
+        if num_envs == 2:
+            time.sleep(start_s)
+
+
 class Halting(Ticking):
     """`Ticking` whose environments lose a step at each episode's end, in which they only reset themselves.
 

@@ -110,3 +110,14 @@ def test_a_run_goes_on_on_other_ranks(tmp_path):
     whole = lockstep.train(run, ranks=2, run_dir=tmp_path / "whole", total_steps=512)
     assert longer["resumed_from"] == "checkpoints/step_256"
     assert longer["params_fingerprint"] == whole["params_fingerprint"]
+
+
+@pytest.mark.slow
+def test_environments_of_an_evaluation_may_start_for_longer_than_a_stall(tmp_path):
+    """They are made before the first step, within `startup_timeout_s`."""
+    env = {"kwargs": {"start_s": 5.0}}
+    task = f"{Path(__file__).with_name('rank_envs.py')}:SlowToStart"
+    run = small(task, env=env, total_steps=256, evaluate_episodes=4, timeout_s=2.0)
+    summary = lockstep.train(run, ranks=2, run_dir=tmp_path / "run")
+    assert (summary["status"], summary["eval_episodes"]) == ("finished", 4)
+    assert summary["startup_s"] > 5 > summary["wall_time_s"]

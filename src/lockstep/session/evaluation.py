@@ -74,7 +74,7 @@ class Player:
 
 
 class Evaluation:
-    """Evaluates a policy; environments are made at the first evaluation and reused.
+    """Evaluates a policy, each time in the same environments.
 
     With a `journal` and `evaluate_video`, rank 0 records one more episode per evaluation in its directory.
     """
@@ -89,6 +89,17 @@ class Evaluation:
         self._clip = clipper(spec.action)
         self._episodes = run.evaluate_episodes or (_EPISODES if spec.image is None else _IMAGE_EPISODES)
         self._envs: dict[int, VectorEnv] = {}
+
+    def make_envs(self) -> None:
+        """Make the environments of the local shards, unless they exist.
+
+        A simulator takes long to start: a training run does it before its first step, within `startup_timeout_s`, and
+        after it has made the environments of training, so that these get the one simulator of this process.
+        """
+        for shard in self._comm.world.shards:
+            num_envs, _ = quota(self._episodes, self._comm.world, shard)
+            if num_envs and shard not in self._envs:
+                self._envs[shard] = make_vector_env(self._task, self._run.env, num_envs, training=False)
 
     def play(self, index: int, *, heartbeat: Callable[[], object]) -> Episodes:
         """Play all episodes of evaluation `index`; returned in shard order on every rank; *collective*.
@@ -114,21 +125,17 @@ class Evaluation:
 
     def _play(self, index: int, heartbeat: Callable[[], object]) -> list[tuple[int, list[float], list[int]]]:
         """Play the episodes of the local shards: shard, returns and lengths of each. Record the video, if any."""
+        self.make_envs()
         results: list[tuple[int, list[float], list[int]]] = []
         world = self._comm.world
         seed = self._run.seed
-        for shard in world.shards:
-            num_envs, episodes = quota(self._episodes, world, shard)
-            if not num_envs:
-                continue
-            if shard not in self._envs:
-                self._envs[shard] = make_vector_env(self._task, self._run.env, num_envs, training=False)
-            num_envs = self._envs[shard].num_envs
+        for shard, env in self._envs.items():
+            _, episodes = quota(self._episodes, world, shard)
             key = f"evaluate {index}/{shard}"
-            seeds = [stream_seed(seed, key, i) for i in range(num_envs)]
-            noise, actor = stream(seed, key), self._player.actor_of(num_envs)
+            seeds = [stream_seed(seed, key, i) for i in range(env.num_envs)]
+            noise, actor = stream(seed, key), self._player.actor_of(env.num_envs)
             played = play(
-                self._envs[shard],
+                env,
                 lambda o, noise=noise, actor=actor: self._choose(o, noise, actor),
                 episodes,
                 seeds,

@@ -249,6 +249,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self._state = RunState(self.world, self._learner, source, self.journal, progress)
         elapsed_s = self._checkpoints.begin(self._state, progress)
         self.solved = self._reached() and self.run.stop_when_solved
+        if self._spec is not None and not self.over:
+            self._evaluation.make_envs()
         self.timers.restart()
         self._started = time.monotonic() - elapsed_s
         self._updated = False
