@@ -149,6 +149,14 @@ class Ringing(Corridor):
         return super().step(action)
 
 
+def mirrored_groups(observation, action, critic):
+    """For `symmetry` of `grouped_envs:Hidden`, in torch: its critic observes speed, position and step."""
+    import torch
+
+    other = torch.cat([-critic[:, :4], critic[:, 4:]], 1)
+    return torch.cat([observation, -observation]), torch.cat([action, 1 - action]), torch.cat([critic, other])
+
+
 def mirrored(observation, action):
     """For `symmetry`, in torch."""
     import torch

@@ -18,12 +18,20 @@ RUNS: dict[str, Run] = {
     "multi-discrete": small("lockstep/Match-v0", num_shards=4, target_kl=0.0005, learning_rate=1e-2),
     "early stop": small("lockstep/Corridor-v0", num_shards=4, total_steps=128 * 100, learning_rate=3e-3, **STOP),
     "symmetric": small("Pendulum-v1", num_shards=4, symmetry="rank_envs:mirrored", normalize_observation=True),
+    "symmetric with a critic's observation": small(
+        "grouped_envs:Hidden",
+        num_shards=4,
+        symmetry="rank_envs:mirrored_groups",
+        normalize_observation=True,
+        **{"env.policy_keys": ("position",), "env.critic_keys": ("speed", "position", "step")},
+    ),
     "uneven": small("CartPole-v1", num_shards=3, num_envs=12, total_steps=20 * 96, log_every=96 * 5),
     # Some shards play no episode of an evaluation, and nothing is logged before the end.
     "sparse": small("CartPole-v1", num_shards=5, num_envs=20, total_steps=5 * 160, evaluate_episodes=3, log_every=None),
 }
 QUICK = ("discrete", "other seed", "continuous")
-SAME = others_slow(["discrete", "continuous", "toy", "multi-discrete", "early stop", "symmetric"], *QUICK)
+SYMMETRIC = ("symmetric", "symmetric with a critic's observation")
+SAME = others_slow(["discrete", "continuous", "toy", "multi-discrete", "early stop", *SYMMETRIC], *QUICK)
 COUNTED = others_slow(["discrete", "continuous", "toy"], *QUICK)
 WORLDS = (1, 2, 4)
 

@@ -44,6 +44,8 @@ class Steps(NamedTuple):
     """[T, B, M - 1, O], normalized: copies of `observation` by `symmetry`."""
     mirrored_action: Array | None = None
     """[T, B, M - 1, ...]: of these copies."""
+    mirrored_critic: Array | None = None
+    """[T, B, M - 1, C], normalized: of these copies, if the critic has its own observation."""
     critic: Array | None = None
     """[T + 1, B, C]: the critic's own observation, normalized, if there is one."""
     final_critic: Array | None = None
@@ -71,6 +73,8 @@ class Batch(NamedTuple):
     """[N, M - 1, O], normalized: copies of the row by `symmetry`."""
     mirrored_action: Array | None = None
     """[N, M - 1, ...]: of these copies."""
+    mirrored_critic: Array | None = None
+    """[N, M - 1, C], normalized: of these copies, if the critic has its own observation."""
     critic: Array | None = None
     """[N, C]: the critic's own observation, if there is one."""
 

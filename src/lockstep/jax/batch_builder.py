@@ -95,6 +95,7 @@ def _batch_and_critic_state(
         begins=begins,
         mirrored_observation=_flat(steps.mirrored_observation),
         mirrored_action=_flat(steps.mirrored_action),
+        mirrored_critic=_flat(steps.mirrored_critic),
         critic=None if critic is None else critic[:rows],
     )
     return batch, critic_state
@@ -283,20 +284,26 @@ class BatchBuilder:
         steps = Steps(*cast(Any, columns), critic=cast(Any, critic))
         if self._symmetry is None:
             return steps
-        observation, action = self._symmetry.mirrored(rollout.observation[:-1], steps.action)
-        mirrored: Any = self._normalize(np.asarray(observation))
-        return steps._replace(mirrored_observation=mirrored, mirrored_action=action)
+        raw = [part for part in split_groups(rollout.observation[:-1], self._policy.spec) if part is not None]
+        copies, action = self._symmetry.mirrored(raw, steps.action)
+        groups: list[Any] = self._normalize_groups([np.asarray(copy) for copy in copies])
+        return steps._replace(
+            mirrored_observation=groups[0],
+            mirrored_action=action,
+            mirrored_critic=groups[1] if len(groups) > 1 else None,
+        )
 
     def _normalize(self, rows: np.ndarray) -> np.ndarray:
         """Rows of a rollout, with the groups of policy and critic each normalized by its own moments."""
-        observations, critics = self.normalizers.observations, self.normalizers.critic_observations
-        if observations is None:
+        if self.normalizers.observations is None:
             return rows
-        observation, critic = split_groups(rows, self._policy.spec)
-        normalized = observations.normalize(observation)
-        if critic is None or critics is None:
-            return normalized
-        return np.concatenate([normalized, critics.normalize(critic)], -1)
+        groups = [part for part in split_groups(rows, self._policy.spec) if part is not None]
+        return np.concatenate(self._normalize_groups(groups), -1)
+
+    def _normalize_groups(self, groups: list[np.ndarray]) -> list[np.ndarray]:
+        """Observations, and the critic's own, if any, each normalized by its own moments, if they are normalized."""
+        moments = (self.normalizers.observations, self.normalizers.critic_observations)
+        return [part if of is None else of.normalize(part) for part, of in zip(groups, moments, strict=False)]
 
     def sums(self, rollout: Rollout, advantage: np.ndarray, target: np.ndarray) -> np.ndarray:
         """A shard's contribution to the moments of advantages and targets [T * B], and whether it has a fault."""

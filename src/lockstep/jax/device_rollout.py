@@ -108,7 +108,7 @@ class DeviceRollout:
         )  # fmt: skip
         if self._symmetry is not None:
             raw = seen.observation if seen.raw is None else seen.raw
-            mirrored, action = self._symmetry.mirrored(raw, seen.action)
+            (mirrored,), action = self._symmetry.mirrored([raw], seen.action)
             if "observations" in normalizers:
                 mirrored = normalizers["observations"].normalize(mirrored, self._observation_limit)
             steps = steps._replace(mirrored_observation=mirrored, mirrored_action=action)

@@ -3,6 +3,9 @@
 Shapes: N transitions; M, the transition and its mirrored copies.
 """
 
+from collections.abc import Sequence
+from typing import cast
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,31 +25,33 @@ class Symmetry:
     """
 
     def __init__(self, path: str, spec: EnvSpec) -> None:
-        function = load_symmetry(path)
+        function = load_symmetry(path, spec)
         self._function = jax.jit(function)
 
-        def call(observation: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, ...]:
-            return tuple(np.asarray(result) for result in function(jnp.asarray(observation), jnp.asarray(action)))
+        def call(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+            return tuple(np.asarray(result) for result in function(*map(jnp.asarray, arrays)))
 
         self._copies = count_copies(path, spec, call)
 
-    def mirrored(self, raw: Array | np.ndarray, action: Array | np.ndarray) -> tuple[Array, Array]:
+    def mirrored(self, raw: Sequence[Array | np.ndarray], action: Array | np.ndarray) -> tuple[list[Array], Array]:
         """The copies of each transition, without itself.
 
         Args:
-            raw: [T, B, *O], observations as the environments returned them: a normalizer's mean is not symmetric.
+            raw: observations [T, B, *O], and the critic's own [T, B, C], if there are any, as the environments returned
+                them: a normalizer's mean is not symmetric.
             action: [T, B] or [T, B, D].
 
         Returns:
-            Observations [T, B, M - 1, *O], to be normalized, and actions [T, B, M - 1] or [T, B, M - 1, D].
+            Observations [T, B, M - 1, *O] and the critic's own [T, B, M - 1, C], to be normalized, and actions
+            [T, B, M - 1] or [T, B, M - 1, D].
         """
         steps, size = action.shape[:2]
-        rows = steps * size
-        results = self._function(raw.reshape(rows, *raw.shape[2:]), action.reshape(rows, *action.shape[2:]))
-        observation, mirrored = (
-            jnp.moveaxis(result.reshape(self._copies, steps, size, *result.shape[1:])[1:], 0, 2) for result in results
+        given = (rows.reshape(steps * size, *rows.shape[2:]) for rows in (raw[0], action, *raw[1:]))
+        observation, mirrored, *critic = (
+            jnp.moveaxis(result.reshape(self._copies, steps, size, *result.shape[1:])[1:], 0, 2)
+            for result in self._function(*given)
         )
-        return observation, mirrored
+        return [observation, *critic], mirrored
 
 
 def augmented(batch: Batch) -> Batch:
@@ -69,4 +74,5 @@ def augmented(batch: Batch) -> Batch:
         advantage=repeated(batch.advantage),
         target=repeated(batch.target),
         weight=repeated(batch.weight / copies),
+        critic=None if batch.mirrored_critic is None else joined(cast(Array, batch.critic), batch.mirrored_critic),
     )

@@ -81,11 +81,6 @@ def check_task(run: Run, spec: EnvSpec) -> None:
             f"bounds_loss_coef={config.bounds_loss_coef} is for continuous actions; those of task={run.task} are "
             f"{spec.action.kind}: use 0"
         )
-    elif config.symmetry is not None and spec.critic_size is not None:
-        raise ConfigError(
-            f"symmetry={config.symmetry} does not mirror the critic's own observation; give both the same groups: "
-            "env.critic_keys as env.policy_keys"
-        )
     elif config.normalize_observation and spec.image is not None:
         raise ConfigError("normalize_observation=true is for vectors; the network scales images: set it false")
     _check_kl_reference(run, spec)
@@ -306,7 +301,7 @@ def _check_recurrent(run: Run) -> None:
     elif network.module is not None:
         reason = f"network.module={network.module} is called with observations alone"
     elif config.symmetry is not None:
-        reason = f"symmetry={config.symmetry} does not mirror the state of recurrent layers"
+        reason = f"symmetry={config.symmetry} does not say what the mirror image of a state of recurrent layers is"
     elif run.precision != "float32":
         reason = f"recurrent layers do not support precision={run.precision}; use float32"
     if reason is not None:

@@ -6,7 +6,7 @@ state.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -45,10 +45,10 @@ class EvaluatedRollout:
     """[T * B, S]: of a recurrent policy, before each step."""
     begins: Tensor | None = None
     """[T * B]: 1 where an episode begins, for a recurrent policy."""
-    raw: Tensor | None = None
-    """[T * B, *O]: `observation` before it was normalized; only for `symmetry`."""
-    normalize: Callable[[Tensor], Tensor] | None = None
-    """The function that made `observation` from `raw`."""
+    raw: Sequence[Tensor] = ()
+    """`observations` before they were normalized; only for `symmetry`."""
+    normalize: Sequence[Callable[[Tensor], Tensor]] = ()
+    """The functions that made each of `observations` from `raw`."""
 
     @property
     def observations(self) -> tuple[Tensor, ...]:
@@ -98,6 +98,8 @@ class Batch(RowBatch):
     """[N, M - 1, *O], normalized: copies of the row by `symmetry`."""
     mirrored_action: Tensor | None = None
     """[N, M - 1] or [N, M - 1, D]: of these copies."""
+    mirrored_critic: Tensor | None = None
+    """[N, M - 1, C], normalized: of these copies, if the critic has its own observation."""
 
     @property
     def inputs(self) -> tuple[Tensor | Sequences | None, ...]:

@@ -3,7 +3,7 @@
 Shapes: K shards of this rank, T steps of a rollout, B environments of a shard, S numbers of a recurrent policy's state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.distributed.comm import Comm
+from lockstep.experience.normalize import RunningMoments
 from lockstep.experience.rollout import Rollout, split_groups
 from lockstep.session.normalizers import Normalizers
 from lockstep.torch.batch import Batch, EvaluatedRollout
@@ -106,7 +107,6 @@ class BatchBuilder:
         )  # fmt: skip
         if self._symmetry is None:
             return batch
-        assert seen.raw is not None and seen.normalize is not None
         return self._symmetry.mirrored(batch, seen.raw, seen.normalize)
 
     def _in_real_units(self, value: Tensor) -> Tensor:
@@ -137,6 +137,7 @@ class BatchBuilder:
             next_value[t, envs] = self._policy(*final, sequences)[1].float()
         reward = self._normalizers.scaled_reward(rollout.reward)
         columns = (reward, rollout.terminated, rollout.ended, rollout.weight)
+        raw, normalize = ([], []) if self._symmetry is None else self._before_normalization(rollout)
         return EvaluatedRollout(
             observation[:-1].flatten(0, 1),
             self._on_device(rollout.action).flatten(0, 1),
@@ -147,8 +148,8 @@ class BatchBuilder:
             critic=None if critic is None else critic[:-1].flatten(0, 1),
             state=None if states is None else states[:-2].flatten(0, 1),
             begins=None if begins is None else begins[:-1].flatten(),
-            raw=None if self._symmetry is None else self._on_device(rollout.observation[:-1]).flatten(0, 1),
-            normalize=lambda rows: self._normalized(rows.numpy(force=True))[0],
+            raw=raw,
+            normalize=normalize,
         )
 
     def _unrolled(
@@ -182,11 +183,20 @@ class BatchBuilder:
     def _normalized(self, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
         """Observations as the acting policy and its critic received them, before this update of the normalizers."""
         observation, critic = split_groups(rows, self._policy.spec)
-        moments, of_critic = self._normalizers.observations, self._normalizers.critic_observations
-        seen = self._on_device(observation if moments is None else moments.normalize(observation))
-        if critic is None:
-            return seen, None
-        return seen, self._on_device(critic if of_critic is None else of_critic.normalize(critic))
+        seen = self._normalized_group(observation, self._normalizers.observations)
+        return seen, None if critic is None else self._normalized_group(critic, self._normalizers.critic_observations)
+
+    def _normalized_group(self, rows: np.ndarray, moments: RunningMoments | None) -> Tensor:
+        return self._on_device(rows if moments is None else moments.normalize(rows))
+
+    def _before_normalization(self, rollout: Rollout) -> tuple[list[Tensor], list[Callable[[Tensor], Tensor]]]:
+        """The groups of observations as the environments returned them, and the functions that normalize each."""
+        moments = (self._normalizers.observations, self._normalizers.critic_observations)
+        groups = [part for part in split_groups(rollout.observation[:-1], self._policy.spec) if part is not None]
+        raw = [self._on_device(group).flatten(0, 1) for group in groups]
+        return raw, [
+            lambda rows, of=of: self._normalized_group(rows.numpy(force=True), of) for of in moments[: len(groups)]
+        ]
 
     def _on_device(self, array: np.ndarray) -> Tensor:
         return to_device(np.ascontiguousarray(array), self._device)

@@ -260,7 +260,6 @@ class _Shard:
         _, episodes, sums = np.split(facts, [1, 1 + 2 * len(env)])
         self.episodes.report(episodes.reshape(2, -1))
         flat = [group.seen[:-1].flatten(0, 1) for group in self.groups]
-        policy = self.groups[0]
         scaled = reward * self._reward_scale
         evaluated = EvaluatedRollout(
             observation=flat[0],
@@ -275,8 +274,8 @@ class _Shard:
             critic=flat[1] if len(flat) > 1 else None,
             state=self.states[:-1].flatten(0, 1) if self._policy.state_size > 0 else None,
             begins=self.begins[:-1].flatten() if self._policy.state_size > 0 else None,
-            raw=policy.raw[:-1].flatten(0, 1),
-            normalize=policy.normalized,
+            raw=[group.raw[:-1].flatten(0, 1) for group in self.groups],
+            normalize=[group.normalized for group in self.groups],
         )
         to_host = lambda: self._to_host(weight, first_env)  # noqa: E731
         return TensorRollout(evaluated, sums, None if facts[0] else to_host().fault, to_host)

@@ -159,7 +159,8 @@ class PPO:
         """Return a function that takes a gradient step on `rows` rows of weight 0, without messages or effects."""
         batch = Batch.blank(self.policy.spec, rows, self.comm.device, self.policy.state_size, self.sequence_length)
         if self._symmetry is not None:
-            batch = self._symmetry.mirrored(batch, batch.observation, lambda rows: rows)
+            raw = [batch.observation, *([] if batch.critic is None else [batch.critic])]
+            batch = self._symmetry.mirrored(batch, raw, [Tensor.contiguous] * len(raw))
         return warmup(self.flat, [self.optimizer], lambda: self._loss(batch))
 
     def _accumulate_gradients(self, parts: Sequence[Batch]) -> None:

@@ -3,8 +3,9 @@
 Shapes: N transitions; M, the transition and its mirrored copies.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -25,26 +26,32 @@ class Symmetry:
     """
 
     def __init__(self, path: str, spec: EnvSpec, device: torch.device) -> None:
-        self._function = function = load_symmetry(path)
+        self._function = function = load_symmetry(path, spec)
 
-        def call(observation: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, ...]:
-            given = (torch.from_numpy(array).to(device) for array in (observation, action))
+        def call(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+            given = (torch.from_numpy(array).to(device) for array in arrays)
             return tuple(result.numpy(force=True) for result in function(*given))
 
         self._copies = count_copies(path, spec, call)
 
     @torch.no_grad()
-    def mirrored(self, batch: Batch, raw: Tensor, normalize: Callable[[Tensor], Tensor]) -> Batch:
-        """The batch with the columns `mirrored_observation` and `mirrored_action`.
+    def mirrored(self, batch: Batch, raw: Sequence[Tensor], normalize: Sequence[Callable[[Tensor], Tensor]]) -> Batch:
+        """The batch with the columns `mirrored_observation`, `mirrored_action` and `mirrored_critic`.
 
         Args:
             batch: N transitions.
-            raw: [N, *O], their observations as the environments returned them: a normalizer's mean is not symmetric.
-            normalize: as the observations of the batch were normalized.
+            raw: observations [N, *O], and the critic's own [N, C], if there are any, as the environments returned them:
+                a normalizer's mean is not symmetric.
+            normalize: for each of `raw`, the function that normalized it for the batch.
         """
-        results = self._function(raw, batch.action)
-        observation, action = (x.unflatten(0, (self._copies, -1))[1:].transpose(0, 1) for x in results)
-        return replace(batch, mirrored_observation=normalize(observation), mirrored_action=action)
+        results = self._function(raw[0], batch.action, *raw[1:])
+        observation, action, *critic = (x.unflatten(0, (self._copies, -1))[1:].transpose(0, 1) for x in results)
+        return replace(
+            batch,
+            mirrored_observation=normalize[0](observation),
+            mirrored_action=action,
+            mirrored_critic=normalize[1](critic[0]) if critic else None,
+        )
 
 
 @torch.no_grad()
@@ -69,6 +76,8 @@ def augmented(batch: Batch) -> Batch:
         advantage=repeated(batch.advantage),
         target=repeated(batch.target),
         weight=repeated(batch.weight / copies),
+        critic=None if batch.mirrored_critic is None else joined(cast(Tensor, batch.critic), batch.mirrored_critic),
         mirrored_observation=None,
         mirrored_action=None,
+        mirrored_critic=None,
     )

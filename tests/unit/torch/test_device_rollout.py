@@ -294,6 +294,29 @@ def test_ppo_learns_with_a_critic_of_its_own_observation(normalize):
         assert np.isfinite(list(ppo.metrics.read().values())).all()
 
 
+def mirrored(observation, action, critic):
+    return torch.cat([observation, -observation]), torch.cat([action, -action]), torch.cat([critic, 1 - critic])
+
+
+@pytest.mark.slow
+def test_symmetry_mirrors_the_critics_observation_before_it_is_normalized():
+    config = PPOConfig(num_steps=STEPS, normalize_observation=True, symmetry=f"{__name__}:mirrored")
+    run = Run(task=WALK, num_envs=ENVS, algorithm=config, network=NetworkConfig(hidden=(8,)))
+    envs = [make_tensor_env(WALK, EnvConfig(), ENVS, CPU)]
+    with Comm(World(), device="cpu") as comm:
+        ppo = PPO(run, Policy(envs[0].spec, run.network, seed=0), comm)
+        for moments in (ppo.normalizers.observations, ppo.normalizers.critic_observations):
+            moments.restore({name: array + 1 for name, array in moments.state().items()})
+        made = TensorCollector(
+            comm, envs, ppo.policy, ppo.normalizers, num_steps=STEPS, gamma=0.9, seed=3, timers=Timers()
+        )
+        (rollout,) = made.collect()
+        batch, (policy, critic) = ppo._builder.batch(0, rollout), made._shards[0].groups
+    torch.testing.assert_close(batch.mirrored_observation[:, 0], policy.normalized(-policy.raw[:-1].flatten(0, 1)))
+    torch.testing.assert_close(batch.mirrored_critic[:, 0], critic.normalized(1 - critic.raw[:-1].flatten(0, 1)))
+    assert not torch.equal(batch.mirrored_critic[:, 0], 1 - batch.critic)
+
+
 def test_a_shared_body_with_a_critic_of_its_own_observation_is_refused():
     spec = make_tensor_env(WALK, EnvConfig(), 1, CPU).spec
     with pytest.raises(ConfigError, match=r"network.shared=true.*use null or false"):

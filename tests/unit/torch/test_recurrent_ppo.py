@@ -182,7 +182,7 @@ def test_gradient_equals_a_plain_implementation(name, autoreset):
     ("changes", "message"),
     [
         ({"network.module": "a:B"}, "network.recurrent=gru: network.module=a:B is called with observations alone"),
-        ({"symmetry": "a:b"}, "does not mirror the state"),
+        ({"symmetry": "a:b"}, "mirror image of a state of recurrent layers"),
         ({"precision": "bfloat16"}, "precision=bfloat16"),
         ({"network.recurrent": "none"}, "sequence_length=4 is for recurrent policies"),
     ],
