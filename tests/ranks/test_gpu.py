@@ -114,6 +114,22 @@ def test_captured_steps_have_the_same_bits(tmp_path, case):
 
 
 @NEEDS_GPU
+@pytest.mark.parametrize("case", ["dqn", "dqn, prioritized", "sac", "td3"])
+def test_replay_on_the_gpu_has_the_same_bits(tmp_path, case):
+    """The copies of observations from the host are on a stream of their own: none may be used before its end."""
+    name, config, _ = STATED_WAITS[case]
+    learners = {}
+    for where in ("cuda", "cpu"):
+        learners[where] = make(name, tmp_path, "cuda", config | {"replay_device": where})
+        assert (learners[where].learner.storage.make_rows is not None) == (where == "cuda")
+        for number in range(10):
+            learners[where].update(number)
+    found = values(learners["cuda"].learner)
+    for key, value in values(learners["cpu"].learner).items():
+        assert torch.equal(value, found[key]), key
+
+
+@NEEDS_GPU
 def test_captured_run_trains_and_repeats_itself(tmp_path):
     first = train(tmp_path / "a", "--set", "num_shards=2", "--set", "capture=true")
     second = train(tmp_path / "b", "--set", "num_shards=2", "--set", "capture=true")

@@ -1,6 +1,7 @@
 """Settings of learning from a replay buffer, shared by DQN, SAC and TD3."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from lockstep.algorithms import checks
 from lockstep.errors import ConfigError
@@ -25,6 +26,9 @@ class ReplayConfig:
     """Transitions in the replay buffer, all ranks together; each shard holds an equal part."""
     replay_path: str | None = None
     """Hold observations in memory-mapped files in this directory instead of in memory."""
+    replay_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where observations are stored: `auto` is the rank's GPU where they fit into half of its free memory, else the
+    host. The choice changes no number. torch only."""
     checkpoint_replay: bool = True
     """Whether checkpoints include the replay buffer; otherwise a resumed run fills a new one before it learns."""
     gamma: float = 0.99
@@ -47,6 +51,11 @@ class ReplayConfig:
         checks.at_least(self, 0, "learning_starts", "priority_exponent")
         checks.positive(self, "updates_per_step", "priority_eps")
         checks.fraction(self, "gamma", "importance_exponent")
+        if self.replay_device == "cuda" and self.replay_path is not None:
+            raise ConfigError(
+                f"replay_device=cuda stores observations in the GPU's memory, and replay_path={self.replay_path} in "
+                "files; leave one of them out"
+            )
         if self.capacity < self.batch_size:
             raise ConfigError(f"capacity={self.capacity} must be at least batch_size={self.batch_size}")
 

@@ -5,13 +5,70 @@ Shapes: B environments, E of them, R rows of a ring, N rows anywhere, `*O` obser
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
+
+
+class Rows(Protocol):
+    """Storage of rows of one shape, all 0 at first: in the host's memory, or on a device."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of rows, then the shape of a row."""
+        ...
+
+    def write(self, index: np.ndarray, rows: np.ndarray) -> None:
+        """Set the rows at `index` [E], without duplicates, to `rows` [E, *row]."""
+        ...
+
+    def read(self, index: np.ndarray, absent: np.ndarray | None = None) -> Any:
+        """New memory with the rows at `index`, of any shape; 0 where `absent`, of the same shape."""
+        ...
+
+    def to_numpy(self) -> np.ndarray:
+        """All rows; those in the host's memory without a copy."""
+        ...
+
+    def load(self, rows: np.ndarray) -> None:
+        """Set all rows."""
+        ...
+
+
+MakeRows = Callable[[tuple[int, ...], np.dtype[Any]], Rows]
+"""Makes rows of a shape and a type."""
+
+
+class HostRows:
+    """Rows in the host's memory, or in a file that is mapped into it."""
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self._rows = rows
+        self.shape = rows.shape
+
+    def write(self, index: np.ndarray, rows: np.ndarray) -> None:
+        """Set the rows at `index` [E] to `rows` [E, *row]."""
+        self._rows[index] = rows
+
+    def read(self, index: np.ndarray, absent: np.ndarray | None = None) -> np.ndarray:
+        """The rows at `index`, of any shape; 0 where `absent`."""
+        rows = self._rows[index]
+        if absent is not None and absent.any():
+            rows[absent] = 0
+        return rows
+
+    def to_numpy(self) -> np.ndarray:
+        """All rows, without a copy."""
+        return self._rows
+
+    def load(self, rows: np.ndarray) -> None:
+        """Set all rows."""
+        np.copyto(self._rows, rows)
 
 
 class Frames:
@@ -26,19 +83,25 @@ class Frames:
         num_rows: R.
         path: a file for the rows, mapped into memory. It is created, its space is reserved, and it is removed when the
             process ends.
+        make_rows: makes the storage of the rows elsewhere, as on a device.
 
     Raises:
         ConfigError: the file cannot be made, or its disk is too full.
     """
 
-    def __init__(self, spec: EnvSpec, num_envs: int, num_rows: int, path: Path | None = None) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        num_envs: int,
+        num_rows: int,
+        path: Path | None = None,
+        make_rows: MakeRows | None = None,
+    ) -> None:
         self.num_rows, self._depth, self._shape = num_rows, spec.frames, spec.observation_shape
-        shape, kind = (num_envs * num_rows, *_row_shape(spec)), np.dtype(spec.observation_dtype)
-        if path is None:
-            self.row = np.empty(shape, kind)
-            self.row.fill(0)  # takes the memory now, not in mid-training
-        else:
-            self.row = _mapped(path, shape, kind)
+        shape, self._kind = (num_envs * num_rows, *_row_shape(spec)), np.dtype(spec.observation_dtype)
+        self._rows = _host_rows(shape, self._kind, path) if make_rows is None else make_rows(shape, self._kind)
+        self._newest = np.zeros((num_envs, *shape[1:]), self._kind)
+        """The newest row of each environment, also where the host cannot read the rows without waiting."""
         self.age = np.full(num_envs * num_rows, 0, np.uint8)
         """Of each row: how many rows before it belong to its stack."""
         self.written = np.zeros(num_envs, np.int64)
@@ -74,7 +137,7 @@ class Frames:
         """
         if self._depth == 1:
             return self._append(env, observation, 0)
-        newest = observation[:, -self.row.shape[1] :]
+        newest = observation[:, -self._newest.shape[1] :]
         if not first:
             return self._append(env, newest, np.minimum(self.age[self.index(env)] + 1, self._depth - 1))
         older = observation.reshape(len(env), self._depth, -1)[:, :-1]
@@ -92,18 +155,33 @@ class Frames:
 
     def newest_is(self, observation: np.ndarray) -> bool:
         """Whether the newest rows are those of observations [B, *O]; of stacks the newest frame is compared."""
-        newest = observation if self._depth == 1 else observation[:, -self.row.shape[1] :]
-        return bool((self.written > 0).all() and (self.row[self.index(self.env)] == newest).all())
+        newest = observation if self._depth == 1 else observation[:, -self._newest.shape[1] :]
+        return bool((self.written > 0).all() and (self._newest == newest).all())
 
-    def observation(self, index: np.ndarray) -> np.ndarray:
-        """Observations [N, *O] at rows [N]."""
+    def observation(self, index: np.ndarray) -> Any:
+        """Observations [..., *O] at rows [...], where the rows are stored."""
         if self._depth == 1:
-            return self.row[index]
-        stack = self.row[self.after(index[:, None], -self._back)]
-        absent = self.age[index][:, None] < self._back
-        if absent.any():
-            stack[absent] = 0
-        return stack.reshape(len(index), *self._shape)
+            return self._rows.read(index)
+        absent = self.age[index][..., None] < self._back
+        stack = self._rows.read(self.after(index[..., None], -self._back), absent)
+        return stack.reshape(*index.shape, *self._shape)
+
+    def to_numpy(self) -> np.ndarray:
+        """All rows, for a checkpoint; those in the host's memory without a copy."""
+        return self._rows.to_numpy()
+
+    def fits(self, rows: np.ndarray) -> bool:
+        """Whether an array has the shape and the type of all rows."""
+        return (rows.shape, rows.dtype) == (self._rows.shape, self._kind)
+
+    def load(self, rows: np.ndarray) -> None:
+        """Set all rows, after `written`."""
+        self._rows.load(rows)
+        np.copyto(self._newest, rows[self.index(self.env)])
+
+    def close(self) -> None:
+        """Free the rows."""
+        self._rows = HostRows(np.empty((0, *self._rows.shape[1:]), self._kind))
 
     def _append(self, env: np.ndarray, row: np.ndarray, age: np.ndarray | int) -> np.ndarray:
         self.written[env] += 1
@@ -113,7 +191,9 @@ class Frames:
         else:
             near = self.after(index[:, None], self._back)
             lost = near[self.age[near] >= self._back]
-        self.row[index], self.age[index] = row, age
+        self._rows.write(index, row)
+        self._newest[env] = row
+        self.age[index] = age
         return lost
 
 
@@ -135,6 +215,15 @@ def observation_bytes(spec: EnvSpec, num_rows: int) -> int:
 def _row_shape(spec: EnvSpec) -> tuple[int, ...]:
     """Of one frame of a stack, or of the whole observation."""
     return (spec.observation_shape[0] // spec.frames, *spec.observation_shape[1:])
+
+
+def _host_rows(shape: tuple[int, ...], kind: np.dtype[Any], path: Path | None) -> HostRows:
+    """Rows in memory, or in a file."""
+    if path is not None:
+        return HostRows(_mapped(path, shape, kind))
+    rows = np.empty(shape, kind)
+    rows.fill(0)  # takes the memory now, not in mid-training
+    return HostRows(rows)
 
 
 def _mapped(path: Path, shape: tuple[int, ...], kind: np.dtype[Any]) -> np.ndarray:

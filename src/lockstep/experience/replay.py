@@ -15,7 +15,7 @@ import numpy as np
 
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
-from lockstep.experience.frames import Frames, ring_rows
+from lockstep.experience.frames import Frames, MakeRows, ring_rows
 from lockstep.experience.rollout import Rollout
 from lockstep.experience.sum_tree import SumTree
 
@@ -26,15 +26,15 @@ _SPARSE = 8  # with fewer than one valid row in this many, valid rows are listed
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """Sampled transitions, as new arrays."""
+    """Sampled transitions, as new arrays; observations where the buffer stores them."""
 
-    observation: np.ndarray
-    """[N, *O], uint8 or float32."""
+    observation: Any
+    """[N, *O], uint8 or float32: an array, or a tensor on the device."""
     action: np.ndarray
     """[N] or [N, D], as drawn."""
     return_: np.ndarray
     """[N] float32, r_0 + gamma r_1 + ... over the steps that were taken: n, or fewer where the episode ended."""
-    next_observation: np.ndarray
+    next_observation: Any
     """[N, *O], after these steps; of a truncated episode the true final one. Without meaning where `discount` is 0."""
     discount: np.ndarray
     """[N] float32, what a value of `next_observation` counts: gamma to the steps taken, 0 after termination."""
@@ -65,6 +65,7 @@ class Replay:
         priority_eps: eps.
         path: a file for the observations, mapped into memory. It is created, its space is reserved, and it is removed
             when the process ends.
+        make_rows: makes the storage of the observations elsewhere, as on a device.
 
     Raises:
         ConfigError: the file cannot be made, or its disk is too full.
@@ -82,9 +83,10 @@ class Replay:
         priority_exponent: float = 0.6,
         priority_eps: float = 1e-6,
         path: Path | None = None,
+        make_rows: MakeRows | None = None,
     ) -> None:
         self._n, self._same_step = n_step, spec.autoreset == "same_step"
-        self._frames = Frames(spec, num_envs, ring_rows(spec, num_envs, capacity, n_step), path)
+        self._frames = Frames(spec, num_envs, ring_rows(spec, num_envs, capacity, n_step), path, make_rows)
         total = num_envs * self._frames.num_rows
         width = () if spec.action.kind == "discrete" else (spec.action.width,)
         self._action = np.full((total, *width), 0, np.float32 if spec.action.kind == "continuous" else np.int64)
@@ -161,11 +163,12 @@ class Replay:
         np.logical_and.accumulate(kind[:, :-1] == _GOES_ON, axis=1, out=taken[:, 1:])
         length = taken.sum(1)
         goes_on = kind[np.arange(rows), length - 1] != _TERMINATED
+        observation, following = self._frames.observation(np.stack([index, self._frames.after(index, length)]))
         return Transitions(
-            self._frames.observation(index),
+            observation,
             self._action[index],
             (np.where(taken, self._reward[steps], 0.0) * self._discounts[:-1]).sum(1).astype(np.float32),
-            self._frames.observation(self._frames.after(index, length)),
+            following,
             (self._discounts[length] * goes_on).astype(np.float32),
             probability,
             index,
@@ -185,15 +188,20 @@ class Replay:
         self._tree.set(index[known], priority)
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint. Arrays are not copied: copy them before the next step."""
+        """State for a checkpoint, the same wherever the observations are stored.
+
+        Arrays are not copied, except for observations on a device: copy them before the next step.
+        """
+        state = {"observation": self._frames.to_numpy()} | self._arrays()
         if self._tree is None:
-            return self._arrays()
+            return state
         priority = self._tree.values(np.arange(self._tree.capacity))
-        return self._arrays() | {"priority": priority, "largest": self._largest}
+        return state | {"priority": priority, "largest": self._largest}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a `state`. Raises `ConfigError` if its shapes differ."""
         arrays, same = self._arrays(), ("priority" in state) == (self._tree is not None)
+        same = same and self._frames.fits(state["observation"])
         if not same or any((state[name].shape, state[name].dtype) != (a.shape, a.dtype) for name, a in arrays.items()):
             raise ConfigError(
                 "the checkpoint holds a replay of another shape; resume with the num_envs, algorithm.capacity, "
@@ -201,6 +209,7 @@ class Replay:
             )
         for name, array in arrays.items():
             np.copyto(array, state[name])
+        self._frames.load(state["observation"])
         if self._tree is not None:
             self._largest = float(state["largest"])
             self._tree.set(np.arange(self._tree.capacity), state["priority"])
@@ -209,12 +218,12 @@ class Replay:
     def close(self) -> None:
         """Free the observations, and their file if there is one. Nothing can be sampled any more."""
         self.size = 0
-        self._frames.row = self._frames.row[:0].copy()
+        self._frames.close()
 
     def _arrays(self) -> dict[str, np.ndarray]:
+        """The state beside observations and priorities."""
         frames = self._frames
         return {
-            "observation": frames.row,
             "age": frames.age,
             "written": frames.written,
             "action": self._action,

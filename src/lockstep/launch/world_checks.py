@@ -26,20 +26,24 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
         return  # a restarted run has the shards of its checkpoint, and this start may be a restart
     shards = run.with_shards(world, num_shards)
     run.minibatch_rows(shards)
+    from lockstep.algorithms.replay import ReplayConfig
+    from lockstep.launch.gpus import installed_gpus
     from lockstep.run import Run
-    from lockstep.session.checks import check_host, check_rows
+    from lockstep.session.checks import check_host, check_replay_device, check_rows
 
+    on_gpus = run.device != "cpu" and run.ml_framework == "torch"
+    gpus = installed_gpus() if on_gpus else 0  # without torch, whose import takes seconds; the ranks ask torch itself
     if not isinstance(run, Run):
         check_rows(run, shards)
-    elif run.algo != "ppo":
+    elif isinstance(run.algorithm, ReplayConfig):
         from lockstep.envs.make import env_spec
 
-        check_host(run, env_spec(run.task, run.env), shards)
-    if run.device == "cpu" or world.launcher != "none" or run.ml_framework == "jax":
+        check_replay_device(run, gpus)
+        # The ranks compare with the memory of their GPUs, and check again.
+        may_be_on_gpus = gpus > 0 and run.algorithm.replay_device != "cpu" and run.algorithm.replay_path is None
+        check_host(run, env_spec(run.task, run.env), shards, on_device=may_be_on_gpus)
+    if not on_gpus or world.launcher != "none":
         return  # under a launcher, and in JAX, every rank checks its own device
-    from lockstep.launch.gpus import installed_gpus
-
-    gpus = installed_gpus()  # without torch, whose import takes seconds; the ranks ask torch itself
     if run.device == "cuda" or run.backend == "nccl":
         wanted = "device=cuda" if run.device == "cuda" else "backend=nccl"
         if gpus == 0:

@@ -318,13 +318,43 @@ def check_custom_heads(path: str, algorithm: DQNConfig) -> None:
             )
 
 
-def check_host(run: Run, spec: EnvSpec, world: World) -> None:
-    """Raise `ConfigError` if this host lacks the memory or the disk space for the replay buffers of its ranks."""
+def check_replay_device(run: Run, num_gpus: int) -> None:
+    """Raise `ConfigError` for `replay_device=cuda` where no rank has a GPU for its replay buffers.
+
+    Args:
+        run: the config.
+        num_gpus: GPUs that the ranks of this host can use.
+    """
+    config = run.algorithm
+    if not isinstance(config, ReplayConfig) or config.replay_device != "cuda":
+        return
+    reason = None
+    if run.ml_framework == "jax":
+        reason = "ml_framework=jax samples from the host's memory"
+    elif run.device == "cpu":
+        reason = "device=cpu computes on CPUs"
+    elif num_gpus == 0:
+        reason = "there is no GPU that torch can use (`lockstep doctor` says why)"
+    if reason is not None:
+        raise ConfigError(f"replay_device=cuda, but {reason}; use --set replay_device=auto")
+
+
+def check_host(run: Run, spec: EnvSpec, world: World, *, on_device: bool = False) -> None:
+    """Raise `ConfigError` if this host lacks the memory or the disk space for the replay buffers of its ranks.
+
+    Args:
+        run: the config.
+        spec: of its environments.
+        world: the ranks.
+        on_device: whether observations are in the memory of devices.
+    """
     config = run.algorithm
     if not isinstance(config, ReplayConfig):
         return
-    memory, whole = bytes_of_host(run, spec, world), bytes_of_host(run, spec, world, mapped=False)
-    check_memory(config.capacity, memory, copy=whole if config.checkpoint_replay else 0)
+    memory = bytes_of_host(run, spec, world, mapped=on_device or None)
+    whole = bytes_of_host(run, spec, world, mapped=False)
+    from_device = whole - memory if on_device else 0  # copied to the host before they are copied for the checkpoint
+    check_memory(config.capacity, memory, copy=whole + from_device if config.checkpoint_replay else 0)
     if config.replay_path is not None:
         _check_disk(Path(config.replay_path), whole - memory)
 
@@ -336,7 +366,7 @@ def bytes_of_host(run: Run, spec: EnvSpec, world: World, *, mapped: bool | None 
         run: the config, of an algorithm with a replay buffer.
         spec: of its environments.
         world: the ranks.
-        mapped: exclude observations in mapped files; default: from the config.
+        mapped: exclude observations, which are in mapped files or on devices; default: those in files of the config.
     """
     config = run.algorithm
     assert isinstance(config, ReplayConfig)

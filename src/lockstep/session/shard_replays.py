@@ -11,13 +11,14 @@ from lockstep.distributed.comm import Comm
 from lockstep.distributed.timers import LEARN
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
+from lockstep.experience.frames import MakeRows
 from lockstep.experience.memory import in_words
 from lockstep.experience.replay import Replay, Transitions
 from lockstep.experience.rollout import Rollout
 from lockstep.record.journal import Journal
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.checks import bytes_of_host, check_host
+from lockstep.session.checks import bytes_of_host, check_host, check_replay_device
 from lockstep.world import World, stream
 
 TAKEN, _BEGIN, _PENDING = range(3)
@@ -36,6 +37,18 @@ class Replayed(NamedTuple):
     """Of the run, completed before this rollout."""
 
 
+class ObservationStorage(NamedTuple):
+    """Where a rank's replay buffers store observations."""
+
+    make_rows: MakeRows | None = None
+    """Makes the storage on the rank's device; None: in the host's memory, or in files."""
+    decision: str = ""
+    """Why there, for the log; empty where there was nothing to decide."""
+
+
+ON_HOST = ObservationStorage()
+
+
 class ShardReplays:
     """The replay buffer and the random stream of each local shard.
 
@@ -43,6 +56,7 @@ class ShardReplays:
         run: the config.
         spec: of the environments.
         comm: the ranks; making the buffers is *collective*.
+        storage: of the observations.
 
     Attributes:
         rows: transitions that each shard draws for a gradient step (N).
@@ -52,7 +66,7 @@ class ShardReplays:
             a gradient step that is pending.
     """
 
-    def __init__(self, run: Run, spec: EnvSpec, comm: Comm) -> None:
+    def __init__(self, run: Run, spec: EnvSpec, comm: Comm, storage: ObservationStorage = ON_HOST) -> None:
         config = run.algorithm
         world = comm.world
         assert isinstance(config, ReplayConfig)
@@ -60,7 +74,7 @@ class ShardReplays:
         self._seed = run.seed
         self._comm = comm
         self.rows = config.minibatch_rows(world.shard_size(run.num_envs, "num_envs"), world.num_shards)
-        self.replays = make_replays(run, spec, comm)
+        self.replays = make_replays(run, spec, comm, storage)
         self.streams = [stream(run.seed, "replay", shard) for shard in world.shards]
         self.counters = np.array([0.0, config.learning_starts, 0.0])
 
@@ -161,7 +175,7 @@ def importance_weights(config: ReplayConfig, probability: np.ndarray, size: int,
     return ((size * probability) ** -beta).astype(np.float32)
 
 
-def make_replays(run: Run, spec: EnvSpec, comm: Comm) -> list[Replay]:
+def make_replays(run: Run, spec: EnvSpec, comm: Comm, storage: ObservationStorage = ON_HOST) -> list[Replay]:
     """Make the replay buffer of each local shard; *collective*.
 
     Raises:
@@ -172,7 +186,9 @@ def make_replays(run: Run, spec: EnvSpec, comm: Comm) -> list[Replay]:
     num_envs, capacity = world.shard_size(run.num_envs, "num_envs"), world.shard_size(c.capacity, "capacity")
     problem = ""
     try:
-        check_host(run, spec, world)
+        if c.replay_device == "cuda" and storage.make_rows is None:
+            check_replay_device(run, num_gpus=0)
+        check_host(run, spec, world, on_device=storage.make_rows is not None)
     except ConfigError as error:
         problem = str(error)
     # All ranks check before the first one allocates.
@@ -190,20 +206,27 @@ def make_replays(run: Run, spec: EnvSpec, comm: Comm) -> list[Replay]:
             priority_exponent=c.priority_exponent,
             priority_eps=c.priority_eps,
             path=None if c.replay_path is None else Path(c.replay_path) / f"shard_{shard}.frames",
+            make_rows=storage.make_rows,
         )
         for shard in world.shards
     ]
 
 
-def announce(journal: Journal, run: Run, spec: EnvSpec, world: World) -> None:
+def announce(journal: Journal, run: Run, spec: EnvSpec, world: World, storage: ObservationStorage = ON_HOST) -> None:
     """Print at the start how much memory the replay takes, and warn if learning never starts."""
     c = run.algorithm
     assert isinstance(c, ReplayConfig)
-    memory, whole = bytes_of_host(run, spec, world), bytes_of_host(run, spec, world, mapped=False)
+    on_device = storage.make_rows is not None
+    memory = bytes_of_host(run, spec, world, mapped=on_device or None)
+    whole = bytes_of_host(run, spec, world, mapped=False)
     text = f"replay: {c.capacity} transitions in {world.num_shards} part{'s' * (world.num_shards > 1)}, "
     text += f"{in_words(memory)} of memory on this host"
-    if c.checkpoint_replay:
+    if c.checkpoint_replay and on_device:
+        text += f", up to {in_words(2 * whole - memory)} more for the copy that checkpoints take"
+    elif c.checkpoint_replay:
         text += ", as much again for the copy that checkpoints take"
+    if storage.decision:
+        text += f"; replay_device={c.replay_device}: {storage.decision}"
     if c.replay_path is not None:
         text += f", {in_words(whole - memory)} in {c.replay_path}"
     journal.say(text)

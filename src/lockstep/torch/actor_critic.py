@@ -26,10 +26,11 @@ from lockstep.torch.adam import Adam
 from lockstep.torch.capture import capture_step
 from lockstep.torch.comm import Comm
 from lockstep.torch.continuous_policy import ContinuousPolicy
+from lockstep.torch.device_rows import observation_storage
 from lockstep.torch.flat import FlatParameters, frozen_copy
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.non_finite import LossReader
-from lockstep.torch.transfer import to_device
+from lockstep.torch.transfer import CopyStream, to_device
 from lockstep.torch.transitions import TransitionBatch, priorities_to_host
 from lockstep.torch.warmup import warmup
 
@@ -81,7 +82,9 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self._policy_sums = policy_sums
         self._num_sums = 2 + len(VALUE_METRICS) + len(policy_sums)
         self._num_actions = num_actions
-        self._shards = ShardReplays(run, policy.spec, comm)
+        self.storage = observation_storage(run, policy.spec, comm)
+        self._shards = ShardReplays(run, policy.spec, comm, self.storage)
+        self._copies = CopyStream(device)
         self.rows = self._shards.rows
         self.replays = self._shards.replays
         self.shard_state = self._shards.shard_state
@@ -128,7 +131,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
     def _parts(self, drawn: Sequence[Transitions], weights: Sequence[np.ndarray]) -> list[TransitionBatch]:
         """Each shard's part of a minibatch on the device, with the noise of its actions."""
         noise = self._shards.noise(self._num_actions, self.policy.spec.action.width)
-        return [TransitionBatch.of(d, w, self.comm.device, e) for d, w, e in zip(drawn, weights, noise, strict=True)]
+        return [TransitionBatch.of(d, w, self._copies, e) for d, w, e in zip(drawn, weights, noise, strict=True)]
 
     def _step(self, parts: Sequence[TransitionBatch], drawn: Sequence[Transitions]) -> Tensor:
         """One gradient step on every shard's part [N] of a minibatch, skipped on all ranks if any number is not finite.

@@ -27,13 +27,14 @@ from lockstep.torch import value_losses as losses
 from lockstep.torch.adam import Adam
 from lockstep.torch.capture import announce_capture, capture_step
 from lockstep.torch.comm import Comm
+from lockstep.torch.device_rows import observation_storage
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.networks import actor_of
 from lockstep.torch.non_finite import LossReader
 from lockstep.torch.q_networks import QPolicy, noisy_actor
 from lockstep.torch.session import Session
-from lockstep.torch.transfer import to_device
+from lockstep.torch.transfer import CopyStream, to_device
 from lockstep.torch.transitions import TransitionBatch, priorities_to_host
 from lockstep.torch.warmup import warmup
 from lockstep.world import block, stream, stream_seed
@@ -55,7 +56,9 @@ class DQN:
         self.policy = policy
         self.comm = comm
         self._seed = run.seed
-        self._shards = ShardReplays(run, policy.spec, comm)
+        self.storage = observation_storage(run, policy.spec, comm)
+        self._shards = ShardReplays(run, policy.spec, comm, self.storage)
+        self._copies = CopyStream(comm.device)
         self.rows = self._shards.rows
         self.replays = self._shards.replays
         self.shard_state = self._shards.shard_state
@@ -109,7 +112,7 @@ class DQN:
         sums = torch.zeros_like(self._skipped)
         minibatches: list[list[TransitionBatch]] = []
         for drawn, weights in self._shards.minibatches(replayed):
-            parts = [TransitionBatch.of(*pair, self.comm.device) for pair in zip(drawn, weights, strict=True)]
+            parts = [TransitionBatch.of(*pair, self._copies) for pair in zip(drawn, weights, strict=True)]
             sums += self._step(parts, drawn)
             if self._stop_on_non_finite:
                 minibatches.append(parts)
@@ -282,7 +285,7 @@ def train(session: Session[Run]) -> None:
     dqn = DQN(run, policy, comm)
     session.begin(policy, None, dqn)
     dqn.copy_to_target()  # `init_from` may have changed the policy
-    announce(session.journal, run, policy.spec, comm.world)
+    announce(session.journal, run, policy.spec, comm.world, dqn.storage)
     envs = [block(run.num_envs, comm.world.num_shards, shard) for shard in comm.world.shards]
     actor = noisy_actor(policy, comm.device, run.seed, envs) if config.noisy else actor_of(policy, comm.device)
     explorer = EpsilonGreedy(session.spec.action)

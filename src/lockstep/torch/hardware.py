@@ -78,3 +78,8 @@ def kind_of(device: torch.device) -> str:
 def peak_memory(device: torch.device) -> int | None:
     """The most memory of a GPU that tensors of this process have used so far, in bytes; None on a CPU."""
     return None if device.type == "cpu" else torch.cuda.max_memory_allocated(device)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes of a GPU's memory that no process uses; None on a CPU."""
+    return None if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]

@@ -147,7 +147,7 @@ def train(session: Session[Run]) -> None:
     sac = SAC(run, policy, comm)
     session.begin(policy, None, sac)
     sac.copy_to_target()  # `init_from` may have changed the policy
-    announce(session.journal, run, policy.spec, comm.world)
+    announce(session.journal, run, policy.spec, comm.world, sac.storage)
     explorer = UniformStart(session.spec.action, policy.distribution)
     collector = session.make_collector(actor_of(policy, comm.device), explorer)
     announce_capture(session.journal, run, comm)

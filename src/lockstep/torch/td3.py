@@ -133,7 +133,7 @@ def train(session: Session[Run]) -> None:
     td3 = TD3(run, policy, comm)
     session.begin(policy, None, td3)
     td3.copy_to_target()  # `init_from` may have changed the policy
-    announce(session.journal, run, policy.spec, comm.world)
+    announce(session.journal, run, policy.spec, comm.world, td3.storage)
     explorer = UniformStart(session.spec.action, policy.distribution)
     collector = session.make_collector(actor_of(policy, comm.device), explorer)
     announce_capture(session.journal, run, comm)

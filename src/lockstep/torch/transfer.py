@@ -1,6 +1,7 @@
 """Copies from the host to the device for which the host does not wait, and how fast copies are."""
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,6 +18,32 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+class CopyStream:
+    """Copies to the device that overlap the work queued there before, as the previous gradient step.
+
+    On a GPU they are on a stream of their own, and work that is queued later waits for them.
+
+    Args:
+        device: that the copies are for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def copy(self, arrays: Sequence[np.ndarray]) -> list[Tensor]:
+        """Copy arrays as `to_device` does; the host does not wait."""
+        if self._stream is None:
+            return [to_device(array, self.device) for array in arrays]
+        with torch.cuda.stream(self._stream):
+            copies = [to_device(array, self.device) for array in arrays]
+        current = torch.cuda.current_stream(self.device)
+        current.wait_stream(self._stream)
+        for copy in copies:
+            copy.record_stream(current)  # their memory is not given away before the current stream has used it
+        return copies
 
 
 def copy_rates(device: str, num_bytes: int, repeats: int = 5) -> dict[str, float]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.replay import Transitions
 from lockstep.torch.batch import RowBatch
-from lockstep.torch.transfer import to_device
+from lockstep.torch.transfer import CopyStream
 
 _KINDS = {"uint8": torch.uint8, "float32": torch.float32}
 
@@ -36,13 +36,17 @@ class TransitionBatch(RowBatch):
 
     @staticmethod
     def of(
-        drawn: Transitions, weight: np.ndarray, device: torch.device, noise: np.ndarray | None = None
+        drawn: Transitions, weight: np.ndarray, copies: CopyStream, noise: np.ndarray | None = None
     ) -> "TransitionBatch":
-        """Copy transitions to the device."""
-        arrays = [drawn.observation, drawn.action, drawn.return_, drawn.next_observation, drawn.discount, weight]
+        """Copy transitions to the device, where their observations may already be."""
+        arrays = {"action": drawn.action, "reward": drawn.return_, "discount": drawn.discount, "weight": weight}
         if noise is not None:
-            arrays.append(noise)
-        return TransitionBatch(*(to_device(array, device) for array in arrays))
+            arrays["noise"] = noise
+        tensors = {"observation": drawn.observation, "next_observation": drawn.next_observation}
+        if not isinstance(drawn.observation, Tensor):
+            arrays, tensors = tensors | arrays, {}
+        copied = copies.copy([*arrays.values()])
+        return TransitionBatch(**tensors, **dict(zip(arrays, copied, strict=True)))
 
     @staticmethod
     def blank(spec: EnvSpec, rows: int, device: torch.device, num_actions: int = 0) -> "TransitionBatch":

@@ -121,6 +121,7 @@ def test_bytes_are_those_that_are_taken(spec, prioritized):
     replay = Replay(spec, 4, 200_000, gamma=0.9, **options)
     arrays = [value for value in vars(replay._frames).values() if isinstance(value, np.ndarray)]
     arrays += [value for value in vars(replay).values() if isinstance(value, np.ndarray)]
+    arrays.append(replay._frames.to_numpy())
     arrays += replay._tree._levels if replay._tree else []
     assert sum(array.nbytes for array in arrays) == pytest.approx(replay_bytes(spec, 4, 200_000, **options), rel=0.01)
 

@@ -22,6 +22,8 @@ BASE = override(Run(task="CartPole-v1"), {"algo": "dqn"})
         ({"capacity": "0"}, ["capacity=0"]),
         ({"n_step": "0"}, ["n_step=0"]),
         ({"num_steps": "0"}, ["num_steps=0"]),
+        ({"replay_device": "gpu"}, ["replay_device='gpu'", "auto", "cpu", "cuda"]),
+        ({"replay_device": "cuda", "replay_path": "/a"}, ["replay_device=cuda", "replay_path=/a", "leave one"]),
         ({"learning_starts": "-1"}, ["learning_starts=-1"]),
         ({"updates_per_step": "0"}, ["updates_per_step=0", "greater than 0"]),
         ({"updates_per_step": ".inf"}, ["updates_per_step=inf", "finite"]),
