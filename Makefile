@@ -70,7 +70,7 @@ test-isaac: .venv-isaac/.installed  ## Real Isaac Lab, skrl, rl_games and rsl_rl
 test-isaac-short: .venv-isaac/.installed  ## Of test-isaac: two ranks of each trainer, and a rank that fails. Three minutes.
 	.venv-isaac/bin/python -m pytest -m isaac_short tests/isaac
 
-test-ray: .venv-ray/.installed  ## Ranks on a real Ray cluster of several nodes on this machine, in an environment of its own.
+test-ray: .venv-ray/.installed  ## Ranks on real Ray clusters of several nodes and hosts on this machine, in an environment of their own that stays.
 	.venv-ray/bin/python -m pytest -m ray tests/ray_cluster
 
 test-gpu: setup  ## The tests that need a GPU; they skip without one.
@@ -126,11 +126,11 @@ endef
 	PYTHON=$(PYTHON) tests/isaac/install.sh .venv-isaac
 	@touch $@
 
-# torch has the version of requirements.lock: a result has the same bits as with `make setup`.
-.venv-ray/.installed: requirements.lock pyproject.toml
+# torch and JAX have the versions of the locks: a result has the same bits as with `make setup`.
+.venv-ray/.installed: requirements.lock requirements-jax.lock pyproject.toml
 	$(call new_venv,.venv-ray)
-	.venv-ray/bin/pip install $(PIP_FLAGS) -c requirements.lock $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-		-e '.[torch,ray,classic]' 'ray[tune]' pytest hypothesis
+	.venv-ray/bin/pip install $(PIP_FLAGS) -c requirements.lock -c requirements-jax.lock $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+		-e '.[torch,jax,ray,classic]' 'ray[tune]' pytest hypothesis
 	@touch $@
 
 .venv-docs/.installed: requirements-docs.lock

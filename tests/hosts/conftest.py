@@ -6,28 +6,8 @@ import pytest
 
 pytest.register_assert_rewrite("network", "small_runs")
 
-from network import Network, missing  # noqa: E402
+from network import network  # noqa: E402, F401  # a fixture
 from small_runs import alone  # noqa: E402
-
-
-@pytest.fixture(scope="session")
-def _possible():
-    if reason := missing():
-        pytest.skip(reason)
-
-
-@pytest.fixture
-def network(_possible, tmp_path):
-    """`network(2)` makes hosts alpha and beta; see `Network`."""
-    made: list[Network] = []
-
-    def make(count: int, **options) -> Network:
-        made.append(Network(count, tmp_path / f"network{len(made)}", **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ switch.
 """
 
 import contextlib
+import functools
 import os
 import shlex
 import shutil
@@ -43,6 +44,7 @@ exit 0
 """
 
 
+@functools.cache
 def missing() -> str:
     """Why no hosts can be made here; empty if they can."""
     if os.geteuid() != 0:
@@ -121,6 +123,22 @@ class Network:
     def keep(self, command: "Command") -> None:
         """Wait for `command` at the end, so that it leaves no zombie."""
         self.started.append(command)
+
+
+@pytest.fixture
+def network(tmp_path):
+    """`network(2)` makes hosts alpha and beta; see `Network`. Skips where there can be none."""
+    if reason := missing():
+        pytest.skip(reason)
+    made: list[Network] = []
+
+    def make(count: int, **options) -> Network:
+        made.append(Network(count, tmp_path / f"network{len(made)}", **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
 
 
 class Host:

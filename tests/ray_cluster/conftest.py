@@ -2,11 +2,16 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
+from drivers import wait_for
+from network import network  # noqa: F401  # a fixture; `drivers` makes it importable
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 collect_ignore_glob = [] if find_spec("ray") else ["test_ray_*.py"]
@@ -39,6 +44,30 @@ def new_cluster() -> Iterator[Clusters]:
                 return attempt(cpus, dashboard)
 
         yield start
+
+
+@pytest.fixture
+def joined_node() -> Iterator[Callable[[Any, int], subprocess.Popen[bytes]]]:
+    """Start a node as a pod does: `joined_node(cluster, cpus)` is the process of `ray start --block`."""
+    started: list[subprocess.Popen[bytes]] = []
+    ray = Path(sys.executable).with_name("ray")
+
+    def start(cluster: Any, cpus: int) -> subprocess.Popen[bytes]:
+        def alive() -> int:
+            return sum(node["Alive"] for node in cluster.global_state.node_table())
+
+        before = alive()
+        words = ["start", "--block", "--address", cluster.address, "--num-cpus", str(cpus), "--disable-usage-stats"]
+        words += ["--object-store-memory", "80000000"]
+        started.append(subprocess.Popen([ray, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        wait_for(lambda: alive() > before, "the node joins")
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(60)
 
 
 @pytest.fixture(scope="session")

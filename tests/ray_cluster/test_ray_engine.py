@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 SHORT = small(total_steps=8 * BATCH)
 NOTICED_S = 5.0
 AGAIN_S = 20.0
+DRAINED_S = 20.0
 
 
 def on_ray(cluster, *words: str) -> list[str]:
@@ -110,6 +111,41 @@ def test_lost_node_leaves_an_elastic_run_on_the_others(new_cluster, tmp_path):
     (worker,) = cluster.worker_nodes
     cluster.remove_node(worker, allow_graceful=False)
     wait_for(lambda: "Ray placed 1 rank" in driver.output, "one rank is placed", driver)
+    paced.let_go()
+    driver.succeed()
+    assert summary(tmp_path / "run")["restarts"] == 1
+    assert fingerprint(tmp_path / "run") == fingerprint(paced.alone())
+
+
+def test_drained_node_ends_the_run_with_a_checkpoint(new_cluster, joined_node, tmp_path):
+    """What happens to a pod that is deleted: its `ray start` gets SIGTERM."""
+    cluster = new_cluster(1)
+    node = joined_node(cluster, 1)
+    paced = Paced(tmp_path, updates=400, checkpoint_every="null")
+    words = on_ray(cluster, "--ranks", "2", "--strategy", "STRICT_SPREAD", "--run-dir", "run")
+    driver = Driver(tmp_path, "train", *words, *paced.arguments)
+    wait_until_trained(driver, tmp_path / "run")
+    node.terminate()
+    began = time.monotonic()
+    assert driver.wait() == 143, driver.output
+    assert time.monotonic() - began < DRAINED_S
+    assert "Ray drains the node" in driver.output
+    assert summary(tmp_path / "run")["status"] == "interrupted"
+    assert (tmp_path / "run" / "checkpoints" / f"step_{steps(tmp_path / 'run')}").is_dir()
+    node.wait(DRAINED_S)  # Ray ends a node that drains as soon as it is idle
+    assert ranks_of(tmp_path / "run") == {}
+
+
+def test_drained_node_loses_no_step_of_a_run_that_restarts(new_cluster, joined_node, tmp_path):
+    cluster = new_cluster(1)
+    node = joined_node(cluster, 1)
+    paced = Paced(tmp_path, updates=60, checkpoint_every="null")
+    driver = Driver(tmp_path, "train", *on_ray(cluster, "--ranks", "1:2", "--run-dir", "run"), *paced.arguments)
+    wait_until_trained(driver, tmp_path / "run", beyond=5 * BATCH)
+    node.terminate()
+    wait_for(lambda: "Ray placed 1 rank:" in driver.output, "one rank is placed", driver)
+    saved = int(driver.output.rpartition("from step ")[2].split()[0])
+    assert saved > 5 * BATCH, "the ranks wrote a checkpoint before they ended"
     paced.let_go()
     driver.succeed()
     assert summary(tmp_path / "run")["restarts"] == 1

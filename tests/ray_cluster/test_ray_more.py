@@ -167,3 +167,14 @@ def test_example_of_ray_tune_reports_our_metrics(cluster, tmp_path):
     runs = [path.parent for path in (tmp_path / "all").glob("trial_*/metrics.jsonl")]
     assert len(runs) == 2, done.stdout
     assert any((path / "summary.json").exists() for path in runs)  # the other may have been ended early
+
+
+def test_jax_ranks_have_the_parameters_of_our_own_launcher(cluster, tmp_path):
+    pytest.importorskip("jax")
+    words = ["train", "CartPole-v1", "--ml-framework", "jax", "--ranks", "2", *SHORT]
+    Driver(tmp_path, *words, "--run-dir", "local").succeed()
+    Driver(
+        tmp_path, *words, "--run-dir", "run", "--on", "ray", "--address", cluster.address, "--strategy", "SPREAD"
+    ).succeed()
+    assert summary(tmp_path / "run")["ml_framework"] == "jax"
+    assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "local")

@@ -48,6 +48,8 @@ class Failure:
     """The rank at fault; None when all are."""
     interrupted: int | None = None
     """The signal, if one requested the end."""
+    leaving: bool = False
+    """Whether the reason is a node that is taken away: ranks write a checkpoint, and may restart on other nodes."""
 
     @property
     def headline(self) -> str:
@@ -56,7 +58,9 @@ class Failure:
 
     @property
     def restartable(self) -> bool:
-        """Whether a restart may succeed: not after a user error, a signal or the timeout."""
+        """Whether a restart may succeed: not after a user error, a signal to the run or the timeout."""
+        if self.leaving:
+            return True
         return self.rank is not None and self.interrupted is None and self.code != ConfigError.exit_code
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.cli.submit import ray
 from lockstep.cli.submit.arguments import DEFAULT_PORT
 from lockstep.cli.submit.job import Job
-from lockstep.cli.submit.kubernetes_pods import launcher_script, new_or_resumed, node_resources, pod
+from lockstep.cli.submit.kubernetes_pods import launcher_script, new_or_resumed, node_resources, pod, ray_pod
 from lockstep.config import settings
 from lockstep.errors import ConfigError
 
@@ -61,7 +61,7 @@ def rayjob(job: Job, args: argparse.Namespace) -> list[_Object]:
     if args.token_secret:
         raise ConfigError("--token-secret is for launchers that meet at an address, and Ray connects its nodes")
     flags = ray.driver_flags(job, args)
-    head = pod(job, args, "ray-head", None)
+    head = ray_pod(job, args, "ray-head")
     head["containers"][0].pop("resources", None)  # those of a node; ranks run on the workers
     cpus = {} if "cpu" in node_resources(job, args) else {"num-cpus": _worker_cpus(job, args)}
     workers = {
@@ -70,7 +70,7 @@ def rayjob(job: Job, args: argparse.Namespace) -> list[_Object]:
         "minReplicas": job.minimum,
         "maxReplicas": job.maximum,
         "rayStartParams": cpus,
-        "template": {"spec": pod(job, args, "ray-worker", None)},
+        "template": {"spec": ray_pod(job, args, "ray-worker")},
     }
     entrypoint = [*ray.preamble(job, args), "set -u", *new_or_resumed(job, args), ray.train_command(job, '"$@"', flags)]
     spec = {

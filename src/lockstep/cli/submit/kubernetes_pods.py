@@ -1,7 +1,8 @@
 """The pods of a manifest: one per node, and the script that is their first process.
 
 The script ends with `exec`: the launcher is process 1 of the pod, receives the SIGTERM of an eviction and writes a
-checkpoint within the grace period. All pods share a volume with the run directory.
+checkpoint within the grace period. Pods of a Ray cluster run Ray instead, and drain. All pods share a volume with the
+run directory.
 """
 
 import argparse
@@ -35,6 +36,20 @@ def pod(job: Job, args: argparse.Namespace, container_name: str, script: str | N
         container["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
     return {"terminationGracePeriodSeconds": job.end_s, "containers": [container], "volumes": volumes}
+
+
+def ray_pod(job: Job, args: argparse.Namespace, container_name: str) -> dict[str, Any]:
+    """The specification of a pod of a Ray cluster: before it ends, Ray drains its node.
+
+    The driver then has the ranks write a checkpoint. SIGTERM does the same only in recent versions of Ray, and only
+    where no shell is the first process of the container.
+    """
+    made = pod(job, args, container_name, None)
+    drain = "ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message 'the pod ends'"
+    drained = "while grep -qsx raylet /proc/[0-9]*/comm; do sleep 1; done"  # Ray ends the raylet when it is idle
+    script = f"{drain} --deadline-remaining-seconds {job.end_s} && {drained}"
+    made["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": ["/bin/sh", "-c", script]}}}
+    return made
 
 
 def node_resources(job: Job, args: argparse.Namespace) -> dict[str, str]:

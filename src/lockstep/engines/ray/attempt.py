@@ -14,6 +14,7 @@ from typing import Any
 
 from lockstep.engines.ray.actor import Child, RankOnNode
 from lockstep.engines.ray.arguments import RayRequest
+from lockstep.engines.ray.drain import watched_for_drains
 from lockstep.engines.ray.placement import PlacedRank, placed_ranks
 from lockstep.errors import ConfigError
 from lockstep.launch.failure_report import log, log_path, merge_failures
@@ -148,8 +149,13 @@ class RayAttempt:
             with placed_ranks(self.request, lambda: bool(caught)) as placed:
                 log(f"lockstep: {_described(placed)}")
                 ranks = RemoteRanks(placed, self._children(placed))
-                with _forwarded_output(placed[0]):
-                    failure = wait_for_ranks(ranks, bounds, timeout_s=timeout_s, since=since, caught=caught)
+                with (
+                    _forwarded_output(placed[0]),
+                    watched_for_drains(one.host for one in placed) as drained,
+                ):
+                    failure = wait_for_ranks(
+                        ranks, bounds, timeout_s=timeout_s, since=since, caught=caught, elsewhere=drained
+                    )
                     if failure is None:
                         return None, []
                     failure = merge_failures(failure, ranks.ended, self.run_dir)

@@ -118,7 +118,8 @@ def test_a_trainjob_refers_to_its_own_runtime(capsys):
 
 
 def test_a_rayjob_has_a_worker_per_node_and_its_ranks_there(capsys):
-    spec = manifest(capsys, "--kind", "rayjob", "--nproc-per-node", "2", "--cpus-per-rank", "3")["spec"]
+    made = manifest(capsys, "--kind", "rayjob", "--nproc-per-node", "2", "--cpus-per-rank", "3")
+    spec = made["spec"]
     cluster = spec["rayClusterSpec"]
     (group,) = cluster["workerGroupSpecs"]
     assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (4, 4, 4)
@@ -126,6 +127,10 @@ def test_a_rayjob_has_a_worker_per_node_and_its_ranks_there(capsys):
     assert group["rayStartParams"] == {"num-cpus": "6"}
     assert yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"] == "135"
     assert spec["backoffLimit"] == 10
+    for container in containers(made):
+        hook = container["lifecycle"]["preStop"]["exec"]["command"][2]
+        assert hook.startswith("ray drain-node ")
+        assert "--deadline-remaining-seconds 135 " in hook, "the grace period of the pod"
 
 
 def test_resources_of_a_rayjob_are_those_of_its_workers(capsys):
