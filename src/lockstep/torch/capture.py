@@ -132,6 +132,8 @@ def capture_step(
     comm: Comm,
     accumulate: Callable[Options, Result],
     step: Callable[..., Any],
+    *,
+    candidates: bool = False,
 ) -> tuple[Callable[Options, Result], Callable[..., Any]]:
     """Both functions of a gradient step; with `capture=true` one of them is captured.
 
@@ -143,8 +145,10 @@ def capture_step(
         comm: the ranks.
         accumulate: computes the gradients and sums of all local shards.
         step: calls the first result of this function, averages over ranks and changes the parameters.
+        candidates: whether the policy scores candidates.
     """
-    graphs = graphs_on(comm.device) if run.capture and obstacle(run) is None else None
+    captured = run.capture and obstacle(run, candidates=candidates) is None
+    graphs = graphs_on(comm.device) if captured else None
     if graphs is None:
         return accumulate, step
     if comm.world.size > 1:
@@ -157,23 +161,28 @@ def graphs_on(device: torch.device) -> Graphs | None:
     return CudaGraphs() if device.type == "cuda" else None
 
 
-def obstacle(run: AnyRun) -> str | None:
-    """Why gradient steps of these settings cannot be captured; None if they can."""
+def obstacle(run: AnyRun, *, candidates: bool = False) -> str | None:
+    """Why gradient steps of these settings cannot be captured; None if they can.
+
+    Args:
+        run: the config.
+        candidates: whether the policy scores candidates.
+    """
     config = run.algorithm
     if isinstance(config, PPOConfig) and config.kl_reference == "previous_epoch":
         return "kl_reference=previous_epoch writes into the minibatches"
     if isinstance(config, SACConfig | TD3Config) and config.dropout > 0:
         return "dropout seeds its generator for each minibatch"
-    if run.algo == "parametric_dqn":
+    if candidates:
         return "rows have different numbers of candidates"
     return None
 
 
-def announce_capture(journal: Journal, run: AnyRun, comm: Comm) -> None:
+def announce_capture(journal: Journal, run: AnyRun, comm: Comm, *, candidates: bool = False) -> None:
     """Print what `capture=true` does in this run, or why it has no effect."""
     if not run.capture:
         return
-    reason = "CUDA graphs need a GPU" if graphs_on(comm.device) is None else obstacle(run)
+    reason = "CUDA graphs need a GPU" if graphs_on(comm.device) is None else obstacle(run, candidates=candidates)
     if reason is not None:
         journal.warn(f"capture=true has no effect: {reason}")
     elif comm.world.size > 1:

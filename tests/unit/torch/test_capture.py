@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.cli import main as cli
 from lockstep.errors import ConfigError
 from lockstep.run import Run
 from lockstep.torch import capture
@@ -11,6 +12,7 @@ from lockstep.torch.batch import Batch
 from lockstep.torch.capture import CapturedStep, announce_capture, obstacle
 from lockstep.torch.comm import Comm
 from lockstep.torch.transitions import TransitionBatch
+from made_data import parametric
 from pretended_graph import TapeGraphs
 from small_learners import CONTINUOUS, OFFLINE, make, rollouts, values
 
@@ -191,6 +193,19 @@ def test_obstacles_name_the_setting(tmp_path):
     assert obstacle(Run(task="t")) is None
     assert "kl_reference" in (obstacle(Run(task="t", algorithm=PPOConfig(kl_reference="previous_epoch"))) or "")
     assert "dropout" in (obstacle(Run(task="t", algo="sac", algorithm=SACConfig(dropout=0.1))) or "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["bc", "parametric_dqn"])
+def test_a_policy_of_candidates_reports_that_it_is_not_captured(graphs, tmp_path, algo):
+    """Whatever the algorithm: rows have different numbers of candidates, so that no shape comes back."""
+    parametric(tmp_path / "data", 64)
+    command = ["offline", "train", str(tmp_path / "data"), "--algo", algo, "--run-dir", str(tmp_path / "run")]
+    settings = ["capture=true", "batch_size=32", "epochs=1", "hidden=[8]", "estimate=false"]
+    assert cli.main([*command, *(word for setting in settings for word in ("--set", setting))]) == 0
+    assert not graphs
+    log = (tmp_path / "run" / "logs" / "rank_0.log").read_text()
+    assert "capture=true has no effect: rows have different numbers of candidates" in log
 
 
 def test_jax_refuses_capture():

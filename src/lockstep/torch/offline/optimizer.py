@@ -85,7 +85,13 @@ class OfflineOptimizer:
         else:
             self.optimizer = Sgd(*tensors, l2_decay=c.l2_decay)
         self.target_state: dict[str, Tensor] = {}
-        self._accumulate, self._take_step = capture_step(run, comm, self._accumulate_gradients, self._gradient_step)
+        self._accumulate, self._take_step = capture_step(
+            run,
+            comm,
+            self._accumulate_gradients,
+            self._gradient_step,
+            candidates=isinstance(scores, CandidateNetwork),
+        )
         self._if_skipped = torch.tensor([0.0] * (num_sums + 1) + [1.0], device=comm.device)
         self._ones = torch.ones(len(STEP_METRICS) - 1, device=comm.device)
 

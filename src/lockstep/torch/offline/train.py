@@ -49,7 +49,8 @@ def train(session: Session) -> None:
         learner.target.move(1.0)  # `begin` may have loaded another run's policy
     if isinstance(learner, TD3BC):
         learner.reset_copies()
-    announce_capture(session.journal, run, comm)
+    candidates = isinstance(policy, ScoringPolicy) and policy.action is not None
+    announce_capture(session.journal, run, comm, candidates=candidates)
     if run.compile:
         learner.warmup(dataset.rows(np.zeros(config.rows(comm.world.num_shards), np.int64)))()
     progress = Progress(reader.total_rows)
