@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 from lockstep import World
 from lockstep.errors import MismatchError, PeerError
+from lockstep.torch import comm as comm_module
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 
@@ -75,6 +77,50 @@ def flat_gradients(rank: int, port: int) -> dict[str, Any]:
             flat.store_shard(k, torch.tensor([float(len(rows)), float(shard)]))
         told = comm.average_gradients_(flat)
         return {"gradient": flat.gradient.tolist(), "sums": told.tolist(), "messages": dict(comm.num_messages)}
+
+
+def overlapped_gradients(rank: int, port: int) -> dict[str, Any]:
+    """Gradients in one message, and in buckets of one layer that the backward pass sends.
+
+    For each case the gradient, the sums, the messages sent before the first layer's gradient, and all messages.
+    """
+    found: dict[str, Any] = {}
+    with (
+        mock.patch.object(comm_module, "_BUCKET_BYTES", 64),
+        mock.patch.object(comm_module, "_OVERLAPPED_BYTES", 0),
+        Comm(here(rank, port), device="cpu", timeout_s=20, shared_memory=False) as comm,
+    ):
+        torch.manual_seed(0)
+        first, last = nn.Linear(4, 4), nn.Linear(4, 4)
+        rest = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        flat = FlatParameters(nn.ModuleList([first, rest, last]), 1, num_sums=2)
+        data = torch.randn(3, 4) * (1 + rank)
+
+        def gradient(*, overlap: bool, skips_last: bool) -> Any:
+            before = comm.num_messages["average_gradients"]
+            flat.zero_gradient_()
+            if overlap:
+                comm.start_gradients_(flat)
+            hidden = first(data)
+            early: list[int] = []
+            hidden.register_hook(lambda _: early.append(comm.num_messages["average_gradients"] - before))
+            outputs = rest(hidden)
+            (outputs if skips_last else last(outputs)).square().sum().backward()
+            flat.store_shard(0, torch.tensor([3.0, rank + 1.0]))
+            sums = comm.average_gradients_(flat)
+            return flat.gradient.tolist(), sums.tolist(), early, comm.num_messages["average_gradients"] - before
+
+        for skips_last in (False, True):
+            for overlap in (False, True, True):
+                found[f"{overlap} {skips_last}"] = gradient(overlap=overlap, skips_last=skips_last)
+        comm.start_gradients_(flat)
+        for _ in range(2):
+            try:
+                first(data).sum().backward()
+            except RuntimeError as error:
+                found["twice"] = str(error)
+        comm.average_gradients_(flat)
+    return found
 
 
 def differ(rank: int, ports: dict[str, int]) -> dict[str, str]:

@@ -113,6 +113,8 @@ class Job:
     folder: str
     port: int = dataclasses.field(default_factory=free_port)
     shared_memory: bool = True
+    bucket_bytes: int | None = None
+    """Of the buckets of all gradients; by default small gradients are one message."""
     hosts: tuple[int, ...] = ()
     """How many ranks each host has; default: all are of one."""
     init_from: tuple[str, ...] = ()
@@ -158,6 +160,7 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901, PLR0915  # small c
     from lockstep.errors import RunError
     from lockstep.experience.rollout import Rollout
     from lockstep.session import session as session_module
+    from lockstep.torch import comm as comm_module
     from lockstep.torch import session
     from lockstep.torch.comm import Comm
     from lockstep.train import train
@@ -248,6 +251,8 @@ def train_one(rank: int, one: Job) -> Outcome:  # noqa: C901, PLR0915  # small c
         mock.patch.object(session, "make_tensor_env", counted_tensor_env),
         mock.patch.object(session_module, "Collector", failing(session_module.Collector)),
         mock.patch.object(algorithm, "TensorCollector", tensor_collector, create=True),
+        mock.patch.object(comm_module, "_BUCKET_BYTES", one.bucket_bytes or comm_module._BUCKET_BYTES),
+        mock.patch.object(comm_module, "_OVERLAPPED_BYTES", one.bucket_bytes or comm_module._OVERLAPPED_BYTES),
     ):
         try:
             init_from = one.init_from[rank] if one.init_from else None

@@ -10,6 +10,7 @@ import collectives
 import numpy as np
 import pytest
 import stuck
+from running import job, small, small_actor_critic, small_dqn, train_all
 
 from lockstep import RunError, spawn
 from lockstep.distributed.watch import MARGIN_S
@@ -33,6 +34,7 @@ def told(folder):
     calls = [
         ("all_collectives", (ports(*WAYS),)),
         ("flat_gradients", (free_port(),)),
+        ("overlapped_gradients", (free_port(),)),
         ("differ", (ports(*WAYS),)),
         ("objects_differ", (free_port(),)),
         ("call_different_things", ({way: [free_port() for _ in range(4)] for way in WAYS},)),
@@ -76,6 +78,39 @@ def test_gradients_of_shards_count_by_their_weight(told):
         assert np.allclose(rank["gradient"], expected)
         assert rank["sums"] == [10.0, 6.0]
         assert rank["messages"]["average_gradients"] == 1
+
+
+@pytest.mark.parametrize("skips_last", [False, True])
+def test_gradients_sent_during_the_backward_pass_are_those_of_one_message(told, skips_last):
+    """Five layers are five buckets: four are sent before the backward pass ends, the first layer's with the sums."""
+    first, second = told["overlapped_gradients"]
+    assert first[f"True {skips_last}"][:2] == second[f"True {skips_last}"][:2], "ranks have different gradients"
+    for rank in (first, second):
+        gradient, sums, early, messages = rank[f"False {skips_last}"]
+        assert (early, messages) == ([0], 1)
+        assert rank[f"True {skips_last}"][0] == gradient, "a bucket was sent before its gradient was complete"
+        assert rank[f"True {skips_last}"][1:] == ((sums, [0], 1) if skips_last else (sums, [4], 5))
+
+
+@pytest.mark.slow
+def test_runs_that_send_gradients_during_backward_passes_end_with_the_same_parameters(tmp_path):
+    runs = {"ppo": small("CartPole-v1"), "dqn": small_dqn("CartPole-v1")}
+    runs |= {algo: small_actor_critic(algo) for algo in ("sac", "td3")}
+    jobs = {}
+    for algo, run in runs.items():
+        for name, size in (("whole", None), ("buckets", 256)):
+            jobs[algo, name] = job(run, tmp_path, f"{algo}-{name}", shared_memory=False, bucket_bytes=size)
+    trained = train_all(2, jobs)
+    for algo in runs:
+        whole, buckets = trained[algo, "whole"][0], trained[algo, "buckets"][0]
+        assert whole.error == buckets.error == ""
+        assert whole.summary["params_fingerprint"] == buckets.summary["params_fingerprint"], algo
+        sent = [one.messages["average_gradients"] for one in (whole, buckets)]
+        assert sent[1] >= 2 * sent[0], algo
+
+
+def test_a_second_backward_pass_after_buckets_were_started_is_refused(told):
+    assert all("a second backward pass" in rank["twice"] for rank in told["overlapped_gradients"])
 
 
 def test_ranks_in_different_collectives_of_equal_size_are_told_apart(told):

@@ -179,6 +179,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
     ) -> tuple[Tensor, list[Tensor]]:
         """The step without its effects on the host: the result of `_step`, and the priorities of each part."""
         c = self.config
+        self.comm.start_gradients_(self.flat)
         priorities = self._accumulate(parts, moves_policy, *seeds)
         sums, largest_weights = self.comm.average_gradients_(self.flat).tensor_split([self._num_sums])
         if c.prioritized:

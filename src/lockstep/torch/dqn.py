@@ -168,6 +168,7 @@ class DQN:
     def _gradient_step(self, inputs: Sequence[TransitionBatch | Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The step without its effects on the host: the result of `_step`, and the priorities of each part."""
         c = self.config
+        self.comm.start_gradients_(self.flat)
         priorities = self._accumulate(inputs)
         sums = self.comm.average_gradients_(self.flat)
         sums, largest_weights = sums.tensor_split([1 + len(VALUE_METRICS)])

@@ -4,13 +4,15 @@ One gradient is then one message, one norm and one optimizer step.
 """
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
-from lockstep.torch.layers import add_in_place
+from lockstep.torch.layers import add_by_autograd, add_in_place
 
 SomeModule = TypeVar("SomeModule", bound=nn.Module)
 
@@ -24,14 +26,16 @@ class FlatParameters:
         values: all parameters [P], an `nn.Parameter` whose `.grad` is `gradient`; pass it to the optimizer.
         gradient: their gradients [P]; `backward()` adds to it.
         rows: [K, P + num_sums]: the gradient sum of each local shard, then its other sums, the weight first.
+        sizes: of the parameters, in their order.
     """
 
     def __init__(self, module: nn.Module, num_shards: int = 1, num_sums: int = 1) -> None:
-        parameters = [p for p in module.parameters() if p.requires_grad]
+        self._parameters = parameters = [p for p in module.parameters() if p.requires_grad]
         kinds = {(p.dtype, p.device) for p in parameters}
         if len(kinds) != 1:
             raise ValueError(f"parameters of one type on one device are needed, not {sorted(map(str, kinds))}")
-        self.num_parameters = sum(p.numel() for p in parameters)
+        self.sizes = [p.numel() for p in parameters]
+        self.num_parameters = sum(self.sizes)
         values = torch.cat([p.detach().reshape(-1) for p in parameters])
         self.rows = values.new_zeros(num_shards, self.num_parameters + num_sums)
         # With one local shard, `backward()` writes into the row to send; with several, each gradient is copied once.
@@ -50,12 +54,22 @@ class FlatParameters:
         """Set the gradient to 0; the views stay."""
         self.gradient.zero_()
 
+    def watch(self, computed: Callable[[int], None]) -> None:
+        """From now on, call `computed` with the number of a parameter when a backward pass has added its gradient."""
+        for number, parameter in enumerate(self._parameters):
+            add_by_autograd(parameter)
+            parameter.register_post_accumulate_grad_hook(partial(_call, computed, number))
+
     def store_shard(self, shard: int, sums: Tensor) -> None:
         """After `backward()`: store the gradient of local shard `shard` and its `sums` [num_sums]."""
         row = self.rows[shard]
         if len(self.rows) > 1:
             row[: self.num_parameters] = self.gradient
         row[self.num_parameters :] = sums
+
+
+def _call(computed: Callable[[int], None], number: int, _: Tensor) -> None:
+    computed(number)
 
 
 def frozen_copy(module: SomeModule, values: Tensor) -> SomeModule:

@@ -55,6 +55,12 @@ def add_in_place(parameter: nn.Parameter) -> None:
     setattr(parameter, _ADDS, True)
 
 
+def add_by_autograd(parameter: nn.Parameter) -> None:
+    """Undo `add_in_place`, so that the parameter may have hooks."""
+    if hasattr(parameter, _ADDS):
+        delattr(parameter, _ADDS)
+
+
 def _unfolds(layer: nn.Conv2d) -> bool:
     square = layer.kernel_size[0] == layer.kernel_size[1] and layer.stride[0] == layer.stride[1]
     plain = layer.padding == (0, 0) and layer.dilation == (1, 1) and layer.groups == 1

@@ -179,6 +179,7 @@ class PPO:
         Returns:
             Weight, sums, norm, 1 if the step was taken, 1 if it was not finite; all but the last are 0 if skipped.
         """
+        self.comm.start_gradients_(self.flat)
         self._accumulate(parts)
         sums = self.comm.average_gradients_(self.flat)
         gradient = self.flat.gradient

@@ -94,6 +94,20 @@ class Group:
             )
         return marked[:-2]
 
+    def start_sum(self, part: Tensor, tag: str, size: int | None) -> Callable[[], object]:
+        """Start to add a tensor over ranks, in place; returns a function that waits for the sum.
+
+        Args:
+            part: of a larger message.
+            tag: of the message.
+            size: of the message, to compare between ranks before its first part; None for later parts.
+        """
+        if part.device.type == "cpu" and size is not None:
+            self._compare(tag, size)
+        started: list[dist.Work] = []
+        self._send(tag, lambda: started.append(dist.all_reduce(part, async_op=True)))  # pyright: ignore
+        return lambda: self._send(tag, started[0].wait, messages=0)
+
     def broadcast_(self, flat: Tensor, source: int, tag: str) -> None:
         """Broadcast the tensor of rank `source`."""
         if flat.device.type == "cpu":

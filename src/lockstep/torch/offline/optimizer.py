@@ -169,6 +169,7 @@ class OfflineOptimizer:
         combine: Callable[[Tensor, Tensor], None] | None,
     ) -> tuple[Tensor, Tensor]:
         """The first result of `learn`; and all MAX_EXTRA_SUMS extra sums, then whether the step was skipped."""
+        self._comm.start_gradients_(self.flat)
         self._accumulate(inputs)
         sums = self._comm.average_gradients_(self.flat)
         sums, extra = sums[: self._num_sums], sums[self._num_sums :]
