@@ -47,8 +47,7 @@ def test_isaac_cartpole_is_learned(tmp_path, ranks):
     assert evaluation_return(tmp_path, "cartpole_isaac", ranks, 42) >= 4.85
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("seed", "ranks"), [(0, 1), (1, 2), (2, 1), (3, 2)])
 def test_cartpole_stays_solved_for_three_million_steps(tmp_path, ranks, seed):
     settings = {"num_shards": 2, "total_steps": 3_000_000, "stop_when_solved": "false", "evaluate_every": 500_000}
     assert evaluation_return(tmp_path, "CartPole-v1", ranks, seed, **settings) >= 475
