@@ -29,7 +29,7 @@ class RunBase:
     devices_per_process: int = 1
     """Devices that one process drives, each of them a rank; JAX only."""
     compile: bool = False
-    """torch.compile the loss; fixed before the first step. JAX compiles in any case."""
+    """torch.compile the loss and its backward pass (torch before 2.11: the loss alone). JAX compiles in any case."""
     capture: bool = False
     """Gradient steps as CUDA graphs; torch on a GPU. A line at the start says where it has no effect."""
     precision: Literal["float32", "bfloat16"] = "float32"

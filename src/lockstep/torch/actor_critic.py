@@ -28,6 +28,7 @@ from lockstep.torch.comm import Comm
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.device_rows import observation_storage
 from lockstep.torch.flat import FlatParameters, frozen_copy
+from lockstep.torch.gradient import LossGradient
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.non_finite import LossReader
 from lockstep.torch.transfer import CopyStream, to_device
@@ -116,7 +117,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self._skipped = torch.tensor([0.0] * (self._num_sums + 2) + [1.0], device=device)
         bfloat16 = run.precision == "bfloat16"
         self._precision = torch.autocast(device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext()
-        self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
+        self._gradient = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False)
         self._accumulate, self._take_step = capture_step(run, comm, self._accumulate_gradients, self._gradient_step)
 
     @abstractmethod
@@ -167,11 +168,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         for k, part in enumerate(parts):
             if self.dropout is not None:
                 self.dropout.manual_seed(seeds[k])
-            self.flat.zero_gradient_()
-            total, sums, priority = self._loss(part, moves_policy)
-            total.backward()
-            self.flat.store_shard(k, torch.cat([sums, self._one_hot_shard[k] * part.weight.max()]))
-            priorities.append(priority)
+            priorities += self._gradient(k, [part, moves_policy], self._one_hot_shard[k] * part.weight.max())
         return priorities
 
     def _gradient_step(
@@ -229,12 +226,8 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
     def warmup(self, rows: int) -> Callable[[], object]:
         """Return a function that takes a gradient step on `rows` rows of zeros, without messages or effects."""
         batch = TransitionBatch.blank(self.policy.spec, rows, self.comm.device, self._num_actions)
-
-        def total_and_sums() -> tuple[Tensor, Tensor]:
-            total, sums, _ = self._loss(batch, True)
-            return total, torch.cat([sums, sums.new_zeros(self.comm.world.num_shards)])
-
-        return warmup(self.flat, [self.critic_adam, self.policy_adam], total_and_sums)
+        weights = torch.zeros_like(self._one_hot_shard[0])
+        return warmup([self.critic_adam, self.policy_adam], lambda: self._gradient(0, [batch, True], weights))
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """State that is equal on all ranks, by name; a resumed run writes into these tensors."""

@@ -29,6 +29,7 @@ from lockstep.torch.capture import announce_capture, capture_step
 from lockstep.torch.comm import Comm
 from lockstep.torch.device_rows import observation_storage
 from lockstep.torch.flat import FlatParameters
+from lockstep.torch.gradient import LossGradient
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.networks import actor_of
 from lockstep.torch.non_finite import LossReader
@@ -85,7 +86,7 @@ class DQN:
         self._halted = torch.zeros((), dtype=torch.bool, device=comm.device)
         self._skipped = torch.tensor([0.0] * (1 + len(VALUE_METRICS)) + [0.0, 1.0], device=comm.device)
         self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=run.precision == "bfloat16")
-        self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
+        self._gradient = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False)
         self._accumulate, self._take_step = capture_step(run, comm, self._accumulate_gradients, self._gradient_step)
 
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
@@ -158,11 +159,7 @@ class DQN:
         self._set_noise(cast("Sequence[Tensor]", inputs[len(parts) :]))
         priorities: list[Tensor] = []
         for k, part in enumerate(parts):
-            self.flat.zero_gradient_()
-            loss, sums, priority = self._loss(part)
-            loss.backward()
-            self.flat.store_shard(k, torch.cat([sums, self._one_hot_shard[k] * part.weight.max()]))
-            priorities.append(priority)
+            priorities += self._gradient(k, [part], self._one_hot_shard[k] * part.weight.max())
         return priorities
 
     def _gradient_step(self, inputs: Sequence[TransitionBatch | Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -236,13 +233,12 @@ class DQN:
         """Return a function that takes a gradient step on `rows` rows of zeros, without messages or effects."""
         batch = TransitionBatch.blank(self.policy.spec, rows, self.comm.device)
 
-        def loss() -> tuple[Tensor, Tensor]:
+        def accumulate() -> None:
             self._set_noise(self._draw_noise())
-            total, sums, _ = self._loss(batch)
+            self._gradient(0, [batch], self._one_hot_shard[0])
             self.policy.resample(None)
-            return total, torch.cat([sums, self._one_hot_shard[0]])
 
-        return warmup(self.flat, [self.optimizer], loss)
+        return warmup([self.optimizer], accumulate)
 
     def copy_to_target(self) -> None:
         """Make the target network equal to the online network."""

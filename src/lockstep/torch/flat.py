@@ -23,6 +23,7 @@ class FlatParameters:
     `zero_grad()` of a module or optimizer would drop the views: use `zero_gradient_`.
 
     Attributes:
+        parameters: those of the module, views of `values`.
         values: all parameters [P], an `nn.Parameter` whose `.grad` is `gradient`; pass it to the optimizer.
         gradient: their gradients [P]; `backward()` adds to it.
         rows: [K, P + num_sums]: the gradient sum of each local shard, then its other sums, the weight first.
@@ -30,7 +31,7 @@ class FlatParameters:
     """
 
     def __init__(self, module: nn.Module, num_shards: int = 1, num_sums: int = 1) -> None:
-        self._parameters = parameters = [p for p in module.parameters() if p.requires_grad]
+        self.parameters = parameters = [p for p in module.parameters() if p.requires_grad]
         kinds = {(p.dtype, p.device) for p in parameters}
         if len(kinds) != 1:
             raise ValueError(f"parameters of one type on one device are needed, not {sorted(map(str, kinds))}")
@@ -56,7 +57,7 @@ class FlatParameters:
 
     def watch(self, computed: Callable[[int], None]) -> None:
         """From now on, call `computed` with the number of a parameter when a backward pass has added its gradient."""
-        for number, parameter in enumerate(self._parameters):
+        for number, parameter in enumerate(self.parameters):
             add_by_autograd(parameter)
             parameter.register_post_accumulate_grad_hook(partial(_call, computed, number))
 

@@ -28,6 +28,7 @@ from lockstep.torch.comm import Comm
 from lockstep.torch.device_rollout import TensorCollector, TensorRollout
 from lockstep.torch.distributions import DiagonalGaussian, StateDependentGaussian, gaussian_kl
 from lockstep.torch.flat import FlatParameters
+from lockstep.torch.gradient import LossGradient
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.networks import Policy, actor_of
 from lockstep.torch.non_finite import LossReader
@@ -75,7 +76,7 @@ class PPO:
             config, policy, self.normalizers, num_shards=len(comm.world.shards), shard_envs=shard_envs, rows=self.rows,
             device=comm.device, precision=self._precision if bfloat16 else None, symmetry=self._symmetry,
         )  # fmt: skip
-        self._loss = torch.compile(self.loss, dynamic=False) if run.compile else self.loss
+        self._gradient = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False)
         self._accumulate, self._step = capture_step(run, comm, self._accumulate_gradients, self._gradient_step)
 
     def update(
@@ -161,15 +162,12 @@ class PPO:
         if self._symmetry is not None:
             raw = [batch.observation, *([] if batch.critic is None else [batch.critic])]
             batch = self._symmetry.mirrored(batch, raw, [Tensor.contiguous] * len(raw))
-        return warmup(self.flat, [self.optimizer], lambda: self._loss(batch))
+        return warmup([self.optimizer], lambda: self._gradient(0, [batch]))
 
     def _accumulate_gradients(self, parts: Sequence[Batch]) -> None:
         """Compute the gradient and the sums of every shard's part [N] of a minibatch."""
         for k, part in enumerate(parts):
-            self.flat.zero_gradient_()
-            loss, sums = self._loss(part)
-            loss.backward()
-            self.flat.store_shard(k, sums)
+            self._gradient(k, [part])
 
     def _gradient_step(self, parts: Sequence[Batch]) -> Tensor:
         """One gradient step on every shard's part [N] of a minibatch, skipped on all ranks if any number is not finite.

@@ -3,30 +3,22 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from lockstep.torch.adam import Adam
-from lockstep.torch.flat import FlatParameters
 from lockstep.torch.sgd import Sgd
 
 
-def warmup(
-    flat: FlatParameters, optimizers: Sequence[Adam | Sgd], loss: Callable[[], tuple[Tensor, Tensor]]
-) -> Callable[[], object]:
+def warmup(optimizers: Sequence[Adam | Sgd], accumulate: Callable[[], object]) -> Callable[[], object]:
     """Return a function that takes a gradient step without messages or effects.
 
     Args:
-        flat: the parameters.
-        optimizers: of these parameters.
-        loss: computes the loss and its sums.
+        optimizers: of the parameters.
+        accumulate: computes their gradient.
     """
-    skipped = torch.ones((), device=flat.values.device)
+    skipped = torch.ones((), device=optimizers[-1].steps.device)
 
     def once() -> None:
-        flat.zero_gradient_()
-        total, sums = loss()
-        total.backward()
-        flat.store_shard(0, sums)
+        accumulate()
         for optimizer in optimizers:
             optimizer.step(skipped)
         float(optimizers[-1].steps)  # wait for the GPU

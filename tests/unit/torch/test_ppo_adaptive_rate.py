@@ -49,7 +49,7 @@ def make_rollout(scale=1.0):
 def update_recorded(ppo, monkeypatch):
     """The KL of each change of the rate; observations, distribution and rate of each gradient step, as it begins."""
     kls, steps = [], []
-    adapted, step, loss = ppo_module.adapted, ppo.optimizer.step, ppo._loss
+    adapted, step, loss = ppo_module.adapted, ppo.optimizer.step, ppo._gradient._loss
 
     def record_kl(rate, kl, desired):
         kls.append(kl.item())
@@ -68,7 +68,7 @@ def update_recorded(ppo, monkeypatch):
 
     monkeypatch.setattr(ppo_module, "adapted", record_kl)
     monkeypatch.setattr(ppo.optimizer, "step", record_step)
-    monkeypatch.setattr(ppo, "_loss", record_loss)
+    monkeypatch.setattr(ppo._gradient, "_loss", record_loss)
     ppo.update([make_rollout()], np.zeros((1, 1)))
     return kls, steps
 

@@ -195,6 +195,7 @@ WORKS: Mapping[str, Work] = {
         measured=16_384,
         arms=(
             _ours("Hopper-v5", _HOPPER),
+            _ours("Hopper-v5", _HOPPER, _COMPILED),
             _ours("Hopper-v5", _HOPPER, _ALSO_JAX),
             _peer("sb3", "Stable-Baselines3", "hopper_ppo", "with_sb3.py"),
             _ours("Hopper-v5", _doubled(_HOPPER, "num_envs"), _TWO),
@@ -230,6 +231,7 @@ WORKS: Mapping[str, Work] = {
             measured=2048,
             arms=(
                 _ours(f"HalfCheetah-v5 --algo {algo}", _OFF_POLICY),
+                _ours(f"HalfCheetah-v5 --algo {algo}", _OFF_POLICY, _COMPILED),
                 _ours(f"HalfCheetah-v5 --algo {algo}", _OFF_POLICY, _ALSO_JAX),
                 _peer("sb3", "Stable-Baselines3", f"halfcheetah_{algo}", "with_sb3.py"),
                 _peer("sbx", "sbx", f"halfcheetah_{algo}", "with_sb3.py"),

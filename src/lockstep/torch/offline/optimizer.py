@@ -20,6 +20,7 @@ from lockstep.torch.batch import RowBatch
 from lockstep.torch.capture import capture_step
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
+from lockstep.torch.gradient import LossGradient
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.non_finite import LossReader
 from lockstep.torch.scoring.candidates import CandidateNetwork
@@ -69,12 +70,12 @@ class OfflineOptimizer:
     ) -> None:
         c = run.algorithm
         self._stop_on_non_finite = run.non_finite == "stop"
-        self._eager_loss = loss
-        self._loss = torch.compile(loss) if run.compile else loss
+        self._loss = loss
         self.config, self._epochs, self._comm, self._num_sums = c, run.epochs, comm, num_sums
         self.flat = FlatParameters(
             nn.ModuleList([scores, *others]), len(comm.world.shards), num_sums=num_sums + MAX_EXTRA_SUMS
         )
+        self._gradient = LossGradient(self.flat, loss, compiled=run.compile, dynamic=None)
         num_scores = sum(p.numel() for p in scores.parameters())
         self._sizes = [num_scores, self.flat.num_parameters - num_scores]
         self._schedule = torch.tensor([c.learning_rate, 0.0], device=comm.device)
@@ -126,7 +127,7 @@ class OfflineOptimizer:
         # The only host sync of a step: the extra sums carry the flag of a signal to stop.
         *extra, skipped = for_host.cpu().numpy()
         if skipped and self._stop_on_non_finite:
-            reader = LossReader(self._eager_loss, self.flat)
+            reader = LossReader(self._loss, self.flat)
             raise locate_non_finite_logged(self._comm, batches, progress, reader)
         return sums, np.array(extra[: extra_sums.shape[1]]), bool(skipped)
 
@@ -157,10 +158,7 @@ class OfflineOptimizer:
         *batches, extra = inputs
         count = len(batches) // len(self.flat.rows)
         for k in range(len(self.flat.rows)):
-            self.flat.zero_gradient_()
-            total, sums = self._loss(*batches[k * count : (k + 1) * count])
-            total.backward()
-            self.flat.store_shard(k, torch.cat([sums.detach(), cast(Tensor, extra)[k]]))
+            self._gradient(k, batches[k * count : (k + 1) * count], cast(Tensor, extra)[k])
 
     def _gradient_step(
         self,
@@ -196,12 +194,8 @@ class OfflineOptimizer:
 
     def warmup(self, batch: Sequence[RowBatch]) -> Callable[[], object]:
         """Return a function that takes a gradient step on a batch, without messages or effects."""
-
-        def padded() -> tuple[Tensor, Tensor]:
-            total, sums = self._loss(*batch)
-            return total, torch.cat([sums, sums.new_zeros(MAX_EXTRA_SUMS)])
-
-        return warmup(self.flat, [self.optimizer], padded)
+        extra = torch.zeros(MAX_EXTRA_SUMS, device=self._comm.device)
+        return warmup([self.optimizer], lambda: self._gradient(0, batch, extra))
 
     def state(self) -> dict[str, Tensor]:
         """The tensors beside the parameters that a checkpoint holds and that are equal on all ranks."""
