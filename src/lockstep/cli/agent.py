@@ -31,9 +31,11 @@ def with_agent(run: Run, agent: str | None, changes: Mapping[str, str]) -> Run:
         run: the run of a task alone.
         agent: a YAML file; or the name of a configuration that Isaac Lab or mjlab publishes for the task. By default
             its first one that can be read.
-        changes: settings that the user gives, by name; they are applied later.
+        changes: settings that the user gives, by name. Those of framework and device are applied here, since what an
+            agent configuration becomes depends on them; the caller applies all of them afterwards.
     """
     num_envs = number(changes["num_envs"], "num_envs") if "num_envs" in changes else None
+    run = override(run, {name: changes[name] for name in ("ml_framework", "device") if name in changes})
     if agent is not None and agent.endswith((".yaml", ".yml")):
         return _with_file(run, agent, num_envs)
     if run.task.startswith(_SUITES):

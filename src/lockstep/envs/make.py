@@ -55,11 +55,12 @@ def _make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training
     """The environments without the limits of `lockstep.envs.limits`."""
     if render:  # without this SDL, which Gymnasium's tasks render with, searches for a display and prints errors
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    if on_device(task) or on_tensors(task):
+    if on_device(task):
         if render:
-            raise ConfigError(f"task={task} cannot be drawn; only Gymnasium environments can")
-        module = jax_module if on_device(task) else torch_module
-        return module("host", task).make(task, without_limits(config), num_envs)
+            raise cannot_be_drawn(task)
+        return jax_module("host", task).make(task, without_limits(config), num_envs)
+    if on_tensors(task):
+        return torch_module("host", task).make(task, without_limits(config), num_envs, render=render)
     if task in BUILT_IN:
         module, name = BUILT_IN[task]
         return _build(getattr(importlib.import_module(module), name), task, config, num_envs, render)
@@ -191,10 +192,15 @@ def _check(config: EnvConfig, num_envs: int) -> None:
         )
 
 
+def cannot_be_drawn(task: str) -> ConfigError:
+    """The error for a task without pictures."""
+    return ConfigError(f"task={task} cannot be drawn; only tasks of Gymnasium, PettingZoo and mjlab can")
+
+
 def _build(cls: type, task: str, config: EnvConfig, num_envs: int, render: bool) -> VectorEnv:
     """Make an instance of a class that follows `VectorEnv`."""
     if render:
-        raise ConfigError(f"task={task} cannot be drawn; only Gymnasium environments can")
+        raise cannot_be_drawn(task)
     refuse_single_env_settings(config, f"{task} is vectorized itself")
     kwargs = kwargs_of(config)
     _refuse_single(cls, task)

@@ -81,6 +81,12 @@ def check_task(run: Run, spec: EnvSpec) -> None:
             f"bounds_loss_coef={config.bounds_loss_coef} is for continuous actions; those of task={run.task} are "
             f"{spec.action.kind}: use 0"
         )
+    elif spec.image is not None and spec.critic_size is not None and _is_on_host(run):
+        raise ConfigError(
+            f"task={run.task}: environments on the host do not give the critic an observation of its own beside "
+            "images; use ml_framework=torch with env.placement=auto, or name one group for both, such as "
+            "--set env.policy_keys=[policy] --set env.critic_keys=[policy]"
+        )
     elif config.normalize_observation and spec.image is not None:
         raise ConfigError("normalize_observation=true is for vectors; the network scales images: set it false")
     _check_kl_reference(run, spec)
@@ -89,6 +95,11 @@ def check_task(run: Run, spec: EnvSpec) -> None:
     _check_recurrent(run)
     if run.evaluate_video:
         check_drawing(run)
+
+
+def _is_on_host(run: Run) -> bool:
+    """Whether PPO steps a task on torch tensors through its numpy interface."""
+    return run.ml_framework == "jax" or run.env.placement == "host"
 
 
 def check_agents(num_envs: int, num_shards: int, spec: EnvSpec) -> None:

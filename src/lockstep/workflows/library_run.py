@@ -230,9 +230,6 @@ class LibraryRun:
             )
         self._set_seed(agent)
         env = task.make(num_envs=request.num_envs, seed=self.seed)
-        if hasattr(env.unwrapped, "possible_agents"):
-            env.close()
-            raise ConfigError(f"task={request.task} has several agents; the workflows train one")
         return env, agent
 
     def _set_seed(self, agent: Any) -> None:

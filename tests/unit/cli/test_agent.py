@@ -130,6 +130,6 @@ def test_a_file_counts_minibatches_of_the_environments_asked_for(tmp_path):
 def test_jax_follows_the_kl_from_the_rollout_and_says_so(tmp_path, capsys):
     path = tmp_path / "agent.yaml"
     path.write_text(yaml.safe_dump(RL_GAMES))
-    run = with_agent(Run(task="CartPole-v1", num_envs=128, ml_framework="jax"), str(path), {})
+    run = with_agent(Run(task="CartPole-v1", num_envs=128), str(path), {"ml_framework": "jax"})
     assert run.algorithm.kl_reference == "rollout"
     assert "JAX has no other kl_reference" in capsys.readouterr().err

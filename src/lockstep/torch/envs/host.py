@@ -8,7 +8,7 @@ import torch
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs.vector import Step
-from lockstep.torch.envs.interface import Observation, TensorVectorEnv, can_save
+from lockstep.torch.envs.interface import Observation, TensorVectorEnv, can_draw, can_save
 from lockstep.torch.envs.make import make_tensor_env
 from lockstep.torch.envs.saved_tensors import to_arrays, to_tensors
 
@@ -66,16 +66,27 @@ class HostEnv:
         assert can_save(self._env)
         self._env.restore(to_tensors(state))
 
+    @property
+    def frames_per_second(self) -> float:
+        """Of a video; only of environments made with `render`."""
+        assert can_draw(self._env)
+        return self._env.frames_per_second
+
+    def render(self) -> list[np.ndarray]:
+        """A picture of the first environment; only of environments made with `render`."""
+        assert can_draw(self._env)
+        return [self._env.render()]
+
     def close(self) -> None:
         """Close the environments."""
         self._env.close()
 
 
-def make(task: str, config: EnvConfig, num_envs: int) -> HostEnv:
+def make(task: str, config: EnvConfig, num_envs: int, *, render: bool = False) -> HostEnv:
     """The environments of a shard, on this process' GPU if it uses one, else on the CPU."""
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-    return HostEnv(make_tensor_env(task, config, num_envs, device))
+    return HostEnv(make_tensor_env(task, config, num_envs, device, render=render))
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

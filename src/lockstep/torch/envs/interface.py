@@ -6,6 +6,7 @@ Shapes: B environments of a shard, O numbers of the policy's observation, C of t
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,6 +106,22 @@ class SavableTensorEnv(TensorVectorEnv, Protocol):
         Tensors of `state` are on the CPU.
         """
         ...
+
+
+class DrawnTensorEnv(TensorVectorEnv, Protocol):
+    """A `TensorVectorEnv` that was made to be drawn."""
+
+    frames_per_second: float
+    """Steps of an environment in a second of its own time."""
+
+    def render(self) -> np.ndarray:
+        """A picture of the first environment, bytes [height, width, 3]."""
+        ...
+
+
+def can_draw(env: TensorVectorEnv) -> TypeGuard[DrawnTensorEnv]:
+    """Whether `env` can be drawn."""
+    return callable(getattr(env, "render", None))
 
 
 def can_save(env: TensorVectorEnv) -> TypeGuard[SavableTensorEnv]:

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import hashlib
 import importlib
+import os
 import re
 import sys
 from collections.abc import Generator, Mapping, Sequence
@@ -51,6 +52,9 @@ class IsaacTask:
             seed: of this process.
             final_obs: whether `extras["final_obs"]` has the observations before a reset. Isaac Lab sets the key in
                 steps with a reset only, and leaves the old one there in later steps.
+
+        Raises:
+            ConfigError: the files of a robot are not here, or the task has several agents.
         """
         import gymnasium
 
@@ -60,7 +64,18 @@ class IsaacTask:
         computes_final_obs = hasattr(self.env_cfg, "compute_final_obs")
         if computes_final_obs:
             self.env_cfg.compute_final_obs = final_obs
-        env = gymnasium.make(self.task, cfg=self.env_cfg)
+        try:
+            env = gymnasium.make(self.task, cfg=self.env_cfg)
+        except (FileNotFoundError, ModuleNotFoundError) as error:
+            if isinstance(error, ModuleNotFoundError) and error.name not in ("omni", "omni.client"):
+                raise
+            raise ConfigError(
+                f"task={self.task}: {error}; robots come from NVIDIA's server (pip install omniverseclient), or from a "
+                f"folder with copies: ISAACSIM_ASSET_ROOT={os.environ.get('ISAACSIM_ASSET_ROOT', '(not set)')}"
+            ) from error
+        if hasattr(env.unwrapped, "possible_agents"):
+            env.close()
+            raise ConfigError(f"task={self.task} has several agents, which are not supported for Isaac Lab's tasks")
         if final_obs:
             _FinalObservations(env.unwrapped, are_computed=computes_final_obs)
         return env
@@ -154,7 +169,15 @@ def _open_task(task: str, device: str, agent_entry_point: str | None, overrides:
     launcher_args = parser.parse_args(["--device", device])
     env_cfg, agent_cfg = tasks.resolve_task_config(task, agent_entry_point, overrides=list(overrides))
     env_cfg.sim.device = device
-    with app.launch_simulation(env_cfg, launcher_args):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(app.launch_simulation(env_cfg, launcher_args))
+        except SystemExit as ended:
+            raise ConfigError(
+                f"task={task}: Isaac Lab ended the start of its simulator with code {ended.code}; its message is "
+                "above. A task that needs Isaac Sim runs without it only if it has a preset for that, such as "
+                "env.kwargs.physics=newton_mjwarp (with lockstep.workflows: physics=newton_mjwarp)"
+            ) from None
         yield IsaacTask(task, env_cfg, agent_cfg)
 
 

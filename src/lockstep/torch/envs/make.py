@@ -10,7 +10,7 @@ from lockstep.config.env import EnvConfig
 from lockstep.envs import isaac
 from lockstep.envs.limits import has_limits, limited_spec, without_limits
 from lockstep.envs.load import load_module
-from lockstep.envs.make import stays_on_device
+from lockstep.envs.make import cannot_be_drawn, stays_on_device
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import kwargs_of, refuse_single_env_settings, refuse_unknown_kwargs
 from lockstep.errors import ConfigError, RunError
@@ -28,7 +28,8 @@ _ADAPTERS = {
 """Modules of the adapters, by prefix of their tasks (the prefixes are also in `lockstep.envs.make.ON_TENSORS`).
 
 An adapter has the function `maker(task)`, which returns a factory that is called as `Class(num_envs=..., device=...,
-**kwargs)`. It may have `env_spec(task, config)` where making an environment to read its spec is expensive.
+**kwargs)`, and `drawing_maker(task)` if its tasks can be drawn. It may have `env_spec(task, config)` where making an
+environment to read its spec is expensive.
 """
 
 
@@ -42,7 +43,9 @@ def steps_on_device(run: Run, device: torch.device) -> bool:
     return stays_on_device(run.task, run.env, "torch", preferred=preferred)
 
 
-def make_tensor_env(task: str, config: EnvConfig, num_envs: int, device: torch.device) -> TensorVectorEnv:
+def make_tensor_env(
+    task: str, config: EnvConfig, num_envs: int, device: torch.device, *, render: bool = False
+) -> TensorVectorEnv:
     """The environments of a shard.
 
     Args:
@@ -50,17 +53,19 @@ def make_tensor_env(task: str, config: EnvConfig, num_envs: int, device: torch.d
         config: of the environments.
         num_envs: B.
         device: of the tensors.
+        render: make environments that can be drawn (`DrawnTensorEnv`).
     """
     refuse_single_env_settings(config, f"{task} is vectorized itself")
     kwargs = kwargs_of(config)
     if "device" in kwargs:
         raise ConfigError(f"env.kwargs device={kwargs['device']} is set by Lockstep; use the setting device")
-    maker = _find_maker(task)
+    maker = _find_drawing_maker(task) if render else _find_maker(task)
     refuse_unknown_kwargs(maker, kwargs, task)
     try:
         env = maker(num_envs=num_envs, device=device, **kwargs)
     except (ConfigError, RunError) as error:
-        raise ConfigError(f"task={task}: {error}") from error
+        message = str(error)
+        raise ConfigError(message if message.startswith("task=") else f"task={task}: {message}") from error
     except Exception as error:
         raise ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}") from error
     checked = _check_protocol(env, task, num_envs)
@@ -95,6 +100,14 @@ def _find_maker(task: str) -> Any:
         return adapter.maker(task)
     location, _, name = task.rpartition(":")
     return getattr(load_module(location, f"task={task}"), name)
+
+
+def _find_drawing_maker(task: str) -> Any:
+    """The factory of environments of `task` that can be drawn."""
+    adapter = _adapter_of(task)
+    if not hasattr(adapter, "drawing_maker"):
+        raise cannot_be_drawn(task)
+    return adapter.drawing_maker(task)
 
 
 def _check_protocol(env: Any, task: str, num_envs: int) -> TensorVectorEnv:

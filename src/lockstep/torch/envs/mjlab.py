@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lockstep.config import settings
 from lockstep.config.env import EnvConfig
+from lockstep.envs.drawing import choose_mujoco_gl
 from lockstep.envs.load import near
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import kwargs_of
@@ -32,6 +33,11 @@ def maker(task: str) -> Callable[..., TensorVectorEnv]:
     if find_spec("mjlab") is None:
         raise ConfigError(f"task={task} is mjlab's, which is not installed: pip install 'lockstep-rl[mjlab]'")
     return functools.partial(MjlabEnv, task)
+
+
+def drawing_maker(task: str) -> Callable[..., TensorVectorEnv]:
+    """What makes environments of `task` that can be drawn."""
+    return functools.partial(maker(task), render=True)
 
 
 def env_spec(task: str, config: EnvConfig) -> EnvSpec:
@@ -50,7 +56,11 @@ class MjlabEnv:
         policy_keys: groups of observations that the policy receives; empty: `actor`.
         critic_keys: groups that the value network receives; empty: `critic`.
         max_episode_steps: truncates episodes here instead of at the task's own limit.
+        render: whether the first environment can be drawn.
         overrides: fields of the task's own configuration as nested mappings.
+
+    Attributes:
+        frames_per_second: of a video.
     """
 
     def __init__(
@@ -62,13 +72,15 @@ class MjlabEnv:
         policy_keys: Sequence[str] = (),
         critic_keys: Sequence[str] = (),
         max_episode_steps: int | None = None,
+        render: bool = False,
         **overrides: Any,
     ) -> None:
         self.num_envs, self.device = num_envs, device
         self._random = GlobalRandomState()
         self._env: Any = None
         with self._random.swapped_in(), quiet():
-            self._env = _start(task, num_envs, device, overrides)
+            self._env = _start(task, num_envs, device, overrides, render=render)
+        self.frames_per_second = 1.0 / self._env.step_dt
         if max_episode_steps is not None:
             self._env.cfg.episode_length_s = max_episode_steps * self._env.step_dt
         spaces = {name: _gymnasium_space(space) for name, space in self._env.single_observation_space.spaces.items()}
@@ -105,6 +117,11 @@ class MjlabEnv:
     def _observation(self, groups: Mapping[str, Any]) -> Observation:
         return Observation(joined(self._policy, groups), joined(self._critic, groups) if self._critic else None)
 
+    def render(self) -> np.ndarray:
+        """A picture of the first environment, by the camera of the task's configuration."""
+        with self._random.swapped_in():
+            return self._env.render()
+
     def close(self) -> None:
         """Free the simulation."""
         if self._env is not None:
@@ -112,7 +129,7 @@ class MjlabEnv:
             self._env = None
 
 
-def _start(task: str, num_envs: int, device: torch.device, overrides: Mapping[str, Any]) -> Any:
+def _start(task: str, num_envs: int, device: torch.device, overrides: Mapping[str, Any], *, render: bool) -> Any:
     importlib.import_module("mjlab.tasks")  # registers the tasks
     registry: Any = importlib.import_module("mjlab.tasks.registry")
     known: list[str] = registry.list_tasks()
@@ -124,7 +141,11 @@ def _start(task: str, num_envs: int, device: torch.device, overrides: Mapping[st
     config.scene.num_envs = num_envs
     config.seed = 0
     config.auto_reset = False
-    return importlib.import_module("mjlab.envs").ManagerBasedRlEnv(cfg=config, device=str(device))
+    environments: Any = importlib.import_module("mjlab.envs")
+    if render:
+        choose_mujoco_gl()
+    mode = "rgb_array" if render else None
+    return environments.ManagerBasedRlEnv(cfg=config, device=str(device), render_mode=mode)
 
 
 def _set_field(config: Any, name: str, value: Any) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
@@ -170,6 +171,26 @@ def test_final_observations_in_live_buffers_are_copied_before_the_reset(monkeypa
     position, others = extras["final_obs"]["policy"]
     assert position[0] == others["velocity"][0] == 1.0
     assert observation["policy"][0][0] == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (FileNotFoundError("no ant.usd"), r"task=Isaac-Mine: no ant\.usd; .*ISAACSIM_ASSET_ROOT=/some/where"),
+        (ModuleNotFoundError("No module named 'omni'", name="omni"), "pip install omniverseclient"),
+        (None, "has several agents"),
+    ],
+    ids=["file", "client", "agents"],
+)
+def test_tasks_that_cannot_run_here_are_refused_with_the_way_out(error, words, monkeypatch):
+    env = SimpleNamespace(possible_agents=["a", "b"], close=lambda: None)
+    env.unwrapped = env
+    monkeypatch.setenv("ISAACSIM_ASSET_ROOT", "/some/where")
+    monkeypatch.setattr(gymnasium, "make", Mock(return_value=env, side_effect=error))
+    task = IsaacTask("Isaac-Mine", SimpleNamespace(scene=SimpleNamespace()), None)
+    with pytest.raises(ConfigError, match=words):
+        task.make(num_envs=2, seed=3)
 
 
 def test_the_simulator_has_random_numbers_of_its_own(opened):

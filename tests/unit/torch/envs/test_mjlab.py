@@ -4,9 +4,12 @@ import sys
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from lockstep.config.env import EnvConfig
+from lockstep.envs.make import make_vector_env
 from lockstep.errors import ConfigError
 from lockstep.torch.envs import mjlab
 from lockstep.torch.envs.mjlab import MjlabEnv
@@ -36,8 +39,9 @@ class Simulation:
     step_dt = 0.5
     max_episode_length = 4
 
-    def __init__(self, cfg, device):
+    def __init__(self, cfg, device, render_mode=None):
         assert not cfg.auto_reset
+        self.render_mode = render_mode
         self.cfg = cfg
         box = SimpleNamespace(shape=(2,), low=-float("inf"), high=float("inf"))
         self.single_observation_space = SimpleNamespace(spaces={"actor": box, "critic": box})
@@ -65,6 +69,10 @@ class Simulation:
 
     def _groups(self):
         return {"actor": self._position, "critic": -self._position}
+
+    def render(self):
+        assert self.render_mode == "rgb_array"
+        return np.zeros((4, 6, 3), np.uint8)
 
     def close(self):
         pass
@@ -103,6 +111,21 @@ def test_the_last_observation_of_an_episode_is_kept_and_the_next_episode_begins(
     assert third.truncated.tolist() == [True, False, False]
     assert (third.final.policy[0] > third.observation.policy[0] + 3).all()
     assert torch.equal(third.final.critic, -third.final.policy)
+
+
+@pytest.mark.slow
+def test_pictures_of_the_first_environment():
+    env = make_vector_env("Mjlab-Mine", EnvConfig(), 1, render=True)
+    env.reset([1])
+    (picture,) = env.render()
+    assert (picture.shape, env.frames_per_second) == ((4, 6, 3), 2.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["envpool/Ant-v5", "lockstep/Cartpole-v0", "jax/CartPole-v1"])
+def test_tasks_that_cannot_be_drawn_are_refused(task):
+    with pytest.raises(ConfigError, match=f"{task} cannot be drawn; only tasks of Gymnasium, PettingZoo and mjlab can"):
+        make_vector_env(task, EnvConfig(), 1, render=True)
 
 
 def test_the_same_seed_gives_the_same_numbers_whatever_others_draw():
