@@ -41,6 +41,7 @@ def test_one_gpu_trains_and_repeats_itself(tmp_path):
     assert first["devices"][0].startswith("cuda:0")
     assert first["params_fingerprint"] == second["params_fingerprint"]
     assert 1 << 16 < first["ranks"][0]["peak_device_memory"] < 1 << 32
+    assert sum(first["phases_s"].values()) == pytest.approx(first["wall_time_s"], rel=0.05)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than 2 GPUs")

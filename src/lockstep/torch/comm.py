@@ -8,6 +8,7 @@ server or thread.
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -89,6 +90,7 @@ class Comm:
         """Open the process group; *collective*. Raises `PeerError` if other ranks do not join."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+            self.timers.use_events(partial(torch.cuda.Event, enable_timing=True))
         if self.world.size > 1:
             self._group.open()
             self._group.segment, hosts = open_hosts(
