@@ -7,9 +7,6 @@ The game: a ball falls down a board, straight, and a paddle at the bottom moves 
 the ball pays 1, missing it -1, and either ends the episode.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import gymnasium
 import numpy as np
 
@@ -24,7 +21,7 @@ class MyEnv(gymnasium.Env[np.ndarray, int]):
         self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(3)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         """A new game."""
         super().reset(seed=seed)  # makes self.np_random: draw from nothing else, or ranks may play the same games
         self.ball, self.paddle, self.row = int(self.np_random.integers(self.width)), self.width // 2, 0
@@ -40,12 +37,11 @@ class MyEnv(gymnasium.Env[np.ndarray, int]):
         return self._observe(), reward, landed, False, {}
 
     # The next two are optional: with them a resumed run goes on in mid-game, and ends as one that never stopped.
-
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict:
         """What decides how the game goes on; `np_random` is saved by Lockstep."""
         return {"ball": self.ball, "paddle": self.paddle, "row": self.row}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict) -> None:
         """Go on from `state`."""
         self.ball, self.paddle, self.row = state["ball"], state["paddle"], state["row"]
 
@@ -67,7 +63,7 @@ class MyVectorEnv:
         )
         self.ball, self.paddle, self.row = np.zeros((3, num_envs), np.int64)
 
-    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+    def reset(self, seeds: list[int]) -> np.ndarray:
         """New games everywhere."""
         self.generator = np.random.default_rng(seeds[0])
         self._begin(np.full(self.num_envs, True))
@@ -83,13 +79,12 @@ class MyVectorEnv:
         self._begin(landed)
         return self._observe(), reward, landed, np.zeros(self.num_envs, bool), final
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict:
         """What decides how the games go on; optional, as above."""
-        return {
-            "boards": np.stack([self.ball, self.paddle, self.row]), "generator": self.generator.bit_generator.state
-        }  # fmt: skip
+        boards = np.stack([self.ball, self.paddle, self.row])
+        return {"boards": boards, "generator": self.generator.bit_generator.state}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict) -> None:
         """Go on from `state`."""
         self.ball, self.paddle, self.row = state["boards"].copy()
         self.generator.bit_generator.state = state["generator"]

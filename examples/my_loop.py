@@ -2,9 +2,8 @@
 
     python examples/my_loop.py                        alone: the same code, no process group
     python examples/my_loop.py --ranks 2              two ranks, started by lockstep.spawn
-    python -m torch.distributed.run --nproc_per_node=2 examples/my_loop.py
     python examples/my_loop.py --ranks 2 --ddp        gradients averaged by DistributedDataParallel
-    python examples/my_loop.py --ranks 2 --mp-spawn   ranks started by torch.multiprocessing.spawn
+    python -m torch.distributed.run --nproc_per_node=2 examples/my_loop.py
 
 All of them play the same episodes and take the same steps, up to the rounding of sums. Results go to runs/my_loop-TIME.
 """
@@ -19,15 +18,13 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep import Comm, RunDir, World, fingerprint, spawn, stream, stream_seed
+from lockstep import Comm, RunDir, World, spawn, stream, stream_seed
 
 SEED, EPISODES, GAMMA, SOLVED = 0, 16, 0.99, 475.0  # EPISODES per update, played by all ranks together
 
 
 @torch.no_grad()
-def play(
-    env: gymnasium.Env, policy: nn.Module, seed: int, noise: np.random.Generator | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def play(env: gymnasium.Env, policy: nn.Module, seed: int, noise: np.random.Generator | None = None) -> list:
     """One episode: observations [N, 4], actions [N] and returns to go [N]. Greedy without `noise`."""
     device = next(policy.parameters()).device
     observation, _ = env.reset(seed=seed)
@@ -42,30 +39,32 @@ def play(
         ended = terminated or truncated
     for t in range(len(rewards) - 2, -1, -1):
         rewards[t] += GAMMA * rewards[t + 1]
-    return torch.tensor(np.array(observations)), torch.tensor(actions), torch.tensor(rewards)
+    return [torch.tensor(np.array(observations)), torch.tensor(actions), torch.tensor(rewards)]
 
 
-def train(world: World, args: argparse.Namespace) -> list[dict]:
-    """The whole training, run by every rank. Returns a summary of each rank."""
+def evaluate(env: gymnasium.Env, policy: nn.Module) -> float:
+    """Mean return of 20 greedy episodes that no training episode shares a seed with."""
+    return float(np.mean([len(play(env, policy, stream_seed(SEED, "evaluate", i))[2]) for i in range(20)]))
+
+
+def train(rank: int, args: argparse.Namespace) -> None:
+    """The whole training, run by every rank."""
     torch.manual_seed(stream_seed(SEED, "init"))
     env = gymnasium.make("CartPole-v1")
-    started, steps, first_data = time.monotonic(), 0, ""
+    world, started, steps = World.from_environment(), time.monotonic(), 0
     with contextlib.ExitStack() as stack:
-        comm = stack.enter_context(Comm(world, device=args.device))  # [1] who takes part, and the way to the others
+        comm = stack.enter_context(Comm(world))  # [1] who takes part, and the way to the others
         policy = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2)).to(comm.device)
         optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
         comm.broadcast_(policy)  # [2] all start from the parameters of rank 0
-        model = with_ddp(policy, comm) if args.ddp else policy
+        model = DistributedDataParallel(policy) if args.ddp and world.size > 1 else policy
         # [3] one writer for what is shared
         record = stack.enter_context(RunDir.create(None, vars(args), "my_loop")) if world.rank == 0 else None
-
         for update in range(1, args.updates + 1):
             # [4] data: each rank plays its part of the episodes. Randomness belongs to the episode, not to the rank.
             mine = range(update * EPISODES, (update + 1) * EPISODES)[world.rank :: world.size]
             episodes = [play(env, policy, stream_seed(SEED, "env", i), stream(SEED, "action", i)) for i in mine]
             observation, action, returns = (torch.cat(part).to(comm.device) for part in zip(*episodes, strict=True))
-            first_data = first_data or fingerprint({"observation": observation.cpu().numpy()})
-
             # [5] anything computed from the batch is computed from the *global* batch: statistics and gradients
             rows, mean, variance = comm.moments(returns)
             advantage = (returns - mean) / (variance.sqrt() + 1e-8)
@@ -77,68 +76,25 @@ def train(world: World, args: argparse.Namespace) -> list[dict]:
                 (-(advantage * log_prob).mean()).backward()
                 comm.average_gradients_(policy.parameters(), weight=len(returns))
             optimizer.step()
-
             steps += int(rows)
-            length = float(comm.mean(torch.tensor(len(returns) / len(episodes)), weight=len(episodes)))
             if record:
-                record.write_metrics(steps, time.monotonic() - started, {"episode/return_mean": length})
+                record.write_metrics(steps, time.monotonic() - started, {"episode/return_mean": int(rows) / EPISODES})
             if update % 10 == 0:  # [6] a decision that one rank takes and all follow, or the others would wait for it
                 score = evaluate(env, policy) if world.rank == 0 else None
                 if comm.broadcast_object(score) >= SOLVED:
                     break
-
         del model  # DDP goes before the process group that it works on
         comm.check_equal(policy)
-        parameters = fingerprint({name: p.detach().cpu().numpy() for name, p in policy.named_parameters()})
-        ranks = comm.gather_object({"rank": world.rank, "params": parameters, "first_data": first_data})
         if record:
-            record.write_summary({"env_steps": steps, "updates": update, "return_mean": length, "ranks": ranks})
+            record.write_summary({"env_steps": steps, "updates": update})
             torch.save(policy.state_dict(), record.path / "policy.pt")
-            print(f"{update} updates, {steps} steps, mean return {length:.0f}: {record.path}")
-            print("\n".join("rank {rank}: parameters {params}, first data {first_data}".format(**r) for r in ranks))
-    return ranks
-
-
-def evaluate(env: gymnasium.Env, policy: nn.Module) -> float:
-    """Mean return of 20 greedy episodes that no training episode shares a seed with."""
-    return float(np.mean([len(play(env, policy, stream_seed(SEED, "evaluate", i))[2]) for i in range(20)]))
-
-
-def with_ddp(policy: nn.Module, comm: Comm) -> nn.Module:
-    """DDP works on the process group that Comm opened; in a world of one there is none, and nothing to average."""
-    if comm.world.size == 1:
-        return policy
-    return DistributedDataParallel(policy, device_ids=[comm.device] if comm.device.type == "cuda" else None)
-
-
-def spawned(rank: int, args: argparse.Namespace) -> list[dict]:
-    """A rank that lockstep.spawn started."""
-    return train(World.from_environment(), args)
-
-
-def mp_spawned(rank: int, args: argparse.Namespace) -> None:
-    """A rank that torch.multiprocessing.spawn started; World gets all values as arguments."""
-    torch.set_num_threads(1)  # lockstep.spawn and torchrun divide the cores among ranks; torch.multiprocessing does not
-    train(World(rank=rank, size=args.ranks, address="127.0.0.1", port=args.port), args)
-
-
-def main() -> None:
-    """Start the requested ranks, or run as a rank that a launcher started."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--updates", type=int, default=200)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--ddp", action="store_true")
-    parser.add_argument("--mp-spawn", action="store_true")
-    parser.add_argument("--port", type=int, default=29511, help="for --mp-spawn")
-    args = parser.parse_args()
-    if args.mp_spawn:
-        torch.multiprocessing.spawn(mp_spawned, args=(args,), nprocs=args.ranks)
-    elif args.ranks > 1:
-        spawn(spawned, args.ranks, (args,))
-    else:
-        train(World.from_environment(), args)
+            print(f"{update} updates, {steps} steps, equal parameters on {world.size} ranks: {record.path}")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--updates", type=int, default=200)
+    parser.add_argument("--ddp", action="store_true")
+    given = parser.parse_args()
+    spawn(train, given.ranks, (given,)) if given.ranks > 1 else train(0, given)

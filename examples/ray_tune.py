@@ -41,8 +41,7 @@ def trial(config: dict) -> None:
 
     training = threading.Thread(target=run)
     training.start()
-    reported = 0
-    running = True
+    reported, running = 0, True
     while running:
         training.join(POLL_S)
         running = training.is_alive()  # what was written until now is read once more below

@@ -9,12 +9,12 @@ from lockstep.algorithms.ppo import PPOConfig
 def pinned(**changes):
     algorithm = PPOConfig(num_steps=8, learning_rate=2e-3, gae_lambda=0.95)
     counts = {"num_envs": 8, "total_steps": 20 * 64, "evaluate_every": None, "evaluate_episodes": 4, **changes}
-    return Run(task="CartPole-v1", num_shards=2, algorithm=algorithm, **counts)
+    return Run(task="CartPole-v1", device="cpu", num_shards=2, algorithm=algorithm, **counts)
 
 
 def test_two_ranks_and_one_end_with_the_same_bits(examples, tmp_path):
-    one = my_algorithm.one_rank(0, pinned(), tmp_path / "one")
-    two = spawn(my_algorithm.one_rank, 2, (pinned(), tmp_path / "two"), timeout_s=120)[0]
+    one = my_algorithm.train(0, pinned(), tmp_path / "one")
+    two = spawn(my_algorithm.train, 2, (pinned(), tmp_path / "two"), timeout_s=120)[0]
     assert (one["world_size"], two["world_size"]) == (1, 2)
     assert one["updates"] == two["updates"] == 20
     assert one["params_fingerprint"] == two["params_fingerprint"]
@@ -26,12 +26,12 @@ def test_two_ranks_and_one_end_with_the_same_bits(examples, tmp_path):
 
 def test_the_seed_moves_the_parameters(examples, tmp_path):
     ends = {
-        my_algorithm.one_rank(0, pinned(seed=seed, total_steps=64), tmp_path / str(seed))["params_fingerprint"]
+        my_algorithm.train(0, pinned(seed=seed, total_steps=64), tmp_path / str(seed))["params_fingerprint"]
         for seed in (0, 1)
     }
     assert len(ends) == 2
 
 
 def test_it_learns(examples, tmp_path):
-    summary = my_algorithm.one_rank(0, pinned(num_envs=16, total_steps=30_000), tmp_path / "run")
+    summary = my_algorithm.train(0, pinned(num_envs=16, total_steps=30_000), tmp_path / "run")
     assert summary["return_mean_100"] > 80

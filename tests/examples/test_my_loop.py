@@ -9,13 +9,13 @@ import my_loop
 import pytest
 import torch
 
-from lockstep import RunError, World, spawn
+from lockstep import Comm, RunError, World, spawn
 
 UPDATES = 2
 
 
 def args(ddp=False):
-    return argparse.Namespace(ranks=2, updates=UPDATES, device="cpu", ddp=ddp, mp_spawn=False, port=0)
+    return argparse.Namespace(ranks=2, updates=UPDATES, ddp=ddp)
 
 
 def fails(rank, given):
@@ -30,7 +30,7 @@ def fails(rank, given):
 
     play.calls = 0
     my_loop.play = play
-    my_loop.train(World.from_environment(), given)
+    my_loop.train(rank, given)
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +38,14 @@ def alone(tmp_path_factory):
     """Parameters after training in one process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("alone"))
-        (rank,) = my_loop.train(World(), args())
-        return result(rank["rank"] + 1)
+        my_loop.train(0, args())
+        return result()
 
 
-def result(ranks):
-    """The policy of the only run here, of which all ranks had equal parameters and different data."""
+def result():
+    """Steps and policy of the only run here."""
     (run,) = Path("runs").iterdir()
     summary = json.loads((run / "summary.json").read_text())
-    assert [rank["rank"] for rank in summary["ranks"]] == list(range(ranks))
-    assert len({rank["params"] for rank in summary["ranks"]}) == 1
-    assert len({rank["first_data"] for rank in summary["ranks"]}) == ranks
     assert len((run / "metrics.jsonl").read_text().splitlines()) == summary["updates"] == UPDATES
     return summary["env_steps"], torch.load(run / "policy.pt", weights_only=True)
 
@@ -69,27 +66,32 @@ def assert_same(two, one):
 
 def test_ranks_2(alone, examples, python):
     out = python(examples / "my_loop.py", "--ranks", 2, "--updates", UPDATES)
-    assert "rank 0: parameters" in out and "rank 1: parameters" in out
-    assert_same(result(2), alone)
+    assert "equal parameters on 2 ranks" in out
+    assert_same(result(), alone)
 
 
 @pytest.mark.slow
 def test_torchrun(alone, examples, python):
     torchrun = ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}")
     python(*torchrun, examples / "my_loop.py", "--updates", UPDATES)
-    assert_same(result(2), alone)
+    assert_same(result(), alone)
+
+
+def sum_over_ranks(rank, port):
+    """A rank whose world is not in its environment."""
+    with Comm(World(rank=rank, size=2, address="127.0.0.1", port=port), device="cpu") as comm:
+        assert comm.sum(torch.ones(1)).item() == 2
 
 
 @pytest.mark.slow
-def test_mp_spawn(alone, examples, python):
-    python(examples / "my_loop.py", "--ranks", 2, "--mp-spawn", "--port", free_port(), "--updates", UPDATES)
-    assert_same(result(2), alone)
+def test_ranks_of_torch_multiprocessing_get_their_world_as_values():
+    torch.multiprocessing.spawn(sum_over_ranks, args=(free_port(),), nprocs=2)
 
 
 @pytest.mark.slow
 def test_ddp(alone, examples):
-    spawn(my_loop.spawned, 2, (args(ddp=True),), timeout_s=120)
-    assert_same(result(2), alone)
+    spawn(my_loop.train, 2, (args(ddp=True),), timeout_s=120)
+    assert_same(result(), alone)
 
 
 def test_a_rank_that_raises_is_named(examples):
@@ -101,6 +103,6 @@ def test_a_rank_that_raises_is_named(examples):
 def test_a_shared_stop_ends_all_ranks(examples, monkeypatch):
     monkeypatch.setattr(my_loop, "SOLVED", 0.0)
     given = argparse.Namespace(**vars(args()) | {"updates": 30})
-    my_loop.train(World(), given)
+    my_loop.train(0, given)
     (run,) = Path("runs").iterdir()
     assert json.loads((run / "summary.json").read_text())["updates"] == 10

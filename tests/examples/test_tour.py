@@ -1,4 +1,4 @@
-"""The tour of `examples/README.md`: each file of at most 100 lines does what its first lines say."""
+"""The tour of `examples/README.md`: each file does what its first lines say."""
 
 import argparse
 import json
@@ -17,20 +17,7 @@ import pytest
 from lockstep import spawn
 
 pytestmark = pytest.mark.slow
-TOUR = ("my_sac.py", "my_fsdp_loop.py", "my_jax_loop.py", "my_service.py", "log_to_onnx.sh", "plot_run.ipynb")
 CARTPOLE = ("--set", "total_steps=2048", "--set", "evaluate_episodes=2")
-
-
-@pytest.mark.parametrize("name", TOUR)
-def test_files_are_short_and_listed(examples, name):
-    text = (examples / name).read_text()
-    shown = (
-        "".join(line for cell in json.loads(text)["cells"] for line in [*cell["source"], "\n"])
-        if "ipynb" in name
-        else text
-    )
-    assert len(shown.splitlines()) <= 100
-    assert f"({name})" in (examples / "README.md").read_text()
 
 
 def test_sac_gives_ranks_equal_parameters_from_their_own_data(examples):
