@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -114,7 +115,8 @@ def test_the_last_observation_of_an_episode_is_kept_and_the_next_episode_begins(
 
 
 @pytest.mark.slow
-def test_pictures_of_the_first_environment():
+def test_pictures_of_the_first_environment(monkeypatch):
+    monkeypatch.setattr(mjlab, "find_spec", lambda name: ModuleSpec(name, None))
     env = make_vector_env("Mjlab-Mine", EnvConfig(), 1, render=True)
     env.reset([1])
     (picture,) = env.render()
