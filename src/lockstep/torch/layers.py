@@ -42,7 +42,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def elu(x: Tensor) -> Tensor:
     """max(x, 0) + exp(min(x, 0)) - 1. A large `x` on a CPU is overwritten: no other function may have saved it."""
-    plain = x.numel() < _MANY or x.device.type != "cpu" or x.dtype != torch.float32 or torch.compiler.is_compiling()
+    if torch.compiler.is_compiling():  # comes first: a traced program must not depend on the number of rows
+        return F.elu(x)
+    plain = x.numel() < _MANY or x.device.type != "cpu" or x.dtype != torch.float32
     return F.elu(x) if plain else cast(Tensor, _Elu.apply(x))
 
 

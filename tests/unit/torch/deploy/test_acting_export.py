@@ -59,7 +59,7 @@ POLICIES = {
     "choice": (lambda: Policy(spec(CHOICE), SMALL, 1), None),
     "choices": (lambda: Policy(spec(CHOICES), SMALL, 1), None),
     "normalized": (lambda: Policy(spec(FORCE), SMALL, 1), moments()),
-    "privileged": (lambda: Policy(privileged(), SMALL, 1), moments()),
+    "privileged": (lambda: Policy(privileged(), replace(SMALL, activation="elu"), 1), moments()),
     "deviations": (lambda: Policy(spec(FORCE), replace(SMALL, state_dependent_std=True), 1), moments()),
     "image": (lambda: Policy(spec(CHOICE, image=(2, 40, 40)), NetworkConfig(features=16), 1), None),
     "dqn": (lambda: QPolicy(spec(CHOICE), SMALL, DQNConfig(dueling=True, noisy=True), 1), None),
