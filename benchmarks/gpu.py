@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -195,6 +195,46 @@ def _step_of(network: str, rows: int, device: str, *, compiled: bool, captured: 
     return lambda: dqn._take_step([transitions])
 
 
+def _replayed_step(device: str, scale: float, replay_device: str) -> dict[str, Any]:
+    """Microseconds of a gradient step of DQN on pixels, from the draw in the replay buffer on."""
+    from lockstep.algorithms.dqn import DQNConfig
+    from lockstep.envs.spec import ActionSpec, EnvSpec
+    from lockstep.experience.rollout import Rollout
+    from lockstep.record.progress import Progress
+    from lockstep.run import Run
+    from lockstep.torch.comm import Comm
+    from lockstep.torch.dqn import DQN
+    from lockstep.torch.q_networks import QPolicy
+    from lockstep.world import World
+
+    if device == "cpu" and replay_device == "cuda":
+        raise SystemExit("needs a GPU")
+    num_steps, num_envs, count = 16, 8, max(int(256 * scale), 4)
+    size = num_steps * num_envs
+    config = DQNConfig(
+        num_steps=num_steps, batch_size=32, capacity=max(int(100_000 * scale), 1024), learning_starts=0,
+        updates_per_step=count / size, replay_device=cast(Any, replay_device),
+    )  # fmt: skip
+    run = Run(task="t", algo="dqn", num_envs=num_envs, algorithm=config, non_finite="skip")
+    action = ActionSpec("discrete", (6,))
+    spec = EnvSpec(4 * 84 * 84, action, "same_step", True, image=(4, 84, 84), frames=4)
+    comm = Comm(World(), device=device)
+    dqn = DQN(run, QPolicy(spec, run.network, config, seed=0).to(comm.device), comm)
+    draw = np.random.default_rng(0)
+    frames = draw.integers(256, size=(num_steps + 4, num_envs, 84, 84), dtype=np.uint8)
+    stacks = np.stack([frames[t : t + 4].swapaxes(0, 1) for t in range(num_steps + 1)])
+    goes_on, ones = np.zeros((num_steps, num_envs), np.bool_), np.ones((num_steps, num_envs), np.float32)
+    chosen = draw.integers(6, size=goes_on.shape)
+    took: list[float] = []
+    for _ in range(5):
+        _synchronize(device)
+        start = time.perf_counter()
+        dqn.update([Rollout(stacks, chosen, ones, goes_on, goes_on, ones, [])], np.zeros((1, 1)), Progress(100 * size))
+        _synchronize(device)
+        took.append((time.perf_counter() - start) / count)
+    return {"rows": 32, "microseconds": round(1e6 * min(took), 1)}
+
+
 def _offline_dqn(device: str, scale: float, way: str) -> dict[str, Any]:
     """Rows per second of Q-learning from logs: rows of the host, 32 numbers and 8 actions, minibatches of 4096."""
     sys.path.insert(0, str(ROOT / "tests"))
@@ -284,6 +324,8 @@ def _items() -> dict[str, Callable[[str, float], dict[str, Any]]]:
         for network in NETWORKS:
             items[f"gradient_step/{network}/{way}"] = lambda d, s, n=network, w=way: _gradient_step(d, s, n, w)
         items[f"offline_dqn/{way}"] = lambda d, s, w=way: _offline_dqn(d, s, w)
+    for where in ("cuda", "cpu"):
+        items[f"replay/{where}"] = lambda d, s, w=where: _replayed_step(d, s, w)
     items |= {"copy": _copy, "all_reduce": _all_reduce}
     for library in PEERS:
         for size in LARGE:

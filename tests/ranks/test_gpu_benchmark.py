@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
-SOME = ("machine", "copy", "gradient_step/sac/eager", "gradient_step/ppo_pixels/eager", "offline_dqn/eager")
+SOME = (
+    "machine",
+    "copy",
+    "gradient_step/sac/eager",
+    "gradient_step/ppo_pixels/eager",
+    "offline_dqn/eager",
+    "replay/cpu",
+)
 
 
 def measure(out, *items, minutes="4"):

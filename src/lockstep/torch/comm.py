@@ -200,6 +200,8 @@ class Comm:
 
         Call it before that one backward pass, on every rank. It has an effect on gradients of at least 50 MB, with one
         local shard, where the backend takes the sum: nccl, or gloo without shared memory, in a run that is not pinned.
+        Gradients that no backward pass computes, as those of compiled and captured steps, are sent by
+        `average_gradients_`.
         """
         if self.world.size == 1 or self.world.pinned or self._hosts is not None or len(flat.rows) > 1:
             return
