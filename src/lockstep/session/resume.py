@@ -33,6 +33,7 @@ _HARMLESS = (
     *("log_every", "evaluate_every", "checkpoint_every", "num_checkpoints", "check_every", "evaluate_episodes"),
     *("evaluate_video", "devices_per_process"),
     *("timeout_s", "startup_timeout_s", "stop_return", "stop_when_solved", "total_steps"),
+    *("algorithm.replay_device", "algorithm.replay_path"),
     *("data", "eval_data", "epochs", "estimate_every", "model_path"),  # changed contents of data are detected elsewhere
 )
 """Settings without effect on any gradient."""

@@ -102,6 +102,14 @@ def test_a_replay_that_is_left_out_may_have_another_form(replay_dir):
     ]  # fmt: skip
 
 
+def test_a_replay_may_be_stored_elsewhere_without_effect(replay_dir):
+    notes = prepare(replay_dir, {"replay_device": "cpu", "replay_path": "/tmp"}).notes
+    assert notes == [
+        "algorithm.replay_device is cpu from here on, was auto",
+        "algorithm.replay_path is /tmp from here on, was null",
+    ]
+
+
 def test_another_algorithm_cannot_resume(replay_dir):
     with pytest.raises(ConfigError, match=r"^algo=ppo differs from the dqn that the checkpoint was made with"):
         prepare(replay_dir, {"algo": "ppo"})
