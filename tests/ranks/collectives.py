@@ -79,22 +79,23 @@ def flat_gradients(rank: int, port: int) -> dict[str, Any]:
         return {"gradient": flat.gradient.tolist(), "sums": told.tolist(), "messages": dict(comm.num_messages)}
 
 
-def overlapped_gradients(rank: int, port: int) -> dict[str, Any]:
+def overlapped_gradients(rank: int, port: int, device: str = "cpu") -> dict[str, Any]:
     """Gradients in one message, and in buckets of one layer that the backward pass sends.
 
     For each case the gradient, the sums, the messages sent before the first layer's gradient, and all messages.
     """
     found: dict[str, Any] = {}
+    where = {"local_rank": rank, "local_size": int(os.environ["WORLD_SIZE"])} if device == "cuda" else {}
     with (
         mock.patch.object(comm_module, "_BUCKET_BYTES", 64),
         mock.patch.object(comm_module, "_OVERLAPPED_BYTES", 0),
-        Comm(here(rank, port), device="cpu", timeout_s=20, shared_memory=False) as comm,
+        Comm(here(rank, port, **where), device=device, timeout_s=20, shared_memory=False) as comm,
     ):
         torch.manual_seed(0)
-        first, last = nn.Linear(4, 4), nn.Linear(4, 4)
-        rest = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        first, last = (nn.Linear(4, 4).to(comm.device) for _ in range(2))
+        rest = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))).to(comm.device)
         flat = FlatParameters(nn.ModuleList([first, rest, last]), 1, num_sums=2)
-        data = torch.randn(3, 4) * (1 + rank)
+        data = torch.randn(3, 4).to(comm.device) * (1 + rank)
 
         def gradient(*, overlap: bool, skips_last: bool) -> Any:
             before = comm.num_messages["average_gradients"]
@@ -106,13 +107,20 @@ def overlapped_gradients(rank: int, port: int) -> dict[str, Any]:
             hidden.register_hook(lambda _: early.append(comm.num_messages["average_gradients"] - before))
             outputs = rest(hidden)
             (outputs if skips_last else last(outputs)).square().sum().backward()
-            flat.store_shard(0, torch.tensor([3.0, rank + 1.0]))
+            flat.store_shard(0, torch.tensor([3.0, rank + 1.0], device=comm.device))
             sums = comm.average_gradients_(flat)
             return flat.gradient.tolist(), sums.tolist(), early, comm.num_messages["average_gradients"] - before
 
+        def sum_at_once(*arguments: Any) -> Callable[[], object]:
+            start_sum(*arguments)()
+            return lambda: None
+
+        start_sum = comm._group.start_sum
         for skips_last in (False, True):
-            for overlap in (False, True, True):
-                found[f"{overlap} {skips_last}"] = gradient(overlap=overlap, skips_last=skips_last)
+            found[f"whole {skips_last}"] = gradient(overlap=False, skips_last=skips_last)
+            found[f"buckets {skips_last}"] = gradient(overlap=True, skips_last=skips_last)
+            with mock.patch.object(comm._group, "start_sum", sum_at_once):  # what comes too late is not summed
+                found[f"buckets at once {skips_last}"] = gradient(overlap=True, skips_last=skips_last)
         comm.start_gradients_(flat)
         for _ in range(2):
             try:
@@ -121,6 +129,16 @@ def overlapped_gradients(rank: int, port: int) -> dict[str, Any]:
                 found["twice"] = str(error)
         comm.average_gradients_(flat)
     return found
+
+
+def check_overlapped_gradients(ranks: list[dict[str, Any]], *, skips_last: bool) -> None:
+    """Five layers are five buckets: four are sent before the backward pass ends, the first layer's with the sums."""
+    for rank in ranks:
+        gradient, sums, early, messages = rank[f"whole {skips_last}"]
+        assert (early, messages) == ([0], 1)
+        for way in ("buckets", "buckets at once"):
+            assert rank[f"{way} {skips_last}"][0] == gradient, "a bucket was sent before its gradient was complete"
+            assert rank[f"{way} {skips_last}"][1:] == ((sums, [0], 1) if skips_last else (sums, [4], 5))
 
 
 def differ(rank: int, ports: dict[str, int]) -> dict[str, str]:

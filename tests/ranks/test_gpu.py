@@ -7,10 +7,13 @@ import sys
 import warnings
 from pathlib import Path
 
+import collectives
 import pytest
 import torch
 
+from lockstep import spawn
 from lockstep.cli import doctor
+from lockstep.launch.rank_environment import free_port
 from small_learners import STATED_WAITS, make, values
 
 pytestmark = pytest.mark.gpu
@@ -50,6 +53,13 @@ def test_two_gpus_equal_one(tmp_path):
     two = train(tmp_path / "b", "--set", "num_shards=2", "--ranks", "2")
     assert two["backend"] == "nccl"
     assert one["params_fingerprint"] == two["params_fingerprint"]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than 2 GPUs")
+@pytest.mark.parametrize("skips_last", [False, True])
+def test_gradients_sent_during_the_backward_pass_are_those_of_one_message(skips_last):
+    ranks = spawn(collectives.overlapped_gradients, 2, (free_port(), "cuda"), timeout_s=120)
+    collectives.check_overlapped_gradients(ranks, skips_last=skips_last)
 
 
 @NEEDS_GPU
