@@ -21,6 +21,15 @@ KINDS = {
     "rayjob": ["RayJob"],
     "pytorchjob": ["PyTorchJob"],
 }
+FREE_NAMES = {
+    "cpu",
+    "nvidia.com/gpu",
+    "num-cpus",
+    "batch.kubernetes.io/job-name",
+    "trainer.kubeflow.org/trainjob-ancestor-step",
+    "Master",
+    "Worker",
+}
 LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -81,6 +90,32 @@ def test_schemas_refuse_unknown_and_missing_fields(capsys, schema_of):
     assert [message.split(" (")[0] for message in messages] == [
         "'action' is a required property", "Additional properties are not allowed"
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_schemas_refuse_each_field_with_another_name_or_type(capsys, schema_of, kind):
+    words = ["--gpus-per-node", "2", "--resource", "cpu=2", "--chdir", "/app", "--namespace", "team"]
+    for made in manifests(capsys, "--kind", kind, *words):
+        schema = schema_of(made["kind"])
+        accepted = {name for name in broken_fields(made) if schema.is_valid(made)}
+        assert accepted <= FREE_NAMES, "keys of maps whose names Kubernetes leaves open; other tests compare them"
+
+
+def broken_fields(node):
+    """The names of all fields at and below `node`, each broken in place twice while it is yielded."""
+    for child in node if isinstance(node, list) else list(node.values()):
+        if isinstance(child, dict | list):
+            yield from broken_fields(child)
+    if isinstance(node, dict):
+        whole = dict(node)
+        for name, value in whole.items():
+            for other in ({name + "X": value}, {name: "text" if isinstance(value, dict) else {"a": [1]}}):
+                node.clear()
+                node.update({key: whole[key] for key in whole if key != name} | other)
+                yield name
+        node.clear()
+        node.update(whole)
 
 
 def test_pods_of_a_job_resolve_the_first_one_through_a_headless_service(capsys):
