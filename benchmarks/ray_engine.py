@@ -6,6 +6,7 @@ Starts a Ray cluster on this machine, and trains CartPole-v1 on 2 ranks by turns
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -151,7 +152,10 @@ def last_step(run_dir: Path) -> int:
 def actor_of(run_dir: Path) -> psutil.Process:
     """The actor of rank 1."""
     for process in psutil.process_iter(["cmdline"]):
-        if "lockstep.train" in (process.info["cmdline"] or []) and str(run_dir) in " ".join(process.info["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "lockstep.train" not in words or str(run_dir) not in " ".join(words):
+            continue
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
             parent = process.parent()
             if process.environ().get("RANK") == "1" and parent is not None:
                 return parent

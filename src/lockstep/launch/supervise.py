@@ -132,7 +132,7 @@ def wait_for_ranks(
         if caught:
             return interruption(caught[0])
         if any(rank.code for rank in ranks.ended):
-            sleep_until_ended(ranks, now + bounds.settle_s, hurry=lambda: bool(caught))
+            sleep_until_ended(ranks, now + bounds.settle_s, hurry=lambda: bool(caught) or bool(_killed(ranks.ended)))
             return interruption(caught[0]) if caught else _first_failure(ranks.ended)
         if (failure := elsewhere()) is not None:
             return failure
@@ -156,14 +156,20 @@ def sleep_until_ended(ranks: Ranks, deadline: float, hurry: Callable[[], bool] =
 def _first_failure(ended: Sequence[EndedRank]) -> Failure:
     """The cause among the failures seen so far."""
     failed = [rank for rank in ended if rank.code]
-    # SIGKILL comes from outside (usually: out of memory) and so is never the consequence of another failure.
-    killed = [rank for rank in failed if rank.code == -signal.SIGKILL]
-    first = (killed or failed)[0]
+    first = (_killed(failed) or failed)[0]
     if first.code in _INTERRUPTED:  # a signal reached the ranks only, and they agreed to stop
         return interruption(_INTERRUPTED[first.code])
     before = [rank for rank in ended[: ended.index(first)] if rank.code == 0]
     after = f" after rank {before[0].index} had left early with code 0" if before else ""
     return Failure(first.describe() + after, first.exit_code, first.index)
+
+
+def _killed(ended: Sequence[EndedRank]) -> list[EndedRank]:
+    """The ranks that SIGKILL ended.
+
+    It comes from outside (usually: out of memory, or a lost node) and so is never the consequence of another failure.
+    """
+    return [rank for rank in ended if rank.code == -signal.SIGKILL]
 
 
 class RankGroup:
