@@ -114,9 +114,15 @@ def check_two_ranks(folder, out, num_ranks=2):
     return summary
 
 
-@pytest.mark.isaac_short
-def test_own_ppo_trains_on_two_ranks(start, tmp_path):
-    code, out = end(start(*TORCHRUN, "-m", "lockstep.train", *TASK, *SHORT, *EVALUATE_ONCE))
+OWN_PPO = {
+    "torch": (*TORCHRUN, "-m", "lockstep.train", *TASK, *SHORT, *EVALUATE_ONCE),
+    "jax": (*JAX, "-m", "lockstep.train", *TASK, *SHORT, *EVALUATE_ONCE, "--ml_framework", "jax"),
+}
+
+
+@pytest.mark.parametrize("framework", [pytest.param("torch", marks=pytest.mark.isaac_short), "jax"])
+def test_own_ppo_trains_on_two_ranks(start, tmp_path, framework):
+    code, out = end(start(*OWN_PPO[framework]))
     assert code == 0, out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["world_size"], summary["updates"]) == ("finished", 2, 2)
