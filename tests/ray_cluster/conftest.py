@@ -13,6 +13,8 @@ import pytest
 from drivers import wait_for
 from network import network  # noqa: F401  # a fixture; `drivers` makes it importable
 
+from lockstep.launch.rank_environment import free_port
+
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 collect_ignore_glob = [] if find_spec("ray") else ["test_ray_*.py"]
 
@@ -30,8 +32,13 @@ def new_cluster() -> Iterator[Clusters]:
             cluster = Cluster()
             stack.callback(cluster.shutdown)
             for index, count in enumerate(cpus):
-                memory = {"object_store_memory": 80_000_000}
-                cluster.add_node(num_cpus=count, include_dashboard=dashboard and index == 0, dashboard_port=0, **memory)
+                cluster.add_node(
+                    num_cpus=count,
+                    include_dashboard=dashboard and index == 0,
+                    dashboard_port=0,
+                    dashboard_agent_listen_port=free_port(),  # one of another cluster here would accept no jobs
+                    object_store_memory=80_000_000,
+                )
             cluster.wait_for_nodes()
             return cluster
 
