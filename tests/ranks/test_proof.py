@@ -9,7 +9,7 @@ from lockstep import spawn
 from lockstep.launch.rank_environment import free_port
 
 STEPS = 128  # of an update
-OF_A_STEP = {"flat.gradient", "flat.rows", "optimizer._gradient"}
+OF_A_STEP = {"flat.gradient", "flat.rows", "_gradient._flat.gradient", "_gradient._flat.rows", "optimizer._gradient"}
 """Made anew in every gradient step: what differs there has gone into the parameters."""
 OF_A_SHARD = {"normalizers.discounted.0.value", "_builder._normalizers.discounted.0.value"}
 """One array, by both of its paths: different on every rank, as it has to be."""
