@@ -17,7 +17,6 @@ from lockstep.errors import ConfigError, RunError
 from lockstep.launch.rank import Rank, any_alive
 from lockstep.launch.signals import signal_name
 
-_TICK_S = 0.05  # the longest sleep: bounds how late a signal or a deadline is noticed
 _WORKERS_S = 1.0  # between SIGTERM and SIGKILL for child processes that a rank left in its process group
 _INTERRUPTED = {128 + number: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
@@ -90,6 +89,9 @@ class EndedRank(Protocol):
 class Ranks(Protocol):
     """Ranks that are waited for, as processes of this machine or of others."""
 
+    tick_s: float
+    """The longest sleep: bounds how late a signal or a deadline is noticed."""
+
     @property
     def ended(self) -> Sequence[EndedRank]:
         """The ranks that have ended, in the order in which that was noticed."""
@@ -143,14 +145,14 @@ def wait_for_ranks(
             return Failure(f"rank {left[0]} left early with code 0 while {_names(running)} still running", 1, left[0])
         if now > deadline:
             return Failure(f"{_names(running)} still running after timeout_s={timeout_s:g}", 1)
-        ranks.sleep(_TICK_S)
+        ranks.sleep(ranks.tick_s)
     return _first_failure(ranks.ended) if any(rank.code for rank in ranks.ended) else None
 
 
 def sleep_until_ended(ranks: Ranks, deadline: float, hurry: Callable[[], bool] = lambda: False) -> None:
     """Wait until no rank runs, at most until `deadline` (monotonic seconds) or until `hurry()` is true."""
     while ranks.running() and not hurry() and (seconds := deadline - time.monotonic()) > 0:
-        ranks.sleep(min(seconds, _TICK_S))
+        ranks.sleep(min(seconds, ranks.tick_s))
 
 
 def _first_failure(ended: Sequence[EndedRank]) -> Failure:
@@ -178,6 +180,8 @@ class RankGroup:
     If this process itself is killed, a guardian process ends the ranks and their children, and removes their partial
     files from `run_dir`.
     """
+
+    tick_s = 0.05
 
     def __init__(self, bounds: Bounds, run_dir: Path | None = None, *, first_rank: int = 0) -> None:
         self.bounds = bounds

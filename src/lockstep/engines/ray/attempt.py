@@ -78,6 +78,8 @@ class RemoteRank:
 class RemoteRanks:
     """The ranks of an attempt; see `lockstep.launch.supervise.Ranks`."""
 
+    tick_s = 0.25  # `ray.wait` returns at once when a rank ends; each call costs driver and raylet processor time
+
     def __init__(self, placed: Sequence[PlacedRank], children: Sequence[Child]) -> None:
         self.ranks = [
             RemoteRank(index, one, one.actor.run.remote(child))
