@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from lockstep.errors import ConfigError
 from lockstep.launch.nodes import Nodes
-from lockstep.launch.supervise import Bounds
+from lockstep.launch.supervise import DEFAULT_BOUNDS, Bounds
 from lockstep.system.cores import usable_cores
 
 _PORT = 29400  # torchrun's, where an endpoint names none
@@ -46,13 +46,14 @@ def add_node_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentParser
 
 def add_grace(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:  # pyright: ignore[reportPrivateUsage]
     """Add `--grace-s`, as every launcher of ours has it."""
-    text = f"time for a last checkpoint: seconds from a signal to SIGKILL of the ranks (default: {Bounds().grace_s:g})"
+    grace_s = DEFAULT_BOUNDS.grace_s
+    text = f"time for a last checkpoint: seconds from a signal to SIGKILL of the ranks (default: {grace_s:g})"
     add_flag(parser, "--grace-s", "S", text)
 
 
 def bounds_of(args: argparse.Namespace) -> Bounds:
     """How long ranks may take to end, with `--grace-s` after a signal."""
-    return Bounds() if args.grace_s is None else Bounds(grace_s=seconds_of(args.grace_s, "--grace-s"))
+    return DEFAULT_BOUNDS if args.grace_s is None else Bounds(grace_s=seconds_of(args.grace_s, "--grace-s"))
 
 
 def add_flag(

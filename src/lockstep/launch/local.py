@@ -16,12 +16,11 @@ from lockstep.launch.local_attempt import LocalAttempt
 from lockstep.launch.rank_environment import rank_environments
 from lockstep.launch.signals import caught_signals
 from lockstep.launch.spawned_call import pack, unpack
-from lockstep.launch.supervise import Bounds, Failure, RankGroup, interruption, wait_for_ranks
+from lockstep.launch.supervise import DEFAULT_BOUNDS, Bounds, Failure, RankGroup, interruption, wait_for_ranks
 from lockstep.record.partial_files import modified_at
 from lockstep.system.cores import usable_cores
 
 _T = TypeVar("_T")
-_BOUNDS = Bounds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,7 @@ def launch(  # noqa: PLR0913  # all but the command by keyword
     run_dir: Path | None,
     timeout_s: float | None = None,
     environment: Mapping[str, str] | None = None,
-    bounds: Bounds = _BOUNDS,
+    bounds: Bounds = DEFAULT_BOUNDS,
     restarts: Restarts = _NO_RESTARTS,
     ml_framework: str = "torch",
 ) -> int:
@@ -184,7 +183,7 @@ def spawn(fn: Callable[..., _T], ranks: int, args: tuple[Any, ...] = (), *, time
         call_file.write(call)
         call_file.flush()
         results = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(ranks)]
-        with RankGroup(_BOUNDS) as group:
+        with RankGroup(DEFAULT_BOUNDS) as group:
             for rank in range(ranks):
                 descriptors = (call_file.fileno(), results[rank].fileno())
                 root = str(Path(__file__).parents[2])  # the caller may have found us through its own sys.path
@@ -193,7 +192,7 @@ def spawn(fn: Callable[..., _T], ranks: int, args: tuple[Any, ...] = (), *, time
                 group.start([sys.executable, "-c", code], environments[rank], output=None, pass_fds=descriptors)
             failure = wait_for_ranks(
                 group,
-                _BOUNDS,
+                DEFAULT_BOUNDS,
                 timeout_s=timeout_s,
                 may_leave=lambda rank: os.fstat(results[rank].fileno()).st_size > 0,
             )

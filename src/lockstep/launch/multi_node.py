@@ -19,13 +19,12 @@ from lockstep.launch.local_attempt import LocalAttempt
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rendezvous import Cancelled, NodeRendezvous, rendezvous
 from lockstep.launch.signals import caught_signals
-from lockstep.launch.supervise import Bounds, Failure, interruption
+from lockstep.launch.supervise import DEFAULT_BOUNDS, Bounds, Failure, interruption
 from lockstep.system.cores import usable_cores
 
 if TYPE_CHECKING:
     from lockstep.launch.elastic_membership import ElasticMembership
 
-_BOUNDS = Bounds()
 _POLL_S = 0.5  # how often the main node is asked for the state of the other nodes
 _LEAVE_S = 5.0  # how long the main node waits for the others to read how the attempt ended
 _LAST_S = 300.0  # between the first node whose ranks have succeeded and the last
@@ -38,7 +37,7 @@ def launch_on_nodes(  # noqa: PLR0913  # all but command and nodes by keyword
     identity: Mapping[str, Any],
     log_dir: Path | None = None,
     environment: Mapping[str, str] | None = None,
-    bounds: Bounds = _BOUNDS,
+    bounds: Bounds = DEFAULT_BOUNDS,
     max_restarts: int = 0,
     ml_framework: str = "torch",
 ) -> int:

@@ -35,6 +35,9 @@ class Bounds:
     """Between a forwarded signal and SIGKILL: time for a checkpoint. Without one, ranks exit within 8 s."""
 
 
+DEFAULT_BOUNDS = Bounds()
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why the ranks did not all succeed."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.failure_report import log
 from lockstep.launch.local import Restarts, launch
-from lockstep.launch.supervise import Bounds
+from lockstep.launch.supervise import DEFAULT_BOUNDS, Bounds
 from lockstep.record.failure import read_failure
 from lockstep.record.partial_files import modified_at, remove_results
 from lockstep.record.run_dir import SUMMARY_FILE, RunDir, lock_run_dir, write_config
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from lockstep.session.resume import Resumption
 
 PROGRAM = (sys.executable, "-m", "lockstep.train")
-_BOUNDS = Bounds()
 _LATEST = Path("checkpoints", "LATEST")
 _EXPLAINED_CODES = (0, ConfigError.exit_code, *(128 + n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)))
 
@@ -53,7 +52,7 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
     found: "Resumption | None" = None,
     init_from: Path | None = None,
     debug: bool = False,
-    bounds: Bounds = _BOUNDS,
+    bounds: Bounds = DEFAULT_BOUNDS,
     max_restarts: int = 0,
     profile: int | None = None,
     launcher: "Launcher | None" = None,

@@ -23,11 +23,10 @@ class FlatParameters:
     `zero_grad()` of a module or optimizer would drop the views: use `zero_gradient_`.
 
     Attributes:
-        parameters: those of the module, views of `values`.
+        parameters: those of the module that are trained, in its order, views of `values`.
         values: all parameters [P], an `nn.Parameter` whose `.grad` is `gradient`; pass it to the optimizer.
         gradient: their gradients [P]; `backward()` adds to it.
         rows: [K, P + num_sums]: the gradient sum of each local shard, then its other sums, the weight first.
-        sizes: of the parameters, in their order.
     """
 
     def __init__(self, module: nn.Module, num_shards: int = 1, num_sums: int = 1) -> None:
@@ -35,8 +34,7 @@ class FlatParameters:
         kinds = {(p.dtype, p.device) for p in parameters}
         if len(kinds) != 1:
             raise ValueError(f"parameters of one type on one device are needed, not {sorted(map(str, kinds))}")
-        self.sizes = [p.numel() for p in parameters]
-        self.num_parameters = sum(self.sizes)
+        self.num_parameters = sum(p.numel() for p in parameters)
         values = torch.cat([p.detach().reshape(-1) for p in parameters])
         self.rows = values.new_zeros(num_shards, self.num_parameters + num_sums)
         # With one local shard, `backward()` writes into the row to send; with several, each gradient is copied once.

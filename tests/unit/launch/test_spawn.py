@@ -127,7 +127,7 @@ def test_a_result_that_cannot_be_sent_is_named():
 
 
 def test_a_rank_that_has_returned_may_wait_for_others(monkeypatch):
-    monkeypatch.setattr(local, "_BOUNDS", local.Bounds(early_s=0.2))
+    monkeypatch.setattr(local, "DEFAULT_BOUNDS", local.Bounds(early_s=0.2))
     assert spawn(slow_rank_0, 2) == [0, 1]
 
 

@@ -31,16 +31,16 @@ class GradientBuckets:
         self.started = False
         self._row = flat.rows[0]
         self._start_sum = start_sum
-        self._bucket_of = [0] * len(flat.sizes)
+        self._bucket_of = [0] * len(flat.parameters)
         """Of each parameter."""
         self._ends = [flat.num_parameters]
         """Of each bucket: it ends before this number of the row, and begins where the next one ends."""
         begin = flat.num_parameters
-        for parameter, size in reversed([*enumerate(flat.sizes)]):
+        for number, parameter in reversed([*enumerate(flat.parameters)]):
             if (self._ends[-1] - begin) * self._row.element_size() >= bucket_bytes:
                 self._ends.append(begin)
-            self._bucket_of[parameter] = len(self._ends) - 1
-            begin -= size
+            self._bucket_of[number] = len(self._ends) - 1
+            begin -= parameter.numel()
         self._missing: list[set[int]] = []
         """Of each bucket: parameters whose gradient the backward pass has not computed yet."""
         self._waits: list[Callable[[], object]] = []
