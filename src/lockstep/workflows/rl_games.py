@@ -54,6 +54,7 @@ def _settings(run: LibraryRun, agent: Any) -> dict[str, Any]:
     settings = cast("dict[str, Any]", copy.deepcopy(agent))  # pyright: ignore[reportUnknownArgumentType]
     world, config = run.world, settings["params"]["config"]
     settings["params"]["seed"] = run.seed - world.rank if world.size > 1 else run.seed  # rl_games adds the rank
+    settings["params"].setdefault("torch_threads", 0)  # those of OMP_NUM_THREADS; else rl_games takes up to 4
     config["multi_gpu"] = world.size > 1
     config["device"] = config["device_name"] = str(run.device)
     config["num_actors"] = run.num_envs
