@@ -73,6 +73,9 @@ class NetworkConfig:
     """Log deviation of continuous actions at the start."""
     state_dependent_std: bool = False
     """Whether the policy's head also gives the log deviations of continuous actions, by observation."""
+    channels_last: bool = False
+    """Images in channels-last layout on a GPU, where tensor cores convolve them faster; torch only. On a CPU torch's
+    images are in this layout in any case."""
     recurrent: Literal["none", "gru", "lstm"] = "none"
     """PPO only: recurrent layers before the heads, which remember what an observation does not show."""
     recurrent_size: int = 64
@@ -135,6 +138,10 @@ class Run(RunBase):
         for name in ("num_envs", "total_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.ml_framework == "jax" and self.network.channels_last:
+            raise ConfigError(
+                "network.channels_last=true is for ml_framework=torch: JAX's compiler chooses the layout; leave it out"
+            )
         self.check()
 
     @property

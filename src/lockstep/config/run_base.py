@@ -26,14 +26,21 @@ class RunBase:
     """`auto`: a GPU per rank if this machine has one, else the CPU."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """Collectives; `auto`: nccl on GPUs, gloo on CPUs."""
+    share_gpus: bool = False
+    """Several ranks on one GPU where a host has more ranks than GPUs, with collectives by gloo: for tests; torch."""
     devices_per_process: int = 1
     """Devices that one process drives, each of them a rank; JAX only."""
     compile: bool = False
     """torch.compile the loss and its backward pass (torch before 2.11: the loss alone). JAX compiles in any case."""
+    compile_mode: Literal["default", "max-autotune"] = "default"
+    """Of `compile=true`: `max-autotune` measures several kernels for each operation, which takes minutes."""
     capture: bool = False
     """Gradient steps as CUDA graphs; torch on a GPU. A line at the start says where it has no effect."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the forward and backward pass; parameters stay float32."""
+    tf32: bool | None = None
+    """Whether a GPU may round the factors of float32 products to TensorFloat-32. `null`: as the framework does by
+    default, and never in a run whose `num_shards` is pinned."""
     log_every: int | None = 10_000
     """Environment steps between lines of metrics.jsonl."""
     evaluate_every: int | None = 50_000
@@ -95,8 +102,22 @@ class RunBase:
             raise ConfigError(f"seed={self.seed} must not be negative")
         if self.backend == "nccl" and self.device == "cpu":
             raise ConfigError("backend=nccl needs GPUs, but device=cpu; use --set backend=gloo")
+        self._check_sharing()
         self._check_framework()
         self._check_trackers()
+
+    def _check_sharing(self) -> None:
+        if not self.share_gpus:
+            return
+        if self.backend == "nccl":
+            raise ConfigError(
+                "share_gpus=true with backend=nccl: NCCL refuses two ranks on one GPU; use backend=gloo or auto"
+            )
+        if self.ml_framework == "jax":
+            raise ConfigError(
+                "share_gpus=true: with ml_framework=jax, GPUs use NCCL, which refuses two ranks on one GPU; leave it "
+                "out, or use --ml-framework torch"
+            )
 
     def _check_trackers(self) -> None:
         for name in self.trackers:
@@ -108,6 +129,8 @@ class RunBase:
 
     def _check_framework(self) -> None:
         """Refuse settings that the chosen framework does not support."""
+        if self.compile_mode != "default" and not self.compile:
+            raise ConfigError(f"compile_mode={self.compile_mode} needs compile=true; set both, or leave it out")
         if self.ml_framework == "torch":
             if self.devices_per_process != 1:
                 raise ConfigError(

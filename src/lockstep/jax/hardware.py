@@ -26,7 +26,10 @@ _TIMEOUTS = ("xla_cpu_collective_timeout_seconds", "xla_cpu_collective_call_term
 
 
 def pin(run: AnyRun, world: World) -> None:
-    """Set what changes bits, before JAX is first used; a no-op for a run that is not pinned."""
+    """Set what changes bits, before JAX is first used: of a run that is not pinned only `tf32`, if it is set."""
+    on_gpu = run.device != "cpu" and gpu_available()
+    if on_gpu and (run.tf32 is not None or world.pinned):
+        jax.config.update("jax_default_matmul_precision", "tensorfloat32" if run.tf32 else "highest")
     if not world.pinned:
         return
     # XLA splits convolutions and sums by the threads of its pool, which has at least one per device of the process. The
@@ -43,9 +46,8 @@ def pin(run: AnyRun, world: World) -> None:
         )
         print(f"lockstep: note: {note}", file=sys.stderr)
     one_thread(pool)
-    if run.device != "cpu" and gpu_available():
+    if on_gpu:
         set_flags({"xla_gpu_deterministic_ops": "true"})
-        jax.config.update("jax_default_matmul_precision", "highest")
 
 
 def share_cores(world: World, work: int) -> None:

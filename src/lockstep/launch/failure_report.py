@@ -1,5 +1,7 @@
 """Report why a run failed: on stderr, in `logs/failure.json` and in `summary.json`."""
 
+import re
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +16,8 @@ from lockstep.record.partial_files import modified_at
 ATTEMPT_PREFIX = "--- lockstep: "
 """Begins the line that separates the attempts of a run in a log."""
 _TAIL_LINES = 15
+_NCCL_ERROR = re.compile(r"ProcessGroupNCCL\.cpp:\d+\] (?:\[[^]]*\]\s*)*(.*(?:caught|[Ee]rror|timed out).*)")
+"""A line of torch's log, as "[rank0]:[E1123 ... ProcessGroupNCCL.cpp:685] [Rank 0] Watchdog caught collective ..."."""
 
 
 def log_path(run_dir: Path, rank: int) -> Path:
@@ -28,6 +32,7 @@ def merge_failures(observed: Failure, ended: Sequence[EndedRank], run_dir: Path)
     """
     if observed.interrupted is not None:
         return observed
+    observed = _with_error_of_nccl(observed, run_dir)
     record = read_failure(run_dir)
     if record is None:
         rank = observed.rank
@@ -106,6 +111,21 @@ def log(line: str) -> None:
 
 def _tail(path: Path) -> list[str]:
     """The last lines of the last attempt."""
-    lines = [line for line in read_end(path, 1 << 14).decode(errors="replace").splitlines() if line.strip()]
+    return _last_attempt(path, 1 << 14)[-_TAIL_LINES:]
+
+
+def _last_attempt(path: Path, num_bytes: int) -> list[str]:
+    """The lines of the last attempt, among the last bytes of a log."""
+    lines = [line for line in read_end(path, num_bytes).decode(errors="replace").splitlines() if line.strip()]
     starts = [number for number, line in enumerate(lines) if line.startswith(ATTEMPT_PREFIX)]
-    return lines[starts[-1] + 1 if starts else 0 :][-_TAIL_LINES:]
+    return lines[starts[-1] + 1 if starts else 0 :]
+
+
+def _with_error_of_nccl(failure: Failure, run_dir: Path) -> Failure:
+    """Add what torch logged before it aborted a rank because of a collective of NCCL that failed or timed out."""
+    if failure.rank is None or failure.code != 128 + signal.SIGABRT:
+        return failure
+    for line in _last_attempt(log_path(run_dir, failure.rank), 1 << 16):
+        if (found := _NCCL_ERROR.search(line)) is not None:
+            return replace(failure, message=f"{failure.message}: {found[1].strip()}")
+    return failure

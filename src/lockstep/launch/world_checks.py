@@ -48,5 +48,8 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
         wanted = "device=cuda" if run.device == "cuda" else "backend=nccl"
         if gpus == 0:
             raise ConfigError(f"{wanted}, but there is no GPU that torch can use; `lockstep doctor` says why")
-    if gpus and world.size > gpus:
-        raise ConfigError(f"--ranks {world.size} is more than the {gpus} GPUs; use --ranks {gpus} or --set device=cpu")
+    if gpus and world.size > gpus and not run.share_gpus:
+        raise ConfigError(
+            f"--ranks {world.size} is more than the {gpus} GPUs; use --ranks {gpus} or --set device=cpu, or for tests "
+            "--set share_gpus=true"
+        )

@@ -117,7 +117,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self._skipped = torch.tensor([0.0] * (self._num_sums + 2) + [1.0], device=device)
         bfloat16 = run.precision == "bfloat16"
         self._precision = torch.autocast(device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext()
-        self._gradient = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False)
+        self._gradient = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
         self._accumulate, self._take_step = capture_step(run, comm, self._accumulate_gradients, self._gradient_step)
 
     @abstractmethod

@@ -25,7 +25,7 @@ from lockstep.distributed.tree import Node, owned_nodes, tree_sum
 from lockstep.distributed.watch import Observed
 from lockstep.torch.collectives.buckets import GradientBuckets
 from lockstep.torch.collectives.checksum import checksum, identity, type_and_shape
-from lockstep.torch.collectives.group import Group
+from lockstep.torch.collectives.group import Group, is_on_gpu
 from lockstep.torch.collectives.host_tensors import Add, HostTensors
 from lockstep.torch.flat import FlatParameters, divisor
 from lockstep.torch.hardware import backend_of, device_of
@@ -52,13 +52,14 @@ class Comm:
         timers: record when this rank synchronises and waits.
         shared_memory: whether CPU ranks of one host may reduce through shared memory. Ranks of one host, also those on
             GPUs, share their status in any case.
+        share_gpus: allow several ranks on one GPU; collectives are then gloo's.
 
     Attributes:
         device: of this rank's tensors.
         num_messages: number of messages sent, by tag.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the settings of all collectives, once, by keyword
         self,
         world: World | None = None,
         *,
@@ -68,10 +69,11 @@ class Comm:
         startup_timeout_s: float = 300.0,
         timers: Timers | None = None,
         shared_memory: bool = True,
+        share_gpus: bool = False,
     ) -> None:
         self.world = world or World.from_environment()
-        self.device = device_of(self.world, device)
-        self.backend = backend_of(self.device, backend)
+        self.device = device_of(self.world, device, share_gpus=share_gpus)
+        self.backend = backend_of(self.device, backend, share_gpus=share_gpus)
         self.timers = timers or Timers()
         self._group = Group(self.world, self.backend, self.timers, timeout_s, startup_timeout_s)
         self.num_messages = self._group.num_messages
@@ -199,11 +201,14 @@ class Comm:
         """Let the next backward pass send large gradients for `average_gradients_` while it computes the rest.
 
         Call it before that one backward pass, on every rank. It has an effect on gradients of at least 50 MB, with one
-        local shard, where the backend takes the sum: nccl, or gloo without shared memory, in a run that is not pinned.
+        local shard, where the backend takes the sum: nccl, or gloo on CPUs without shared memory, in a run that is not
+        pinned.
         Gradients that no backward pass computes, as those of compiled and captured steps, are sent by
         `average_gradients_`.
         """
         if self.world.size == 1 or self.world.pinned or self._hosts is not None or len(flat.rows) > 1:
+            return
+        if self.backend == "gloo" and is_on_gpu(flat.values):
             return
         if flat.rows.nbytes < _OVERLAPPED_BYTES:
             return

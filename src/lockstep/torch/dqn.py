@@ -86,7 +86,7 @@ class DQN:
         self._halted = torch.zeros((), dtype=torch.bool, device=comm.device)
         self._skipped = torch.tensor([0.0] * (1 + len(VALUE_METRICS)) + [0.0, 1.0], device=comm.device)
         self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=run.precision == "bfloat16")
-        self._gradient = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False)
+        self._gradient = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
         self._accumulate, self._take_step = capture_step(run, comm, self._accumulate_gradients, self._gradient_step)
 
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:

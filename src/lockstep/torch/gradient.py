@@ -8,6 +8,9 @@ from torch import Tensor
 
 from lockstep.torch.flat import FlatParameters
 
+_MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs"}
+"""torch's names. Its modes with CUDA graphs are left out: `capture` makes them, of the whole gradient step."""
+
 
 class LossGradient:
     """Computes the gradient of a loss, and its sums, for the rows of one local shard.
@@ -19,19 +22,26 @@ class LossGradient:
         flat: the parameters; gradient and sums are stored in its rows.
         loss: returns the loss, its sums [S], and possibly more tensors.
         compiled: use `torch.compile`.
+        mode: `compile_mode` of the run.
         dynamic: as in `torch.compile`: False compiles again for each new shape, None makes sizes that change symbols.
     """
 
     def __init__(
-        self, flat: FlatParameters, loss: Callable[..., tuple[Tensor, ...]], *, compiled: bool, dynamic: bool | None
+        self,
+        flat: FlatParameters,
+        loss: Callable[..., tuple[Tensor, ...]],
+        *,
+        compiled: bool,
+        dynamic: bool | None,
+        mode: str = "default",
     ) -> None:
         self._flat = flat
         self._loss = loss
         self._compiled: Callable[..., Sequence[Tensor]] | None = None
         if compiled and _traces_autograd():
-            self._compiled = torch.compile(self._store_row, dynamic=dynamic)
+            self._compiled = torch.compile(self._store_row, dynamic=dynamic, mode=_MODES[mode])
         elif compiled:
-            self._loss = torch.compile(loss, dynamic=dynamic)
+            self._loss = torch.compile(loss, dynamic=dynamic, mode=_MODES[mode])
 
     def __call__(self, shard: int, inputs: Sequence[Any], extra: Tensor | None = None) -> Sequence[Tensor]:
         """Store the gradient and the sums of a shard, by its local index.

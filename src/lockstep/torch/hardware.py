@@ -1,6 +1,7 @@
 """Device, threads and arithmetic modes of this process."""
 
 import os
+from typing import Any, cast
 
 import torch
 from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
@@ -18,17 +19,37 @@ def pin(run: AnyRun, world: World) -> None:
     is known. Orthogonal initialization gives other bits on several threads, and the number at the start of a process
     differs from the one that an earlier run has left.
     """
+    on_gpu = torch.cuda.is_available() and run.device != "cpu"
+    if on_gpu and (run.tf32 is not None or world.pinned):
+        allow_tf32(bool(run.tf32))
     if not world.pinned:
         share_cores(world, 0)
         return
     torch.set_num_threads(run.shard_threads)
     threadpool_limits(run.shard_threads)  # numpy's matrix products
-    if torch.cuda.is_available() and run.device != "cpu":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
+    if on_gpu:
+        use_deterministic_kernels()
+
+
+def use_deterministic_kernels() -> None:
+    """Let GPUs add in a fixed order, also in the backward pass of convolutions, whose fastest kernels use atomics."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+    torch.use_deterministic_algorithms(True)
+    # Otherwise `torch.empty` launches a kernel that fills the memory. Nothing here reads memory before it is written.
+    cast(Any, torch.utils.deterministic).fill_uninitialized_memory = False
+    torch.backends.cudnn.benchmark = False
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Set whether GPUs may round the factors of float32 products to TensorFloat-32."""
+    cudnn: Any = torch.backends.cudnn
+    if hasattr(cudnn, "conv"):  # from torch 2.9 on, which warns about the older names
+        precision = "tf32" if allowed else "ieee"
+        for part in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn):
+            part.fp32_precision = precision
+    else:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        cudnn.allow_tf32 = allowed
 
 
 def share_cores(world: World, work: int) -> None:
@@ -43,23 +64,36 @@ def share_cores(world: World, work: int) -> None:
     threadpool_limits(threads)
 
 
-def device_of(world: World, device: str) -> torch.device:
-    """The device of this rank. Raises `ConfigError` on *every* rank of a host with more ranks than GPUs."""
+def device_of(world: World, device: str, *, share_gpus: bool = False) -> torch.device:
+    """The device of this rank.
+
+    Args:
+        world: the ranks.
+        device: the setting.
+        share_gpus: whether several ranks may be on one GPU.
+
+    Raises:
+        ConfigError: on *every* rank of a host with more ranks than GPUs that may not share them.
+    """
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if count == 0:
         raise ConfigError("device=cuda, but torch sees no GPU; use device=cpu, or `lockstep doctor` to see why")
-    if world.local_size > count:
+    if world.local_size > count and not share_gpus:
         raise ConfigError(
             f"{world.local_size} processes on a machine where torch sees {count} GPU(s); "
-            f"use --nproc_per_node={count} (--ranks {count}), or device=cpu"
+            f"use --nproc_per_node={count} (--ranks {count}), device=cpu, or for tests share_gpus=true"
         )
-    return torch.device("cuda", world.local_rank)
+    return torch.device("cuda", world.local_rank % count)
 
 
-def backend_of(device: torch.device, backend: str) -> str:
-    """The backend of collectives; `auto` is nccl for GPUs, gloo for CPUs."""
+def backend_of(device: torch.device, backend: str, *, share_gpus: bool = False) -> str:
+    """The backend of collectives; `auto` is nccl for GPUs that are not shared, else gloo."""
+    if share_gpus and backend == "nccl":
+        raise ConfigError("share_gpus=true with backend=nccl: NCCL refuses two ranks on one GPU; use backend=gloo")
+    if share_gpus:
+        return "gloo"
     if backend == "nccl" and device.type == "cpu":
         raise ConfigError("backend=nccl needs GPUs, but this rank computes on the CPU; use backend=gloo")
     return backend if backend != "auto" else "nccl" if device.type == "cuda" else "gloo"

@@ -76,7 +76,7 @@ class PPO:
             config, policy, self.normalizers, num_shards=len(comm.world.shards), shard_envs=shard_envs, rows=self.rows,
             device=comm.device, precision=self._precision if bfloat16 else None, symmetry=self._symmetry,
         )  # fmt: skip
-        self._gradient = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False)
+        self._gradient = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
         self._accumulate, self._step = capture_step(run, comm, self._accumulate_gradients, self._gradient_step)
 
     def update(

@@ -36,7 +36,7 @@ class Torch:
         """Set deterministic modes and make the collectives; not yet entered."""
         pin(run, world)
         return Comm(
-            world, device=run.device, backend=run.backend, timers=timers,
+            world, device=run.device, backend=run.backend, timers=timers, share_gpus=run.share_gpus,
             timeout_s=run.timeout_s, startup_timeout_s=run.startup_timeout_s,
         )  # fmt: skip
 

@@ -1,9 +1,10 @@
 """The process group: the only file that uses `torch.distributed`.
 
-On CPUs ranks compare tag and size before each collective, on GPUs messages are numbered and tagged. A broken connection
-is reported with the rank that exited, not with a TCP port.
+With gloo ranks compare tag and size before each collective; with NCCL messages are numbered and tagged, so that the
+host does not wait for the GPU. A broken connection is reported with the rank that exited, not with a TCP port.
 """
 
+import os
 import struct
 import zlib
 from collections import Counter
@@ -25,6 +26,17 @@ from lockstep.errors import RunError
 from lockstep.torch.collectives.rendezvous import connect
 from lockstep.world import World
 
+_NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+    "TORCH_NCCL_ENABLE_MONITORING": "1",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+}
+"""How a collective on GPUs that fails ends the process, unless the user decides: at once and with the reason in the log
+(3), without waiting for communicators to close, which may hang, or for a dump of what each collective did; also if
+NCCL itself hangs (monitoring). Blocking waits would make the host wait for the GPU in each collective."""
+_NCCL_HEARTBEAT_S = 60
+"""How much longer than a collective NCCL's own thread may hang; torch's default is 8 minutes in all."""
 _LOOK_EVERY = 100  # comparing marks needs a host sync: done for one message in this many
 _MARKS = 250  # fits in a byte, sums of squares are exact in float32, and Lockstep's own tags all have different marks
 
@@ -48,9 +60,13 @@ class Group:
         self._timeout_s = timeout_s
         self._startup_timeout_s = startup_timeout_s
         self._number = 0
+        self._tables: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        """All marks and their squares [_MARKS, 2], on a device."""
 
     def open(self) -> None:
         """Rendezvous with the other ranks."""
+        if self._backend == "nccl":
+            set_nccl_variables(self._timeout_s)
         connect(self._world, self._backend, self._timeout_s, self._startup_timeout_s)
 
     def close(self) -> None:
@@ -63,10 +79,12 @@ class Group:
 
     def gather(self, flat: Tensor, tag: str) -> Tensor:
         """The tensors [n] of all ranks, [size, n]."""
-        if flat.device.type == "cpu":
+        if not is_on_gpu(flat):
             self._compare(tag, flat.nbytes)
             return self._gather(flat, tag)
-        every = self._gather(torch.cat([flat, flat.new_tensor([self._mark(tag)])]), tag)
+        if self._backend == "gloo":
+            return self.gather(flat.cpu(), tag).to(flat.device)
+        every = self._gather(torch.cat([flat, self._mark(tag, flat)[:1]]), tag)
         if self._may_look():
             marks = cast("list[float]", every[:, -1].tolist())
             odd = [rank for rank, mark in enumerate(marks) if mark != marks[self._world.rank]]
@@ -79,16 +97,18 @@ class Group:
 
     def sum(self, flat: Tensor, tag: str) -> Tensor:
         """All-reduce [n] over ranks; the backend chooses the order of additions."""
-        if flat.device.type == "cpu":
+        if not is_on_gpu(flat):
             self._compare(tag, flat.nbytes)
             total = flat.clone()
             self._send(tag, lambda: dist.all_reduce(total))  # pyright: ignore[reportUnknownLambdaType]
             return total
-        mark = self._mark(tag)
+        if self._backend == "gloo":
+            return self.sum(flat.cpu(), tag).to(flat.device)
         # Unless all marks are equal, some rank's mark or its square differs from the mean over ranks.
-        marked = torch.cat([flat, flat.new_tensor([mark, mark * mark])])
+        mark = self._mark(tag, flat)
+        marked = torch.cat([flat, mark])
         self._send(tag, lambda: dist.all_reduce(marked))  # pyright: ignore[reportUnknownLambdaType]
-        if self._may_look() and (marked[-2:] / self._world.size).tolist() != [mark, mark * mark]:
+        if self._may_look() and bool((marked[-2:] != mark * self._world.size).any()):
             raise RunError(
                 f"ranks are in different collectives: rank {self._world.rank} is in {tag} (number {self._number})"
             )
@@ -102,7 +122,7 @@ class Group:
             tag: of the message.
             size: of the message, to compare between ranks before its first part; None for later parts.
         """
-        if part.device.type == "cpu" and size is not None:
+        if not is_on_gpu(part) and size is not None:
             self._compare(tag, size)
         started: list[dist.Work] = []
         self._send(tag, lambda: started.append(dist.all_reduce(part, async_op=True)))  # pyright: ignore
@@ -110,8 +130,13 @@ class Group:
 
     def broadcast_(self, flat: Tensor, source: int, tag: str) -> None:
         """Broadcast the tensor of rank `source`."""
-        if flat.device.type == "cpu":
+        if not is_on_gpu(flat):
             self._compare(tag, flat.nbytes)
+        elif self._backend == "gloo":
+            on_host = flat.cpu()
+            self.broadcast_(on_host, source, tag)
+            flat.copy_(on_host)
+            return
         else:
             self.gather(flat.new_zeros(1), tag)  # a broadcast carries no marks, and is rare
         self._send(tag, lambda: dist.broadcast(flat, src=source))  # pyright: ignore[reportUnknownLambdaType]
@@ -139,9 +164,17 @@ class Group:
         self._send(tag, lambda: dist.all_gather(list(every.unbind()), flat), messages)  # pyright: ignore[reportUnknownLambdaType]
         return every
 
-    def _mark(self, tag: str) -> int:
+    def _mark(self, tag: str, like: Tensor) -> Tensor:
+        """The mark of the next collective and its square, of the device and type of a tensor.
+
+        It is read from a table on the device: a copy of a number from the host would wait for the device.
+        """
         self._number += 1
-        return (self._number * 31 + zlib.crc32(tag.encode())) % _MARKS
+        key = like.device, like.dtype
+        if key not in self._tables:
+            marks = torch.arange(_MARKS, dtype=like.dtype, device=like.device)
+            self._tables[key] = torch.stack([marks, marks * marks], 1)
+        return self._tables[key][(self._number * 31 + zlib.crc32(tag.encode())) % _MARKS]
 
     def _may_look(self) -> bool:
         return self._number % _LOOK_EVERY == 0
@@ -154,3 +187,19 @@ class Group:
         except RuntimeError as error:
             raise peers.lost(self.segment, self._world.rank, tag, self._timeout_s, error) from error
         self._timers.enter(previous)
+
+
+def is_on_gpu(tensor: Tensor) -> bool:
+    """Whether a tensor is in the memory of a GPU."""
+    return tensor.device.type != "cpu"
+
+
+def set_nccl_variables(timeout_s: float) -> None:
+    """Set how NCCL's errors and timeouts end this process; variables of the user have precedence.
+
+    Args:
+        timeout_s: bound on a collective.
+    """
+    for name, value in _NCCL.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(int(timeout_s) + _NCCL_HEARTBEAT_S))

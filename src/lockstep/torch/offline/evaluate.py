@@ -38,6 +38,7 @@ def evaluate_run(path: Path, data: str, world: World) -> Estimates:
         world,
         device=run.device,
         backend=run.backend,
+        share_gpus=run.share_gpus,
         timeout_s=run.timeout_s,
         startup_timeout_s=run.startup_timeout_s,
     ) as comm:

@@ -75,7 +75,7 @@ class OfflineOptimizer:
         self.flat = FlatParameters(
             nn.ModuleList([scores, *others]), len(comm.world.shards), num_sums=num_sums + MAX_EXTRA_SUMS
         )
-        self._gradient = LossGradient(self.flat, loss, compiled=run.compile, dynamic=None)
+        self._gradient = LossGradient(self.flat, loss, compiled=run.compile, dynamic=None, mode=run.compile_mode)
         num_scores = sum(p.numel() for p in scores.parameters())
         self._sizes = [num_scores, self.flat.num_parameters - num_scores]
         self._schedule = torch.tensor([c.learning_rate, 0.0], device=comm.device)
