@@ -140,6 +140,13 @@ class KeysAreMissing(Grid):
         return {"cell": self.cell}
 
 
+class TwoKeys(KeysAreMissing):
+    """Without a fault."""
+
+    def observe(self):
+        return {"cell": self.cell, "steps": self.steps}
+
+
 class NanSeen(Grid):
     def observe(self):
         return np.array([self.cell, np.nan], np.float32)

@@ -37,6 +37,12 @@ def test_nothing_is_said_where_there_is_no_fault(name):
     assert len(report.facts) >= 3 and report.facts[0].startswith("observations: ")
 
 
+def test_the_report_has_the_sizes_of_the_policy_s_and_of_the_critic_s_observation():
+    report = checked("TwoKeys", EnvConfig(critic_keys=("steps",)))
+    assert report.faults == []
+    assert report.facts[0].endswith(", a vector of 51 for the policy, a vector of 21 for the critic")
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

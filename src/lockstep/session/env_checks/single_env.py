@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
+from lockstep.envs.groups import ObservationGroups
 from lockstep.envs.spaces import action_spec, image_shape, observation_size, restore_action
 from lockstep.errors import ConfigError
 from lockstep.session.env_checks.episodes import EnvDriver, Limits, Outcome, check_episodes, random_action
@@ -57,8 +58,11 @@ def _check_support(env: Env, task: str, report: Report) -> None:
         _, size = action_spec(env.action_space, task), observation_size(env.observation_space, task)
     except ConfigError as error:
         report.fatal(str(error).removeprefix(f"task={task} has "))
-    image = image_shape(env.observation_space)
-    report.facts += describe_spaces(env.observation_space, env.action_space, describe_network_input(size, image))
+    critic_size = env.critic_size if isinstance(env, ObservationGroups) else None
+    seen = describe_network_input(size - (critic_size or 0), image_shape(env.observation_space))
+    if critic_size is not None:
+        seen = f"{seen} for the policy, {describe_network_input(critic_size, None)} for the critic"
+    report.facts += describe_spaces(env.observation_space, env.action_space, seen)
 
 
 def _check_signature(env: Env, report: Report) -> None:
