@@ -15,7 +15,7 @@ from page_runs import RUN, make_run
 from lockstep.cli import main as cli
 from lockstep.cli.report.page import chart, page
 from lockstep.cli.report.page.groups import band, final_scores, group_runs
-from lockstep.cli.report.page.load import MAX_POINTS, read_page_run
+from lockstep.cli.report.page.load import MAX_POINTS, read_page_run, read_page_runs
 from lockstep.run import override
 
 
@@ -38,6 +38,29 @@ def test_labels_leave_out_what_most_groups_share(tmp_path):
     groups = make_groups(tmp_path, {}, {"learning_rate": 1e-3}, {"gamma": 0.9})
     labels = [group.label for group in groups]
     assert labels == ["learning_rate=0.00025, gamma=0.99", "learning_rate=0.001", "gamma=0.9"]
+
+
+def test_long_labels_lose_settings_that_tell_no_group_apart(tmp_path):
+    dqn = {"algo": "dqn", "learning_rate": 1e-4, "num_steps": 1, "max_grad_norm": 10.0, "num_envs": 8}
+    groups = make_groups(tmp_path, {"gamma": 0.9}, {"gamma": 0.98, "learning_rate": 1e-3}, {"gamma": 0.99}, dqn)
+    assert [group.label for group in groups] == [
+        "ppo, gamma=0.9",
+        "ppo, gamma=0.98",
+        "ppo, gamma=0.99",
+        "dqn, num_steps=1, gamma=0.99",
+    ]
+
+
+def test_bookkeeping_is_in_labels_only_if_nothing_else_differs(tmp_path):
+    groups = make_groups(tmp_path, {"log_every": 5, "gamma": 0.9}, {"log_every": 6})
+    assert [group.label for group in groups] == ["gamma=0.9", "gamma=0.99"]
+    groups = make_groups(tmp_path / "more", {"log_every": 5}, {"log_every": 6})
+    assert [group.label for group in groups] == ["log_every=5", "log_every=6"]
+
+
+def test_runs_of_the_same_name_show_the_directory_above(tmp_path):
+    paths = [make_run(tmp_path / name) for name in ("a/seed_0", "b/seed_0", "b/seed_1")]
+    assert [run.name for run in read_page_runs(paths)] == ["a/seed_0", "b/seed_0", "seed_1"]
 
 
 def test_numbers_of_ranks_are_not_mixed(tmp_path):

@@ -23,6 +23,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(BROWSER is None, reason="needs chromium: apt-get install chromium"),
 ]
+THEMES = {"dark": 0, "light": 1}
+"""Values of Chromium's setting preferredColorScheme."""
 OWN_REQUEST = "not an origin"
 """Initiator of requests that the browser makes for itself."""
 MEASURE = """<script>addEventListener("load", () => {
@@ -72,6 +74,25 @@ def test_page_makes_no_request_and_no_console_message(report, tmp_path):
     messages, urls, picture = opened(report, tmp_path)
     assert messages == [] and urls == set()
     assert picture.std() > 10  # not an empty page
+
+
+@pytest.mark.parametrize(("theme", "lowest", "highest"), [("light", 200, 255), ("dark", 0, 60)])
+def test_page_follows_the_theme_of_the_reader(report, tmp_path, theme, lowest, highest):
+    page = shutil.copy(report, report.with_name(f"{theme}.html"))
+    messages, _, picture = opened(
+        Path(page), tmp_path, 1200, 2400, f"--blink-settings=preferredColorScheme={THEMES[theme]}"
+    )
+    assert messages == [] and lowest <= np.median(picture) <= highest
+    assert picture.std() > 10
+
+
+def test_page_fits_a_phone_of_390_pixels(report, tmp_path):
+    phone = report.with_name("phone.html")  # a frame, since the narrowest window of headless Chromium is 500
+    phone.write_text(
+        '<body style="margin:0"><iframe src="measured.html" style="border:0;width:390px;height:4000px"></iframe>'
+    )
+    messages, _, _ = opened(phone, tmp_path, 500, 4000)
+    assert [message.split()[1] for message in messages] == ["true"]
 
 
 def test_browser_test_sees_requests_and_errors(report, tmp_path):

@@ -1,7 +1,7 @@
 """Charts as SVG elements whose colours come from the page's style sheet.
 
 Text stays text, and every label is escaped by the serializer. Each chart has `role="img"`, a title and a description
-for screen readers, and is drawn for a width of 480 units, so that text stays readable on a phone.
+for screen readers, and is drawn for a width of 400 units, so that text stays readable on a phone.
 """
 
 import math
@@ -17,11 +17,12 @@ from lockstep.record.score_statistics import Floats
 
 NUM_STYLES = 8
 """Number of colours in `style.css`, each with a dash pattern."""
-_WIDTH, _LEFT, _RIGHT = 480, 52, 20
-_TOP, _PLOT_HEIGHT, _AXIS_HEIGHT = 30, 210, 40
-_ROW, _LEGEND_ROW = 38, 18
+_WIDTH, _LEFT, _RIGHT = 400, 48, 16
+_TOP, _PLOT_HEIGHT, _AXIS_HEIGHT = 30, 190, 40
+_ROW, _LEGEND_ROW, _BOTTOM = 38, 18, 6
 _LETTER = 6.4
 """Mean width of a letter of the labels; text is cut with it before it leaves the picture."""
+_HEADING_LETTER = 8.2
 _IDS = count(1)
 _Scale = Callable[[Floats | np.float64], Floats]
 
@@ -47,7 +48,7 @@ class Interval:
 
     label: str
     number: str
-    """The value and its interval as text."""
+    """The value as text."""
     value: float
     low: float
     high: float
@@ -66,7 +67,7 @@ class Stack:
 def line_chart(title: str, description: str, axes: tuple[str, str], lines: Sequence[Line]) -> str:
     """Lines with bands over a common pair of axes; `axes` are the labels of x and y."""
     legend = [line for line in lines if line.style is not None]
-    height = _TOP + _PLOT_HEIGHT + _AXIS_HEIGHT + _LEGEND_ROW * len(legend)
+    height = _TOP + _PLOT_HEIGHT + _AXIS_HEIGHT + _LEGEND_ROW * len(legend) + _BOTTOM
     svg = _svg(title, description, height)
     x_range = _range([line.x for line in lines] + [x for line in lines for x, _ in line.behind])
     shown = [y for line in lines for y in (line.y, line.low, line.high) if y is not None]
@@ -93,7 +94,7 @@ def line_chart(title: str, description: str, axes: tuple[str, str], lines: Seque
     for i, line in enumerate(legend):
         y = _TOP + _PLOT_HEIGHT + _AXIS_HEIGHT + _LEGEND_ROW * i + 8
         group = SubElement(svg, "g", {"class": f"s{(line.style or 0) % NUM_STYLES}"})
-        SubElement(group, "path", {"class": "line", "d": f"M{_LEFT - 40} {y}h30"})
+        SubElement(group, "path", {"class": "line", "d": f"M{_LEFT - 38} {y}h28"})
         _text(svg, line.label, _LEFT - 2, y + 4, width=_WIDTH - _RIGHT - _LEFT)
     return tostring(svg, encoding="unicode")
 
@@ -128,7 +129,7 @@ def stack_chart(
     per_row = 4
     legend_rows = -(-len(kept) // per_row)
     bottom = _TOP + _ROW * len(stacks)
-    svg = _svg(title, description, bottom + _AXIS_HEIGHT + _LEGEND_ROW * legend_rows)
+    svg = _svg(title, description, bottom + _AXIS_HEIGHT + _LEGEND_ROW * legend_rows + _BOTTOM)
     longest = max(sum(stack.parts) for stack in stacks)
     x_range = (0.0, 100.0 if percent else longest)
     to_x = _scale(x_range, 14, _WIDTH - _RIGHT)
@@ -181,7 +182,10 @@ def _svg(title: str, description: str, height: int) -> Element:
     SubElement(svg, "title", {"id": f"chart{number}-title"}).text = title
     SubElement(svg, "desc", {"id": f"chart{number}-description"}).text = description
     SubElement(svg, "rect", {"class": "paper", "width": str(_WIDTH), "height": str(height)})
-    _text(svg, title, 14, 17, "heading", width=_WIDTH - 28)
+    letters = int((_WIDTH - 28) / _HEADING_LETTER)
+    if len(title) > letters:
+        title = f"{title[: letters // 2]}…{title[-(letters // 2 - 1) :]}"
+    _text(svg, title, 14, 17, "heading")
     return svg
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,8 +22,24 @@ _GRID = 120
 _CURVE_RESAMPLES = 400
 """Bootstrap samples of a curve's band, at each point; scores in tables have more."""
 _EXCLUDED = ("seed", "trackers")
-_ALWAYS_NAMED = ("task", "data", "algo")
+_ALWAYS_NAMED = ("task", "data", "algo", "ranks")
 """Settings that are in every label if they differ."""
+_BY_VALUE = ("task", "data", "algo")
+"""Settings whose value needs no name beside it."""
+_BOOKKEEPING = (
+    "log_every",
+    "evaluate_every",
+    "evaluate_episodes",
+    "evaluate_video",
+    "checkpoint_every",
+    "num_checkpoints",
+    "check_every",
+    "timeout_s",
+    "startup_timeout_s",
+)
+"""Settings without influence on what is learned: in a label only if groups differ in nothing else."""
+_LABEL_LETTERS = 40
+"""Longer labels lose settings, since a legend has one line for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +47,7 @@ class Group:
     """Runs of the same settings and number of ranks with different seeds."""
 
     label: str
-    """The settings in which the groups of the page differ, as `name=value`."""
+    """Settings in which the groups differ, such as `ppo, learning_rate=0.001, ranks=2`."""
     runs: Sequence[PageRun]
 
 
@@ -105,7 +121,7 @@ def _x(curve: Curve, axis: Axis) -> Floats:
 
 
 def _labels(firsts: Sequence[PageRun], differ: Sequence[str]) -> list[str]:
-    """A label for each group: the settings in which it differs from most groups, or all that differ if there is none.
+    """A label for each group: settings in which the groups differ, as few as a legend has room for.
 
     Args:
         firsts: one run of each group.
@@ -117,15 +133,34 @@ def _labels(firsts: Sequence[PageRun], differ: Sequence[str]) -> list[str]:
         | ({} if run.time.num_ranks is None else {"ranks": str(run.time.num_ranks)})
         for run in firsts
     ]
+    defaults = [str(run.found.settings.get("algo") or run.name) for run in firsts]
+    names = list(dict.fromkeys(name for group in settings for name in group))
+    labels = _written(settings, names, defaults)
+    optional = [name for name in names if name not in (*_ALWAYS_NAMED, *_BOOKKEEPING)]
+    for name in [*(name for name in names if name in _BOOKKEEPING), *reversed(optional)]:
+        if name not in _BOOKKEEPING and max(map(len, labels)) <= _LABEL_LETTERS:
+            break
+        fewer = [other for other in names if other != name]
+        shorter = _written(settings, fewer, defaults)
+        if len(set(shorter)) == len(set(labels)):  # groups that this setting alone tells apart keep it
+            names, labels = fewer, shorter
+    return labels
+
+
+def _written(groups: Sequence[Mapping[str, str]], names: Sequence[str], defaults: Sequence[str]) -> list[str]:
+    """Labels of the given settings: those in which a group differs from most groups, or all if there is none."""
+    settings = [{name: group[name] for name in names if name in group} for group in groups]
     common: dict[str, str | None] = {}
-    for name in dict.fromkeys(name for group in settings for name in group):
+    for name in names:
         (value, number), *_ = Counter(group.get(name) for group in settings).most_common()
-        if 2 * number > len(firsts) and name not in _ALWAYS_NAMED:
+        if number == len(groups) or (2 * number > len(groups) and name not in _ALWAYS_NAMED):
             common[name] = value
     only = {name for name, value in common.items() if all(group.get(name) == value for group in settings)}
     labels: list[str] = []
-    for group, run in zip(settings, firsts, strict=True):
-        parts = [f"{name}={value}" for name, value in group.items() if name not in common or common[name] != value]
-        parts = parts or [f"{name}={value}" for name, value in group.items() if name not in only]
-        labels.append(", ".join(parts) or str(run.found.settings.get("algo") or run.name))
+    for group, default in zip(settings, defaults, strict=True):
+        parts = [name for name, value in group.items() if name not in common or common[name] != value]
+        parts = parts or [name for name in group if name not in only]
+        labels.append(
+            ", ".join(group[name] if name in _BY_VALUE else f"{name}={group[name]}" for name in parts) or default
+        )
     return labels

@@ -1,6 +1,7 @@
 """Read a run for the page: results, down-sampled curves, phases, machine and videos."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,8 @@ class Curve:
 class PageRun:
     """One run with everything that the page shows of it."""
 
+    name: str
+    """The name of the run directory, with directories above it where another run has the same."""
     found: FoundRun
     summary: Mapping[str, Any]
     time: TimeUse
@@ -40,18 +43,23 @@ class PageRun:
     videos: Sequence[Path]
 
     @property
-    def name(self) -> str:
-        """The name of the run directory."""
-        return self.found.path.resolve().name
-
-    @property
     def subject(self) -> str:
         """The task, or the logged data."""
         return str(self.found.settings.get("task") or self.found.settings.get("data") or "unknown task")
 
 
-def read_page_run(path: Path) -> PageRun:
-    """Read a run directory; missing, truncated or damaged files are skipped."""
+def read_page_runs(paths: Sequence[Path]) -> list[PageRun]:
+    """Read run directories."""
+    return [read_page_run(path, name) for path, name in zip(paths, _distinct_names(paths), strict=True)]
+
+
+def read_page_run(path: Path, name: str | None = None) -> PageRun:
+    """Read a run directory; missing, truncated or damaged files are skipped.
+
+    Args:
+        path: the run directory.
+        name: on the page; None: the name of the directory.
+    """
     summary = read_json(path / SUMMARY_FILE)
     metrics, evaluations = read_metrics(path), read_evaluations(path)
     found = found_run(path, summary, metrics, evaluations)
@@ -65,12 +73,27 @@ def read_page_run(path: Path) -> PageRun:
         "estimate": _curve((row.step, row.time_s, row.estimate) for row in metrics),
     }
     return PageRun(
+        name=name or path.resolve().name,
         found=found,
         summary=summary,
         time=read_time_use(path, found, summary),
         curves={name: curve for name, curve in curves.items() if curve is not None},
         videos=sorted((path / "videos").glob("*.gif"), key=_step_of),
     )
+
+
+def _distinct_names(paths: Sequence[Path]) -> list[str]:
+    """The shortest end of each path that no other has: `seed_0`, or `gamma=0.9/seed_0` beside `gamma=0.8/seed_0`."""
+    parts = [path.resolve().parts for path in paths]
+    names = [""] * len(paths)
+    depth, open_ones = 0, list(range(len(paths)))
+    while open_ones:
+        depth += 1
+        for i in open_ones:
+            names[i] = "/".join(parts[i][-depth:])
+        tally = Counter(names[i] for i in open_ones)
+        open_ones = [i for i in open_ones if tally[names[i]] > 1 and depth < len(parts[i])]
+    return names
 
 
 def _curve(rows: Iterable[tuple[Any, Any, Any]]) -> Curve | None:

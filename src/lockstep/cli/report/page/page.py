@@ -2,13 +2,11 @@
 
 import base64
 import hashlib
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -18,10 +16,8 @@ from lockstep.cli.report.page.chart import (
     NUM_STYLES,
     Interval,
     Line,
-    Stack,
     interval_chart,
     line_chart,
-    stack_chart,
 )
 from lockstep.cli.report.page.groups import (
     Axis,
@@ -31,16 +27,13 @@ from lockstep.cli.report.page.groups import (
     group_runs,
     score_summary,
 )
-from lockstep.cli.report.page.load import PageRun, read_page_run
+from lockstep.cli.report.page.load import PageRun, read_page_runs
+from lockstep.cli.report.page.run_tables import machines, run_row, settings_section, sync_row, videos_of
 from lockstep.cli.report.page.scaling_section import scaling_section
-from lockstep.cli.report.runs import is_number
-from lockstep.cli.report.table import differing
-from lockstep.cli.report.time_use import bottleneck, hosts, rank_name, straggler
-from lockstep.cli.terminal import shown_setting, tally
-from lockstep.config.settings import short_names
-from lockstep.distributed.timers import PHASES
+from lockstep.cli.report.page.time_section import time_section
+from lockstep.cli.terminal import tally
 from lockstep.errors import ConfigError
-from lockstep.record.console import compact, duration, significant
+from lockstep.record.console import compact, significant
 from lockstep.record.score_statistics import Floats, ScoreSummary, performance_profile
 from lockstep.record.summary import versions
 from lockstep.system.files import write_atomically
@@ -53,9 +46,6 @@ _SOURCES = {
 _FAINT_POINTS = 4000
 """Points of the faint lines of one chart: with more runs, each has fewer."""
 _FEWEST_FAINT_POINTS = 20
-_MAX_RANK_CHARTS = 8
-_MAX_RANK_BARS = 32
-_MAX_SENTENCES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +74,7 @@ def write_page(paths: Sequence[Path], file: Path, scales: Sequence[Mapping[str, 
     Raises:
         ConfigError: the file cannot be written.
     """
-    page = render([read_page_run(path) for path in paths], file.absolute().parent, scales)
+    page = render(read_page_runs(paths), file.absolute().parent, scales)
     try:
         write_atomically(file, page)
     except OSError as error:
@@ -118,16 +108,12 @@ def render(runs: Sequence[PageRun], directory: Path, scales: Sequence[Mapping[st
             for number, name in enumerate(subjects)
         ],
         scales=[scaling_section(one) for one in scales],
-        time=_time_section(groups),
-        settings=_settings_section(runs, groups),
-        runs=[_run_row(run, directory) for run in runs],
-        sync=[_sync_row(run, runs) for run in runs],
-        machines=_machines(runs),
-        videos=[
-            {"run": run.name, "links": [(video.stem, _link(video, directory)) for video in run.videos]}
-            for run in runs
-            if run.videos
-        ],
+        time=time_section(groups),
+        settings=settings_section(runs, groups),
+        runs=[run_row(run, directory) for run in runs],
+        sync=[sync_row(run, runs) for run in runs],
+        machines=machines(runs),
+        videos=videos_of(runs, directory),
     )
 
 
@@ -222,7 +208,7 @@ def _score_chart(ranked: Sequence[_Ranked], source: str | None) -> Markup | None
             rows.append(
                 Interval(
                     label=entry.label,
-                    number=_scored(entry.summary),
+                    number=significant(entry.summary.iqm),
                     value=entry.summary.iqm,
                     low=low,
                     high=high,
@@ -232,7 +218,7 @@ def _score_chart(ranked: Sequence[_Ranked], source: str | None) -> Markup | None
             )
     if not rows or source is None:
         return None
-    description = "; ".join(f"{row.label}: {row.number}" for row in rows) + "."
+    description = "; ".join(f"{entry.label}: {_spoken(entry.summary)}" for entry in ranked if entry.summary) + "."
     return Markup(interval_chart("Final scores", description, _SOURCES[source].lower(), rows))
 
 
@@ -261,7 +247,7 @@ def _finding(ranked: Sequence[_Ranked]) -> str | None:
     if len(scored) < 2:
         return None
     (first, best), (second, next_best) = scored[:2]
-    sentence = f"Best: {first.label} with {_scored(best)}. Next: {second.label} with {_scored(next_best)}."
+    sentence = f"Best: {first.label} with {_spoken(best)}. Next: {second.label} with {_spoken(next_best)}."
     if best.interval is None or next_best.interval is None:
         return f"{sentence} A single run has no interval: add seeds before preferring one."
     apart = best.interval[0] > next_best.interval[1]
@@ -285,149 +271,11 @@ def _score_row(entry: _Ranked) -> dict[str, Any]:
     }
 
 
-def _time_section(groups: Sequence[Group]) -> dict[str, Any]:
-    """Phases of each group, of each rank of some runs, and what would help."""
-    stacks: list[Stack] = []
-    sentences: dict[str, list[str]] = {}
-    rank_charts: list[dict[str, Any]] = []
-    for group in groups:
-        runs = [run for run in group.runs if run.time.phases]
-        if not runs:
-            continue
-        seconds = np.array([[run.time.phases.get(phase, 0.0) for phase in PHASES] for run in runs])
-        shares = (seconds / seconds.sum(axis=1, keepdims=True)).mean(axis=0)
-        stacks.append(Stack(label=group.label, parts=shares.tolist()))
-        if (largest := bottleneck(runs[0].time)) is not None:
-            sentences.setdefault(largest.sentence, []).append(group.label)
-        several = [run for run in runs if _rank_stacks(run)]
-        if several and len(rank_charts) < _MAX_RANK_CHARTS:
-            rank_charts.append(_rank_chart(several[0]))
-    chart = None
-    if stacks:
-        shown_stacks = stacks[: 2 * NUM_STYLES]
-        text = "Share of training time by phase, mean over ranks and runs."
-        chart = Markup(stack_chart("Where time went", text, "% of time", PHASES, shown_stacks, percent=True))
-    named = [
-        (sentence, "All groups" if len(labels) == len(stacks) > 1 else "; ".join(labels))
-        for sentence, labels in sentences.items()
-    ]
-    return {
-        "chart": chart,
-        "phases": PHASES,
-        "rows": [(stack.label, [f"{100 * share:.1f}" for share in stack.parts]) for stack in stacks],
-        "advice": named[:_MAX_SENTENCES],
-        "ranks": rank_charts,
-    }
-
-
-def _rank_stacks(run: PageRun) -> list[Stack]:
-    """A bar for each rank, if the run has several."""
-    if len(run.time.phases_of_ranks) < 2:
-        return []
-    return [
-        Stack(label=rank_name(run.time, i), parts=[phases[phase] for phase in PHASES])
-        for i, phases in enumerate(run.time.phases_of_ranks[:_MAX_RANK_BARS])
-    ]
-
-
-def _rank_chart(run: PageRun) -> dict[str, Any]:
-    stacks = _rank_stacks(run)
-    text = f"Seconds in each phase on each of {len(run.time.phases_of_ranks)} ranks of {run.name}."
-    chart = stack_chart(f"Ranks of {run.name}", text, "seconds", PHASES, stacks)
-    left_out = len(run.time.phases_of_ranks) - len(stacks)
-    return {
-        "chart": Markup(chart),
-        "straggler": straggler(run.time) or "No straggler: the ranks waited about equally long.",
-        "left_out": left_out,
-        "rows": [(stack.label, [f"{part:.2f}" for part in stack.parts]) for stack in stacks],
-    }
-
-
-def _settings_section(runs: Sequence[PageRun], groups: Sequence[Group]) -> dict[str, Any]:
-    """The settings that differ between groups, and those that all runs share."""
-    found = [run.found for run in runs]
-    differ = differing(found)
-    shared = {
-        name: shown_setting(value)
-        for name, value in found[0].settings.items()
-        if name not in (*differ, "seed") and all(run.settings.get(name) == value for run in found)
-    }
-    rows: list[tuple[str, list[str]]] = []
-    for group in groups:
-        first = group.runs[0].found
-        names = ", ".join(run.name for run in group.runs[:3]) + (", …" if len(group.runs) > 3 else "")
-        values = [shown_setting(first.settings[name]) if name in first.settings else "–" for name in differ]
-        rows.append((names, [*values, str(group.runs[0].time.num_ranks or "–")]))
-    return {"names": [*short_names(differ), "ranks"], "rows": rows, "shared": shared}
-
-
-def _run_row(run: PageRun, directory: Path) -> dict[str, Any]:
-    found = run.found
-    mark = "*" if found.return_from == "training" else ""
-    return {
-        "name": run.name,
-        "link": _link(found.path, directory),
-        "status": found.status,
-        "error": " ".join(str(found.error).split()) if found.error else None,
-        "cells": [
-            shown_setting(found.settings.get("seed", "–")),
-            str(run.time.num_ranks or "–"),
-            *("–" if value is None else significant(value) + mark for value in (found.last_return, found.best_return)),
-            compact(found.steps),
-            "–" if found.steps_per_second is None else compact(found.steps_per_second),
-            duration(run.summary["wall_time_s"]) if is_number(run.summary.get("wall_time_s")) else "–",
-        ],
-    }
-
-
-def _sync_row(run: PageRun, runs: Sequence[PageRun]) -> dict[str, Any]:
-    """Whether the ranks of a run ended with equal parameters and began with different data."""
-    fingerprint = run.summary.get("params_fingerprint")
-    ends = {rank.get("params_fingerprint") for rank in run.time.ranks}
-    firsts = {rank.get("first_rollout_fingerprint") for rank in run.time.ranks}
-    number = len(run.time.ranks)
-    if not fingerprint or not number:
-        equal = different = "not recorded"
-    elif number == 1:
-        equal = different = "a single rank"
-    else:
-        equal = f"equal on {number} ranks" if ends == {fingerprint} else "DIFFERENT between ranks"
-        different = f"different on {number} ranks" if len(firsts) == number else "EQUAL on some ranks"
-    twins = [
-        r.name for r in runs if r is not run and fingerprint and r.summary.get("params_fingerprint") == fingerprint
-    ]
-    return {
-        "name": run.name,
-        "cells": [
-            str(run.summary.get("num_shards") or "–"),
-            fingerprint or "–",
-            equal,
-            different,
-            ", ".join(twins) or "–",
-        ],
-    }
-
-
-def _machines(runs: Sequence[PageRun]) -> list[dict[str, Any]]:
-    """The distinct machines and versions, each with its runs."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for run in runs:
-        where = "; ".join(
-            f"{host.get('host')}: {host.get('cores')} cores, {host.get('processor') or 'unknown processor'}, "
-            f"{host.get('device')}, ranks {', '.join(map(str, host.get('ranks') or []))}"
-            for host in hosts(run.time)
-        )
-        used: dict[str, str] = {**(run.summary.get("versions") or {}), **(run.time.preflight.get("versions") or {})}
-        listed = ", ".join(f"{name} {number}" for name, number in used.items())
-        found.setdefault((where or "not recorded", listed or "not recorded"), []).append(run.name)
-    return [{"machine": where, "versions": used, "runs": ", ".join(names)} for (where, used), names in found.items()]
-
-
-def _scored(summary: ScoreSummary) -> str:
+def _spoken(summary: ScoreSummary) -> str:
     value = significant(summary.iqm)
     if summary.interval is None:
         return value
-    return f"{value} [{significant(summary.interval[0])}, {significant(summary.interval[1])}]"
+    return f"{value} (95% interval {significant(summary.interval[0])} to {significant(summary.interval[1])})"
 
 
 def _last(values: np.ndarray) -> str:
@@ -439,10 +287,6 @@ def _time_unit(longest_s: float) -> tuple[float, str]:
     if longest_s > 3 * 3600:
         return 3600.0, "hours of training"
     return (60.0, "minutes of training") if longest_s > 600 else (1.0, "seconds of training")
-
-
-def _link(path: Path, directory: Path) -> str:
-    return quote(os.path.relpath(path.absolute(), directory))
 
 
 def _count(number: int, noun: str) -> str:
