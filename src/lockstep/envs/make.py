@@ -194,7 +194,7 @@ def _check(config: EnvConfig, num_envs: int) -> None:
 
 def cannot_be_drawn(task: str) -> ConfigError:
     """The error for a task without pictures."""
-    return ConfigError(f"task={task} cannot be drawn; only tasks of Gymnasium, PettingZoo and mjlab can")
+    return ConfigError(f"task={task} cannot be drawn; only tasks of Gymnasium, PettingZoo, mjlab and Isaac Lab can")
 
 
 def _build(cls: type, task: str, config: EnvConfig, num_envs: int, render: bool) -> VectorEnv:

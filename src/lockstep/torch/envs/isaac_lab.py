@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from lockstep.config.env import EnvConfig
 from lockstep.envs import isaac
 from lockstep.envs.spec import EnvSpec
 from lockstep.torch.envs.interface import Observation, TensorStep, TensorVectorEnv
+from lockstep.torch.envs.isaac_camera import add_camera, picture
 from lockstep.torch.envs.isaac_launch import open_task
 from lockstep.torch.envs.simulator_process import GlobalRandomState, ends, quiet
 from lockstep.torch.envs.spaces import (
@@ -44,6 +46,11 @@ def maker(task: str) -> Callable[..., TensorVectorEnv]:
     return functools.partial(_make, task)
 
 
+def drawing_maker(task: str) -> Callable[..., TensorVectorEnv]:
+    """What makes environments of `task` that can be drawn."""
+    return functools.partial(maker(task), render=True)
+
+
 def _make(
     task: str,
     *,
@@ -51,13 +58,20 @@ def _make(
     device: torch.device,
     policy_keys: Sequence[str] = (),
     critic_keys: Sequence[str] = (),
+    render: bool = False,
     **kwargs: Any,
 ) -> TensorVectorEnv:
     if _open:
         config = EnvConfig(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys), kwargs=kwargs)
-        return WorkerEnv(task, config, num_envs, device)
+        return WorkerEnv(task, config, num_envs, device, render=render)
     return IsaacLabEnv(
-        task, num_envs=num_envs, device=device, policy_keys=policy_keys, critic_keys=critic_keys, **kwargs
+        task,
+        num_envs=num_envs,
+        device=device,
+        policy_keys=policy_keys,
+        critic_keys=critic_keys,
+        render=render,
+        **kwargs,
     )
 
 
@@ -74,11 +88,15 @@ class IsaacLabEnv:
         max_episode_steps: limit of an episode; None: the task's.
         image_range: smallest and largest number of an image of floats, which is passed on as bytes; None: the bounds
             of its space.
+        render: whether the first environment can be drawn.
         overrides: settings of the task's own configuration as nested mappings, as on Isaac Lab's command line without
             the leading `env.`; `presets`, `physics` and `renderer` choose its presets.
+
+    Attributes:
+        frames_per_second: of a video.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one argument for each setting
         self,
         task: str,
         *,
@@ -88,6 +106,7 @@ class IsaacLabEnv:
         critic_keys: Sequence[str] = (),
         max_episode_steps: int | None = None,
         image_range: Sequence[float] | None = None,
+        render: bool = False,
         **overrides: Any,
     ) -> None:
         self.num_envs, self.device = num_envs, device
@@ -97,8 +116,11 @@ class IsaacLabEnv:
         try:
             with self._random.swapped_in(), quiet():
                 opened = self._stack.enter_context(open_task(task, str(device), None, _overrides(overrides)))
+                if render:
+                    add_camera(task, opened.env_cfg)
                 self._env = opened.make(num_envs=num_envs, seed=0, final_obs=True).unwrapped
             self._stack.callback(self._env.close)
+            self.frames_per_second = 1.0 / self._env.step_dt
             if max_episode_steps is not None:
                 self._env.cfg.episode_length_s = max_episode_steps * self._env.step_dt
             spaces = groups_of(self._env.single_observation_space)
@@ -151,6 +173,11 @@ class IsaacLabEnv:
         if self._range is not None:
             policy = image_bytes(policy, *self._range)
         return Observation(policy, joined(self._critic, groups) if self._critic else None)
+
+    def render(self) -> np.ndarray:
+        """A picture of the first environment."""
+        with self._random.swapped_in():
+            return picture(self._env)
 
     def close(self) -> None:
         """Stop the simulator."""

@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 from typing import Any
 
+import numpy as np
 import torch
 import torch.multiprocessing
 from torch import Tensor
@@ -16,7 +17,7 @@ from lockstep.config.env import EnvConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.workers import become_worker
 from lockstep.errors import ConfigError, RunError
-from lockstep.torch.envs.interface import Observation, TensorStep, TensorVectorEnv
+from lockstep.torch.envs.interface import Observation, TensorStep, TensorVectorEnv, can_draw
 
 _START_S = 600.0
 """Timeout for the start of a simulator, whose first start compiles kernels."""
@@ -31,22 +32,29 @@ class WorkerEnv:
         config: of the environments.
         num_envs: B.
         device: of the tensors.
+        render: whether the first environment can be drawn.
+
+    Attributes:
+        frames_per_second: of a video, if it can be drawn.
     """
 
-    def __init__(self, task: str, config: EnvConfig, num_envs: int, device: torch.device) -> None:
+    def __init__(
+        self, task: str, config: EnvConfig, num_envs: int, device: torch.device, *, render: bool = False
+    ) -> None:
         context = torch.multiprocessing.get_context("spawn")
         self._task = task
         self.num_envs = num_envs
         self.device = device
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(theirs, os.getpid(), task, config, num_envs, str(device)), daemon=True
+            target=_serve, args=(theirs, os.getpid(), task, config, num_envs, str(device), render), daemon=True
         )
         self._process.start()
         theirs.close()
         self._at_exit = Finalize(self, _kill, (self._process,), exitpriority=10)
         try:
-            self.spec = EnvSpec.from_dict(self._receive(_START_S))
+            spec, self.frames_per_second = self._receive(_START_S)
+            self.spec = EnvSpec.from_dict(spec)
             self._buffers = _Buffers(self.spec, num_envs)
             self._send("buffers", self._buffers)
         except BaseException:
@@ -70,6 +78,10 @@ class WorkerEnv:
             buffers.truncated.to(self.device),
             self._on_device(buffers.final) if has_final else None,
         )
+
+    def render(self) -> np.ndarray:
+        """A picture of the first environment, if it can be drawn."""
+        return self._send("render")
 
     def close(self) -> None:
         """End the worker."""
@@ -128,14 +140,16 @@ class _Buffers:
         )
 
 
-def _serve(pipe: Connection, rank_pid: int, task: str, config: EnvConfig, num_envs: int, device: str) -> None:
+def _serve(
+    pipe: Connection, rank_pid: int, task: str, config: EnvConfig, num_envs: int, device: str, render: bool
+) -> None:
     """The worker: make the environments, then answer one command after the other."""
     become_worker(rank_pid)
     from lockstep.torch.envs.make import make_tensor_env
 
     try:
-        env = make_tensor_env(task, config, num_envs, torch.device(device))
-        pipe.send(("ok", env.spec.to_dict()))
+        env = make_tensor_env(task, config, num_envs, torch.device(device), render=render)
+        pipe.send(("ok", (env.spec.to_dict(), getattr(env, "frames_per_second", None))))
         _, buffers = pipe.recv()
         pipe.send(("ok", None))
         while _answer(pipe, env, buffers):
@@ -159,6 +173,10 @@ def _answer(pipe: Connection, env: TensorVectorEnv, buffers: _Buffers) -> bool:
     if command == "reset":
         _copy(buffers.observation, env.reset(argument))
         pipe.send(("ok", None))
+        return True
+    if command == "render":
+        assert can_draw(env)
+        pipe.send(("ok", env.render()))
         return True
     step = env.step(buffers.action.to(env.device))
     _copy(buffers.observation, step.observation)

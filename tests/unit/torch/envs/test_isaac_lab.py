@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from lockstep.config.env import EnvConfig
 from lockstep.errors import ConfigError
-from lockstep.torch.envs import isaac_lab, spec_cache
+from lockstep.torch.envs import isaac_camera, isaac_lab, spec_cache
 from lockstep.torch.envs.isaac_lab import IsaacLabEnv
 from lockstep.torch.envs.isaac_launch import IsaacTask
 
@@ -230,14 +230,23 @@ def test_the_end_of_a_finite_horizon_is_not_bootstrapped(opened):
 
 def test_a_second_simulator_of_a_process_is_a_worker(opened, monkeypatch):
     made = []
-    monkeypatch.setattr(isaac_lab, "WorkerEnv", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(isaac_lab, "WorkerEnv", lambda *arguments, render: made.append((*arguments, render)))
     monkeypatch.setattr(isaac_lab.isaac, "current_id", lambda task: (task, ""))
     first = isaac_lab.maker("Isaac-Mine")(num_envs=3, device=CPU)
     isaac_lab.maker("Isaac-Mine")(num_envs=2, device=CPU, sim={"dt": 0.1})
-    assert made == [("Isaac-Mine", EnvConfig(kwargs={"sim": {"dt": 0.1}}), 2, CPU)]
+    isaac_lab.drawing_maker("Isaac-Mine")(num_envs=1, device=CPU)
+    assert made == [
+        ("Isaac-Mine", EnvConfig(kwargs={"sim": {"dt": 0.1}}), 2, CPU, False),
+        ("Isaac-Mine", EnvConfig(), 1, CPU, True),
+    ]
     first.close()
     isaac_lab.maker("Isaac-Mine")(num_envs=2, device=CPU).close()
-    assert len(made) == 1
+    assert len(made) == 2
+
+
+def test_pictures_need_version_3():
+    with pytest.raises(ConfigError, match=r"Isaac-Mine cannot be drawn with Isaac Lab 2; version 3 can"):
+        isaac_camera.add_camera("Isaac-Mine", SimpleNamespace())
 
 
 def test_settings_of_the_task_become_overrides(opened):
