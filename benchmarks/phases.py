@@ -43,7 +43,7 @@ def works() -> dict[str, tuple[Run, int]]:
     found = {f"{name}-torch": (run, 1) for name, run in runs.items()}
     found |= {f"{name}-jax": (override(run, {"ml_framework": "jax"}), 1) for name, run in runs.items()}
     found |= {"ppo-torch-tensors": (tensors, 1), "ppo-jax-device": (on_device, 1)}
-    return found | {f"{name}-2": (run, 2) for name, (run, _) in found.items() if name != "ppo-torch-tensors"}
+    return found | {f"{name}-2": (run, 2) for name, (run, _) in found.items()}
 
 
 def train(rank: int, run: Run, folder: str, wait: bool) -> dict[str, Any]:

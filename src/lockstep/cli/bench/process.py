@@ -32,7 +32,7 @@ def measure(python: Path, work: Work, arm: Arm, scale: float, more: Sequence[str
         scale: factor of the steps.
         more: further arguments of the script.
     """
-    steps = [max(1, round(steps * scale)) * arm.ranks for steps in (work.warm_up, work.measured)]
+    steps = [max(1, round(steps * scale * arm.part)) * arm.ranks for steps in (work.warm_up, work.measured)]
     words = [*arm.words, *more, "--warm-up", str(steps[0]), "--measured", str(steps[1])]
     command = [str(python), str(ARMS / arm.script), *words]
     own = os.sched_getaffinity(0)

@@ -27,6 +27,8 @@ class Arm:
     """Cores that its processes share."""
     ranks: int = 1
     """With more than one, warm-up and measured steps are multiplied: weak scaling."""
+    part: float = 1.0
+    """Of the work's steps; less than 1 for a library that is much slower than the others."""
     only_with: str | None = None
     """A flag of the command, in words, without which the arm is skipped."""
 
@@ -82,6 +84,18 @@ def _ours(target: str, settings: Mapping[str, object], variant: _Variant = _TORC
 
 def _peer(name: str, title: str, work: str, script: str, environment: str | None = None) -> Arm:
     return Arm(name=name, title=title, script=script, words=(work,), environment=environment or name)
+
+
+def _skrl(framework: str, work: str) -> Arm:
+    in_jax = framework == "jax"
+    return Arm(
+        name="skrl_jax" if in_jax else "skrl",
+        title="skrl, JAX" if in_jax else "skrl",
+        script="with_skrl_gymnasium.py",
+        words=(framework, work),
+        environment="skrl_jax" if in_jax else "robots",
+        part=0.05 if in_jax else 1.0,
+    )
 
 
 _PLAIN_PPO = {
@@ -146,9 +160,10 @@ WORKS: Mapping[str, Work] = {
             _peer("sb3", "Stable-Baselines3", "cartpole_ppo", "with_sb3.py"),
             _peer("tianshou", "Tianshou", "cartpole_ppo", "with_tianshou.py"),
             _peer("torchrl", "TorchRL", "cartpole_ppo", "with_torchrl.py"),
+            _skrl("torch", "cartpole_ppo"),
             _ours("CartPole-v1", _doubled(_CARTPOLE, "num_envs"), _TWO),
         ),
-        targets={"sb3": 4.0, "tianshou": 3.5, "torchrl": 3.5, "lockstep_2": 1.8},
+        targets={"sb3": 4.0, "tianshou": 3.5, "torchrl": 3.5, "skrl": 3.5, "lockstep_2": 1.8},
     ),
     "cartpole_ppo_jax": Work(
         title="CartPole-v1, PPO in JAX, environments on the host, 8 x 128",
@@ -157,6 +172,7 @@ WORKS: Mapping[str, Work] = {
         arms=(
             _ours("CartPole-v1", _CARTPOLE, _JAX),
             _peer("sbx", "sbx", "cartpole_ppo", "with_sb3.py"),
+            _skrl("jax", "cartpole_ppo"),
             _ours("CartPole-v1", _doubled(_CARTPOLE, "num_envs"), _TWO_JAX),
         ),
         targets={"sbx": 5.5, "lockstep_2": 1.8},
@@ -198,9 +214,13 @@ WORKS: Mapping[str, Work] = {
             _ours("Hopper-v5", _HOPPER, _COMPILED),
             _ours("Hopper-v5", _HOPPER, _ALSO_JAX),
             _peer("sb3", "Stable-Baselines3", "hopper_ppo", "with_sb3.py"),
+            _peer("tianshou", "Tianshou", "hopper_ppo", "with_tianshou.py"),
+            _peer("torchrl", "TorchRL", "hopper_ppo", "with_torchrl.py"),
+            _skrl("torch", "hopper_ppo"),
+            _peer("sbx", "sbx", "hopper_ppo", "with_sb3.py"),
             _ours("Hopper-v5", _doubled(_HOPPER, "num_envs"), _TWO),
         ),
-        targets={"sb3": 2.0, "lockstep_2": 1.8},
+        targets={"sb3": 2.0, "tianshou": 2.0, "torchrl": 2.0, "skrl": 2.0, "lockstep_2": 1.8},
     ),
     "pong_dqn": Work(
         title="PongNoFrameskip-v4, DQN, Nature CNN, 32 transitions for every 4 steps",
@@ -221,8 +241,9 @@ WORKS: Mapping[str, Work] = {
             _ours("CartPole-v1", _LSTM),
             _ours("CartPole-v1", _LSTM, _ALSO_JAX),
             _peer("sb3", "sb3-contrib", "recurrent_ppo", "with_sb3.py"),
+            _ours("CartPole-v1", _doubled(_LSTM, "num_envs"), _TWO),
         ),
-        targets={"sb3": 2.0},
+        targets={"sb3": 2.0, "lockstep_2": 1.8},
     ),
     **{
         f"halfcheetah_{algo}": Work(
@@ -237,7 +258,7 @@ WORKS: Mapping[str, Work] = {
                 _peer("sbx", "sbx", f"halfcheetah_{algo}", "with_sb3.py"),
                 _ours(f"HalfCheetah-v5 --algo {algo}", _doubled(_OFF_POLICY, "num_envs", "batch_size"), _TWO),
             ),
-            targets={"sb3": 1.5, "sbx": 1.0},
+            targets={"sb3": 1.5, "sbx": 1.0, "lockstep_2": 1.8},
         )
         for algo in ("sac", "td3")
     },
@@ -277,11 +298,12 @@ WORKS: Mapping[str, Work] = {
 
 ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     "sb3": ("stable-baselines3==2.9.2", "sb3-contrib==2.9.2", "torch", "gymnasium", "mujoco", "ale-py",
-            "opencv-python-headless"),
-    "sbx": ("sbx-rl==0.28.0", "torch", "jax", "gymnasium", "mujoco"),
-    "tianshou": ("tianshou==2.0.1", "torch", "gymnasium"),
-    "torchrl": ("torchrl==0.14.1", "torch", "gymnasium"),
-    "robots": ("skrl==2.1.1", "rl-games==1.6.5", "rsl-rl-lib==5.5.1", "torch"),
+            "imageio", "opencv-python-headless"),
+    "sbx": ("sbx-rl==0.28.0", "torch", "jax", "gymnasium", "mujoco", "imageio"),
+    "tianshou": ("tianshou==2.0.1", "torch", "gymnasium", "mujoco", "imageio"),
+    "torchrl": ("torchrl==0.14.1", "torch", "gymnasium", "mujoco", "imageio"),
+    "robots": ("skrl==2.1.1", "rl-games==1.6.5", "rsl-rl-lib==5.5.1", "torch", "gymnasium", "mujoco", "imageio"),
+    "skrl_jax": ("skrl==2.1.1", "flax==0.12.8", "jax", "optax", "gymnasium"),
     "purejaxrl": ("flax==0.12.8", "distrax==0.1.9", "chex==0.1.92", "six==1.17.0", "gymnax==1.0.1", "jax", "optax"),
 }  # fmt: skip
 """Packages of each environment. Those without a version get the version that Lockstep runs on."""

@@ -154,6 +154,7 @@ def test_every_arm_has_its_script_and_every_target_its_arm():
         for arm in work.arms:
             assert (process.ARMS / arm.script).exists()
             assert arm.environment is None or arm.environment in ENVIRONMENTS
+            assert arm.part == 1 or arm.part * work.warm_up >= 1024  # one update of PPO
         assert work.arms[0].environment is None and work.arms[0].ranks == 1
 
 

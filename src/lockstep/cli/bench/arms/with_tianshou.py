@@ -1,48 +1,90 @@
-"""Tianshou: PPO on CartPole-v1, by its collector and its algorithm."""
+"""Tianshou: PPO on CartPole-v1 and on Hopper-v5, by its collector and its algorithm."""
 
 import argparse
+from typing import Any, NamedTuple
 
 import gymnasium
 import torch
 from clock import Clock, arguments, report
 from tianshou.algorithm import PPO
-from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy
+from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy, ProbabilisticActorPolicy
 from tianshou.algorithm.optim import AdamOptimizerFactory
 from tianshou.data import Collector, VectorReplayBuffer
-from tianshou.env import DummyVectorEnv
+from tianshou.env import DummyVectorEnv, VectorEnvNormObs
 from tianshou.utils.net.common import Net
+from tianshou.utils.net.continuous import ContinuousActorProbabilistic, ContinuousCritic
 from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
 from tianshou.utils.torch_utils import policy_within_training_step
 
-ENVS, STEPS, EPOCHS, MINIBATCHES = 8, 128, 4, 4
-ROLLOUT = ENVS * STEPS
+
+class Settings(NamedTuple):
+    """Of PPO for one task."""
+
+    task: str
+    envs: int
+    steps: int
+    epochs: int
+    minibatches: int
+    learning_rate: float
+    entropy: float
+    continuous: bool
+    """Continuous actions; observations and returns are normalized."""
 
 
-def body() -> Net:
-    """Two tanh layers of 64 units."""
-    return Net(state_shape=(4,), hidden_sizes=(64, 64), activation=torch.nn.Tanh)
+WORKS = {
+    "cartpole_ppo": Settings("CartPole-v1", 8, 128, 4, 4, 2.5e-4, 0.01, continuous=False),
+    "hopper_ppo": Settings("Hopper-v5", 4, 512, 10, 32, 3e-4, 0.0, continuous=True),
+}
+
+
+def normal(mean_and_scale: tuple[torch.Tensor, torch.Tensor]) -> torch.distributions.Distribution:
+    """Independent normal distributions of the actions."""
+    return torch.distributions.Independent(torch.distributions.Normal(*mean_and_scale), 1)
+
+
+def networks(work: Settings) -> tuple[Any, Any]:
+    """Policy and critic, each of two tanh layers of 64 units."""
+    env = gymnasium.make(work.task)
+
+    def body() -> Net:
+        return Net(state_shape=env.observation_space.shape, hidden_sizes=(64, 64), activation=torch.nn.Tanh)
+
+    if not work.continuous:
+        actor = DiscreteActor(preprocess_net=body(), action_shape=env.action_space.n, softmax_output=False)
+        return DiscreteActorPolicy(actor=actor, action_space=env.action_space), DiscreteCritic(preprocess_net=body())
+    actor = ContinuousActorProbabilistic(
+        preprocess_net=body(), action_shape=env.action_space.shape, unbounded=True
+    )  # fmt: skip
+    policy = ProbabilisticActorPolicy(
+        actor=actor, dist_fn=normal, action_space=env.action_space, action_scaling=False, action_bound_method="clip"
+    )
+    return policy, ContinuousCritic(preprocess_net=body())
 
 
 def main(args: argparse.Namespace) -> None:
     """Train, and print the steps per second."""
     torch.set_num_threads(1)
-    envs = DummyVectorEnv([lambda: gymnasium.make("CartPole-v1") for _ in range(ENVS)])
-    actor = DiscreteActor(preprocess_net=body(), action_shape=2, softmax_output=False)
-    policy = DiscreteActorPolicy(actor=actor, action_space=gymnasium.make("CartPole-v1").action_space)
+    work = WORKS[args.work]
+    rollout = work.envs * work.steps
+    envs: Any = DummyVectorEnv([lambda: gymnasium.make(work.task) for _ in range(work.envs)])
+    if work.continuous:
+        envs = VectorEnvNormObs(envs)
+    policy, critic = networks(work)
     algorithm = PPO(
-        policy=policy, critic=DiscreteCritic(preprocess_net=body()), optim=AdamOptimizerFactory(lr=2.5e-4, eps=1e-5),
-        eps_clip=0.2, ent_coef=0.01, vf_coef=0.5, max_grad_norm=0.5, gae_lambda=0.95, gamma=0.99,
+        policy=policy, critic=critic, optim=AdamOptimizerFactory(lr=work.learning_rate, eps=1e-5), eps_clip=0.2,
+        ent_coef=work.entropy, vf_coef=0.5, max_grad_norm=0.5, gae_lambda=0.95, gamma=0.99,
+        return_scaling=work.continuous,
     )  # fmt: skip
-    collector = Collector(algorithm, envs, VectorReplayBuffer(ROLLOUT, ENVS))
+    collector = Collector(algorithm, envs, VectorReplayBuffer(rollout, work.envs))
     collector.reset()
     clock = Clock(args.warm_up)
-    for steps in range(ROLLOUT, args.warm_up + args.measured + 1, ROLLOUT):
-        collector.collect(n_step=ROLLOUT)
+    for steps in range(rollout, args.warm_up + args.measured + 1, rollout):
+        collector.collect(n_step=rollout)
         with policy_within_training_step(policy):
-            algorithm.update(collector.buffer, ROLLOUT // MINIBATCHES, EPOCHS)
+            algorithm.update(collector.buffer, rollout // work.minibatches, work.epochs)
         collector.reset_buffer(keep_statistics=True)
         clock.mark(steps)
-    report(clock.per_second(), ["tianshou", "torch", "gymnasium"])
+    report(clock.per_second(), ["tianshou", "torch", "gymnasium", "mujoco"])
 
 
 if __name__ == "__main__":

@@ -1,63 +1,104 @@
-"""TorchRL: PPO on CartPole-v1, written as its own example does."""
+"""TorchRL: PPO on CartPole-v1 and on Hopper-v5, written as its own examples do."""
 
 import argparse
+from typing import Any, NamedTuple
 
 import torch
 from clock import Clock, arguments, report
-from tensordict.nn import TensorDictModule
+from tensordict.nn import AddStateIndependentNormalScale, TensorDictModule
 from torch import nn
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
-from torchrl.envs import GymEnv, SerialEnv
-from torchrl.modules import ProbabilisticActor, ValueOperator
+from torchrl.envs import Compose, DoubleToFloat, GymEnv, SerialEnv, TransformedEnv, VecNorm
+from torchrl.modules import IndependentNormal, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-ENVS, STEPS, EPOCHS, MINIBATCHES = 8, 128, 4, 4
-ROLLOUT = ENVS * STEPS
+
+class Settings(NamedTuple):
+    """Of PPO for one task."""
+
+    task: str
+    envs: int
+    steps: int
+    epochs: int
+    minibatches: int
+    learning_rate: float
+    entropy: float
+    observation: int
+    """Numbers of an observation."""
+    actions: int
+    continuous: bool
+    """Continuous actions; observations and rewards are normalized."""
 
 
-def network(outputs: int) -> nn.Sequential:
+WORKS = {
+    "cartpole_ppo": Settings("CartPole-v1", 8, 128, 4, 4, 2.5e-4, 0.01, 4, 2, continuous=False),
+    "hopper_ppo": Settings("Hopper-v5", 4, 512, 10, 32, 3e-4, 0.0, 11, 3, continuous=True),
+}
+
+
+def layers(inputs: int, outputs: int) -> list[nn.Module]:
     """Two tanh layers of 64 units."""
-    return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
+    return [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)]
+
+
+def actor_of(work: Settings) -> Any:
+    """The policy."""
+    body = layers(work.observation, work.actions)
+    if not work.continuous:
+        return ProbabilisticActor(
+            TensorDictModule(nn.Sequential(*body), in_keys=["observation"], out_keys=["logits"]),
+            in_keys=["logits"], distribution_class=torch.distributions.Categorical, return_log_prob=True,
+        )  # fmt: skip
+    network = nn.Sequential(*body, AddStateIndependentNormalScale(work.actions))
+    return ProbabilisticActor(
+        TensorDictModule(network, in_keys=["observation"], out_keys=["loc", "scale"]),
+        in_keys=["loc", "scale"], distribution_class=IndependentNormal, return_log_prob=True,
+    )  # fmt: skip
+
+
+def envs_of(work: Settings) -> Any:
+    """The environments."""
+    if not work.continuous:
+        return SerialEnv(work.envs, lambda: GymEnv(work.task, categorical_action_encoding=True))
+    envs = SerialEnv(work.envs, lambda: GymEnv(work.task))
+    return TransformedEnv(envs, Compose(DoubleToFloat(["observation"]), VecNorm(in_keys=["observation", "reward"])))
 
 
 def main(args: argparse.Namespace) -> None:
     """Train, and print the steps per second."""
     torch.set_num_threads(1)
-    total = args.warm_up + args.measured
-    envs = SerialEnv(ENVS, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
-    actor = ProbabilisticActor(
-        TensorDictModule(network(2), in_keys=["observation"], out_keys=["logits"]),
-        in_keys=["logits"], distribution_class=torch.distributions.Categorical, return_log_prob=True,
-    )  # fmt: skip
-    critic = ValueOperator(network(1), in_keys=["observation"])
+    work = WORKS[args.work]
+    rollout = work.envs * work.steps
+    actor = actor_of(work)
+    critic = ValueOperator(nn.Sequential(*layers(work.observation, 1)), in_keys=["observation"])
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic, average_gae=True)
     loss = ClipPPOLoss(
-        actor, critic, clip_epsilon=0.2, entropy_coeff=0.01, critic_coeff=0.5, loss_critic_type="l2",
+        actor, critic, clip_epsilon=0.2, entropy_coeff=work.entropy, critic_coeff=0.5, loss_critic_type="l2",
     )  # fmt: skip
-    optimizer = torch.optim.Adam(loss.parameters(), lr=2.5e-4, eps=1e-5)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=work.learning_rate, eps=1e-5)
     rows = ReplayBuffer(
-        storage=LazyTensorStorage(ROLLOUT), sampler=SamplerWithoutReplacement(), batch_size=ROLLOUT // MINIBATCHES
+        storage=LazyTensorStorage(rollout), sampler=SamplerWithoutReplacement(), batch_size=rollout // work.minibatches
     )
-    collector = Collector(envs, actor, frames_per_batch=ROLLOUT, total_frames=total)
+    collector = Collector(envs_of(work), actor, frames_per_batch=rollout, total_frames=args.warm_up + args.measured)
     clock, steps = Clock(args.warm_up), 0
-    for rollout in collector:
+    for batch in collector:
         with torch.no_grad():
-            advantage(rollout)
-        rows.extend(rollout.reshape(-1))
-        for _ in range(EPOCHS):
+            advantage(batch)
+        rows.extend(batch.reshape(-1))
+        for _ in range(work.epochs):
             for minibatch in rows:
                 terms = loss(minibatch)
                 optimizer.zero_grad()
                 (terms["loss_objective"] + terms["loss_critic"] + terms["loss_entropy"]).backward()
                 nn.utils.clip_grad_norm_(loss.parameters(), 0.5)
                 optimizer.step()
-        steps += ROLLOUT
+        steps += rollout
         clock.mark(steps)
     collector.shutdown()
-    report(clock.per_second(), ["torchrl", "tensordict", "torch", "gymnasium"])
+    report(clock.per_second(), ["torchrl", "tensordict", "torch", "gymnasium", "mujoco"])
 
 
 if __name__ == "__main__":
