@@ -118,7 +118,9 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         bfloat16 = run.precision == "bfloat16"
         self._precision = torch.autocast(device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext()
         self._gradient = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
-        self._accumulate, self._take_step = capture_step(run, comm, self._accumulate_gradients, self._gradient_step)
+        self._accumulate, self._apply, self._take_step = capture_step(
+            run, comm, self.flat, self._accumulate_gradients, self._apply_gradient, self._gradient_step
+        )
 
     @abstractmethod
     def loss(self, batch: TransitionBatch, moves_policy: bool = True) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,11 +177,13 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self, parts: Sequence[TransitionBatch], moves_policy: bool, *seeds: int
     ) -> tuple[Tensor, list[Tensor]]:
         """The step without its effects on the host: the result of `_step`, and the priorities of each part."""
-        c = self.config
-        self.comm.start_gradients_(self.flat)
         priorities = self._accumulate(parts, moves_policy, *seeds)
-        sums, largest_weights = self.comm.average_gradients_(self.flat).tensor_split([self._num_sums])
-        if c.prioritized:
+        return self._apply([self.comm.average_gradients_(self.flat)], moves_policy), priorities
+
+    def _apply_gradient(self, averaged: Sequence[Tensor], moves_policy: bool) -> Tensor:
+        """Clip the mean gradient and take the optimizers' steps, given the sums over all shards."""
+        sums, largest_weights = averaged[0].tensor_split([self._num_sums])
+        if self.config.prioritized:
             scale = 1.0 / largest_weights.max()
             self._critic_gradient.mul_(scale)
             sums[1] *= scale
@@ -192,7 +196,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self.critic_adam.step(skipped.float())
         if moves_policy:
             self.policy_adam.step(skipped.float())
-        return torch.where(skipped, self._skipped, totals), priorities
+        return torch.where(skipped, self._skipped, totals)
 
     def _clip(self, gradient: Tensor) -> Tensor:
         """Clip a part of the gradient to `max_grad_norm`, in place; returns its norm before."""

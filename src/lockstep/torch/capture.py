@@ -8,7 +8,7 @@ place. The function that is captured has no effects on Python objects.
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,8 +21,10 @@ from lockstep.record.journal import Journal
 from lockstep.run import AnyRun
 from lockstep.torch.batch import RowBatch
 from lockstep.torch.comm import Comm
+from lockstep.torch.flat import FlatParameters
 
-Options = ParamSpec("Options")
+Accumulated = TypeVar("Accumulated")
+Applied = TypeVar("Applied")
 Result = TypeVar("Result")
 Input = RowBatch | Tensor
 _WARMUPS = 3
@@ -130,30 +132,39 @@ class CapturedStep(Generic[Result]):
 def capture_step(
     run: AnyRun,
     comm: Comm,
-    accumulate: Callable[Options, Result],
+    flat: FlatParameters,
+    accumulate: Callable[..., Accumulated],
+    apply: Callable[..., Applied],
     step: Callable[..., Any],
     *,
     candidates: bool = False,
-) -> tuple[Callable[Options, Result], Callable[..., Any]]:
-    """Both functions of a gradient step; with `capture=true` one of them is captured.
+) -> tuple[Callable[..., Accumulated], Callable[..., Applied], Callable[..., Any]]:
+    """The three functions of a gradient step; with `capture=true`, what is captured of them.
 
-    In a world of one that is the whole step. With several ranks it is the part before the collective, which may wait on
-    the host.
+    In a world of one that is the whole step. With several ranks it is both parts, and the collective between them is
+    no part of a graph: `docs/decisions/0022-collectives-outside-graphs.md`.
 
     Args:
         run: the config.
         comm: the ranks.
+        flat: the gradients.
         accumulate: computes the gradients and sums of all local shards.
-        step: calls the first result of this function, averages over ranks and changes the parameters.
+        apply: changes the parameters by the mean gradient, given a list with the sums over all shards.
+        step: calls the first result of this function, averages over ranks, and calls the second.
         candidates: whether the policy scores candidates.
     """
     captured = run.capture and obstacle(run, candidates=candidates) is None
     graphs = graphs_on(comm.device) if captured else None
     if graphs is None:
-        return accumulate, step
+
+        def watched(*given: Any) -> Accumulated:
+            comm.start_gradients_(flat)
+            return accumulate(*given)
+
+        return watched, apply, step
     if comm.world.size > 1:
-        return cast("Callable[Options, Result]", CapturedStep(accumulate, graphs)), step
-    return accumulate, CapturedStep(step, graphs)
+        return CapturedStep(accumulate, graphs), CapturedStep(apply, graphs), step
+    return accumulate, apply, CapturedStep(step, graphs)
 
 
 def graphs_on(device: torch.device) -> Graphs | None:
@@ -186,7 +197,7 @@ def announce_capture(journal: Journal, run: AnyRun, comm: Comm, *, candidates: b
     if reason is not None:
         journal.warn(f"capture=true has no effect: {reason}")
     elif comm.world.size > 1:
-        journal.say("capture: forward and backward passes are CUDA graphs; collectives and optimizer steps are not")
+        journal.say("capture: a gradient step is two CUDA graphs, with the collective between them")
     else:
         journal.say("capture: gradient steps are CUDA graphs")
 

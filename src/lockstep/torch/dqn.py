@@ -87,7 +87,9 @@ class DQN:
         self._skipped = torch.tensor([0.0] * (1 + len(VALUE_METRICS)) + [0.0, 1.0], device=comm.device)
         self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=run.precision == "bfloat16")
         self._gradient = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
-        self._accumulate, self._take_step = capture_step(run, comm, self._accumulate_gradients, self._gradient_step)
+        self._accumulate, self._apply, self._take_step = capture_step(
+            run, comm, self.flat, self._accumulate_gradients, self._apply_gradient, self._gradient_step
+        )
 
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Add a rollout of every local shard to its replay buffer, and take the due gradient steps; *collective*.
@@ -164,11 +166,13 @@ class DQN:
 
     def _gradient_step(self, inputs: Sequence[TransitionBatch | Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The step without its effects on the host: the result of `_step`, and the priorities of each part."""
-        c = self.config
-        self.comm.start_gradients_(self.flat)
         priorities = self._accumulate(inputs)
-        sums = self.comm.average_gradients_(self.flat)
-        sums, largest_weights = sums.tensor_split([1 + len(VALUE_METRICS)])
+        return self._apply([self.comm.average_gradients_(self.flat)]), priorities
+
+    def _apply_gradient(self, averaged: Sequence[Tensor]) -> Tensor:
+        """Clip the mean gradient and take the optimizer's step, given the sums over all shards."""
+        c = self.config
+        sums, largest_weights = averaged[0].tensor_split([1 + len(VALUE_METRICS)])
         scale = 1.0 / largest_weights.max()
         gradient = self.flat.gradient
         norm = cast(Tensor, torch.linalg.vector_norm(gradient)) * scale
@@ -182,7 +186,7 @@ class DQN:
         if self._stop_on_non_finite:  # later steps are skipped too: the error reports the parameters of this one
             skipped = self._halted.logical_or_(skipped)
         self.optimizer.step(skipped.float())
-        return torch.where(skipped, self._skipped, totals), priorities
+        return torch.where(skipped, self._skipped, totals)
 
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
         """The temporal-difference loss.

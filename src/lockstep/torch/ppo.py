@@ -77,7 +77,9 @@ class PPO:
             device=comm.device, precision=self._precision if bfloat16 else None, symmetry=self._symmetry,
         )  # fmt: skip
         self._gradient = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
-        self._accumulate, self._step = capture_step(run, comm, self._accumulate_gradients, self._gradient_step)
+        self._accumulate, self._apply, self._step = capture_step(
+            run, comm, self.flat, self._accumulate_gradients, self._apply_gradient, self._gradient_step
+        )
 
     def update(
         self, rollouts: Sequence[AnyRollout], extra_sums: np.ndarray, progress: Progress | None = None
@@ -177,9 +179,12 @@ class PPO:
         Returns:
             Weight, sums, norm, 1 if the step was taken, 1 if it was not finite; all but the last are 0 if skipped.
         """
-        self.comm.start_gradients_(self.flat)
         self._accumulate(parts)
-        sums = self.comm.average_gradients_(self.flat)
+        return self._apply([self.comm.average_gradients_(self.flat)])
+
+    def _apply_gradient(self, averaged: Sequence[Tensor]) -> Tensor:
+        """Clip the mean gradient and take the optimizer's step, given the sums over all shards."""
+        (sums,) = averaged
         gradient = self.flat.gradient
         norm = cast(Tensor, torch.linalg.vector_norm(gradient))
         if self.config.max_grad_norm is not None:

@@ -1,16 +1,22 @@
 """Captured gradient steps: a graph on a CPU is a tape (`pretended_graph`), which shows everything but speed."""
 
+from contextlib import ExitStack
+from types import SimpleNamespace
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
 
+from lockstep import World
 from lockstep.cli import main as cli
 from lockstep.errors import ConfigError
 from lockstep.run import Run
-from lockstep.torch import capture
+from lockstep.torch import actor_critic, capture, dqn, ppo
 from lockstep.torch.batch import Batch
 from lockstep.torch.capture import CapturedStep, announce_capture, obstacle
 from lockstep.torch.comm import Comm
+from lockstep.torch.offline import optimizer
 from lockstep.torch.transitions import TransitionBatch
 from made_data import parametric
 from pretended_graph import TapeGraphs
@@ -64,6 +70,30 @@ def test_captured_steps_have_the_same_bits(graphs, tmp_path, case):
     for one in (captured, eager):
         update(one, 10)
     assert graphs and all(step.num_replays > 1 for step in graphs)
+    found = values(captured.learner)
+    for key, value in values(eager.learner).items():
+        assert torch.equal(value, found[key]), f"{key} differs"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_captured_parts_of_several_ranks_have_the_same_bits(graphs, tmp_path, case):
+    """As on several ranks: one graph before the collective and one after it, which is in neither."""
+    name, config = CASES[case]
+
+    def of_two_ranks(run, comm, *given, **options):
+        return capture.capture_step(run, SimpleNamespace(device=comm.device, world=World(size=2)), *given, **options)
+
+    with ExitStack() as stack:
+        for module in (ppo, dqn, actor_critic, optimizer):
+            stack.enter_context(mock.patch.object(module, "capture_step", of_two_ranks))
+        captured = make(name, tmp_path, config=config, capture=True)
+    eager = make(name, tmp_path, config=config)
+    with mock.patch.object(Comm, "average_gradients_", autospec=True, side_effect=Comm.average_gradients_) as average:
+        update(captured, 10)
+    assert graphs and len(graphs) % 2 == 0 and all(step.num_replays > 1 for step in graphs)
+    assert sum(step.num_replays for step in graphs) < 2 * average.call_count, "the collective is in a graph"
+    update(eager, 10)
     found = values(captured.learner)
     for key, value in values(eager.learner).items():
         assert torch.equal(value, found[key]), f"{key} differs"

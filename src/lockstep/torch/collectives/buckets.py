@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from lockstep.torch.flat import FlatParameters
@@ -67,7 +66,7 @@ class GradientBuckets:
 
     def _computed(self, parameter: int) -> None:
         """Send the buckets that are full, now that the gradient of a parameter is complete."""
-        if not self.started or (self._row.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if not self.started:
             return
         missing = self._missing[self._bucket_of[parameter]]
         if parameter not in missing:

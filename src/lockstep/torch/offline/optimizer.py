@@ -86,10 +86,12 @@ class OfflineOptimizer:
         else:
             self.optimizer = Sgd(*tensors, l2_decay=c.l2_decay)
         self.target_state: dict[str, Tensor] = {}
-        self._accumulate, self._take_step = capture_step(
+        self._accumulate, self._apply, self._take_step = capture_step(
             run,
             comm,
+            self.flat,
             self._accumulate_gradients,
+            self._apply_gradient,
             self._gradient_step,
             candidates=isinstance(scores, CandidateNetwork),
         )
@@ -167,10 +169,17 @@ class OfflineOptimizer:
         combine: Callable[[Tensor, Tensor], None] | None,
     ) -> tuple[Tensor, Tensor]:
         """The first result of `learn`; and all MAX_EXTRA_SUMS extra sums, then whether the step was skipped."""
-        self._comm.start_gradients_(self.flat)
         self._accumulate(inputs)
-        sums = self._comm.average_gradients_(self.flat)
-        sums, extra = sums[: self._num_sums], sums[self._num_sums :]
+        return self._apply([self._comm.average_gradients_(self.flat)], score_weight, combine)
+
+    def _apply_gradient(
+        self,
+        averaged: Sequence[Tensor],
+        score_weight: int | None,
+        combine: Callable[[Tensor, Tensor], None] | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Clip the mean gradient and take the optimizer's step, given the sums over all shards."""
+        sums, extra = averaged[0].split([self._num_sums, MAX_EXTRA_SUMS])
         if combine is not None:
             combine(self.flat.gradient, sums)
         gradient, other_gradient = cast("list[Tensor]", self.flat.gradient.split(self._sizes))
