@@ -17,6 +17,8 @@ ALONE := $(wildcard tests/house/test_startup.py)
 # How ranks and nodes start, find each other, exchange messages, fail and restart: `make test-launch`.
 LAUNCH := $(wildcard $(addprefix tests/ranks/test_,rendezvous.py collectives.py host_blocks.py elastic_restart.py joined.py \
 	memory_growth.py faults.py preflight_of_ranks.py sweep_of_runs.py) tests/hosts tests/unit/launch tests/unit/engines)
+# The files with tests for machines with a GPU: `make test-gpu`. The others may need packages that such a machine lacks.
+GPU := $(shell grep -rl --include="test_*.py" "pytest.mark.gpu" tests)
 # What of JAX needs no torch: `make test-jax` runs it where there is none, and `make test` what proves the README.
 JAX := $(wildcard tests/ranks/test_jax_*.py) $(shell find tests/unit tests/golden -name "test_jax_*.py")
 JAX_PROMISES := tests/ranks/test_jax_exactness.py tests/unit/jax/test_jax_session.py
@@ -73,8 +75,8 @@ test-isaac-short: .venv-isaac/.installed  ## Of test-isaac: two ranks of each tr
 test-ray: .venv-ray/.installed  ## Ranks on real Ray clusters of several nodes and hosts on this machine, in an environment of their own that stays.
 	.venv-ray/bin/python -m pytest -m ray tests/ray_cluster
 
-test-gpu: setup  ## The tests that need a GPU; they skip without one.
-	$(BIN)/python -m pytest -m gpu
+test-gpu: $(if $(GPU_PYTHON),,setup)  ## The tests that need a GPU; they skip without one. GPU_PYTHON=python3: by a Python that has torch for CUDA.
+	PYTHONPATH=$(CURDIR)/src $(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu -rs --durations=10 $(GPU)
 
 bench: setup  ## The same work by Lockstep and by other libraries, in turn: a table. Some hours. WORKS="NAME ...": some of it.
 	$(BIN)/lockstep bench $(WORKS)

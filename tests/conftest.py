@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 
 import fork_server
+from lockstep.launch.gpus import nvidia_gpu_present
 
 # Children inherit it, and theirs too; this process's own environment, as /proc shows it, is from before.
 _MARK = "LOCKSTEP_TEST_SESSION"
@@ -45,7 +46,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not Path("/dev/nvidia0").exists():
+    if not nvidia_gpu_present():
         for item in items:
             if item.get_closest_marker("gpu"):  # `item.keywords` has the names of folders too, also that of the clone
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))

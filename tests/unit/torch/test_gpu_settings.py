@@ -6,7 +6,6 @@ from unittest import mock
 import pytest
 import torch
 
-from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.launch import gpus
 from lockstep.launch.world_checks import check_world
@@ -15,10 +14,10 @@ from lockstep.torch import encoders, gradient, hardware
 from lockstep.torch.collectives.group import set_nccl_variables
 from lockstep.torch.networks import Policy
 from lockstep.world import World
+from pixels import PIXELS
 from small_learners import make
 
 pytestmark = pytest.mark.slow
-PIXELS = EnvSpec(4 * 84 * 84, ActionSpec("discrete", (6,)), "same_step", True, image=(4, 84, 84), frames=4)
 
 
 @pytest.fixture

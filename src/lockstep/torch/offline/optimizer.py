@@ -179,7 +179,7 @@ class OfflineOptimizer:
         combine: Callable[[Tensor, Tensor], None] | None,
     ) -> tuple[Tensor, Tensor]:
         """Clip the mean gradient and take the optimizer's step, given the sums over all shards."""
-        sums, extra = averaged[0].split([self._num_sums, MAX_EXTRA_SUMS])
+        sums, extra = averaged[0].tensor_split([self._num_sums])
         if combine is not None:
             combine(self.flat.gradient, sums)
         gradient, other_gradient = cast("list[Tensor]", self.flat.gradient.split(self._sizes))
