@@ -177,3 +177,45 @@ def test_wandb_with_a_server_that_is_down_ends_in_bounded_time(here):
     assert "trackers=wandb" in done.stdout and len(logged("run")) == 4
     assert "Traceback" not in done.stderr
     assert time.monotonic() - start < 75  # W&B alone waits 90 s longer
+
+
+FULL_DISK = """
+from dataclasses import replace
+from pathlib import Path
+
+from lockstep.record.trackers.wandb_tracker import WandbTracker
+
+
+class Tracker(WandbTracker):
+    def start(self, run):
+        number = super().start(replace(run, directory=Path({disk!r})))
+        with open({disk!r} + "/rest", "wb", buffering=0) as file:
+            try:
+                while file.write(bytes(4096)):
+                    pass
+            except OSError as error:
+                print("the disk is full:", error.errno)
+        return number
+"""
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_full_disk_of_a_tracker_does_not_end_the_run(here, small_disk):
+    pytest.importorskip("wandb")
+    Path("full.py").write_text(FULL_DISK.format(disk=str(small_disk)))
+    start = time.monotonic()
+    done = in_process("lockstep.train(small_run('full.py:Tracker'), run_dir='run')", WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    assert "the disk is full: 28" in done.stdout  # ENOSPC, from its start on
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "finished" and len(logged("run")) == 4
+    assert time.monotonic() - start < 75

@@ -36,6 +36,8 @@ def watch_command(args: argparse.Namespace) -> int:
     run = WatchedRun(Path(args.run) if args.run is not None else _newest())
     _check(run.path)
     if args.once or not sys.stdout.isatty():
+        if not run.path.exists():
+            raise ConfigError(f"{run.path} does not exist; without --once, in a terminal, watch waits for it")
         run.update()
         _check_metric(run, args.metric)
         console = Console() if sys.stdout.isatty() else Console(width=int(os.environ.get("COLUMNS", _ONCE_WIDTH)))

@@ -36,7 +36,7 @@ def frame(run: WatchedRun, name: str | None, width: int, height: int, *, by_seco
         return Group(Text(f"{run.path}: waiting for the run to begin"), *_keys(keys))
     above = [*_head(run), Text("")]
     times = run.rank_times()
-    below: list[RenderableType] = [Text(""), *_ranks(run, times), Text(_checkpoints(run)), *_keys(keys)]
+    below: list[RenderableType] = [Text(""), *_ranks(run, times, width), Text(_checkpoints(run)), *_keys(keys)]
     taken = len(above) + len(below) + (len(_chosen(times)) + 1 if times else 0) + 1
     return Group(*above, *_curve(run, name, width, max(_FEWEST_ROWS, height - taken), by_seconds=by_seconds), *below)
 
@@ -106,12 +106,13 @@ def _curve(run: WatchedRun, name: str | None, width: int, height: int, *, by_sec
     return [Text.assemble((chosen, "bold"), last, (position, "dim")), *(Text(line, style="cyan") for line in lines)]
 
 
-def _ranks(run: WatchedRun, times: Sequence[RankTime]) -> list[RenderableType]:
+def _ranks(run: WatchedRun, times: Sequence[RankTime], width: int) -> list[RenderableType]:
     """A row per rank with its phases, and which rank the others wait for."""
     if not times:
         return []
-    shown = [phase for phase in PHASES if any(one.shares[phase] >= 0.005 for one in times)]
     several = len({one.host for one in times}) > 1
+    hosts = max(len(one.host or "") for one in times) + 2 if several else 0
+    shown = _phases(times, width - hosts)
     slowest = run.slowest(times)
     table = plain_table("dim")
     for head in ("rank", *(["host"] if several else []), *shown, "memory"):
@@ -131,6 +132,15 @@ def _ranks(run: WatchedRun, times: Sequence[RankTime]) -> list[RenderableType]:
     elif len(times) > _MOST_RANKS:
         notes.append(Text(f"{_MOST_RANKS} of {len(times)} ranks, those that wait least"))
     return notes
+
+
+def _phases(times: Sequence[RankTime], width: int) -> list[str]:
+    """The phases that take time; on a narrow screen those that take most."""
+    shown = [phase for phase in PHASES if any(one.shares[phase] >= 0.005 for one in times)]
+    others = len("rank") + len("  1234 MiB")
+    while len(shown) > 1 and others + sum(2 + max(len(phase), len("100%")) for phase in shown) > width:
+        shown.remove(min(shown, key=lambda phase: sum(one.shares[phase] for one in times)))
+    return shown
 
 
 def _chosen(times: Sequence[RankTime]) -> list[RankTime]:

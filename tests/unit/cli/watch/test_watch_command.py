@@ -53,11 +53,11 @@ def run_dir(tmp_path, monkeypatch):
     made.close()
 
 
-def text_of(path, name=None, *, height=30, by_seconds=False):
+def text_of(path, name=None, *, width=90, height=30, by_seconds=False):
     run = WatchedRun(path)
     run.update()
-    console = Console(file=io.StringIO(), width=90)
-    console.print(frame(run, name, 90, height, by_seconds=by_seconds, keys=True))
+    console = Console(file=io.StringIO(), width=width)
+    console.print(frame(run, name, width, height, by_seconds=by_seconds, keys=True))
     return console.file.getvalue()
 
 
@@ -132,6 +132,16 @@ def test_many_ranks_are_cut_to_those_that_wait_least(run_dir):
     assert "8 of 40 ranks, those that wait least" in shown
 
 
+def test_narrow_screen_shows_the_largest_phases_in_full(run_dir):
+    def heads(width):
+        lines = text_of(run_dir.path, width=width).splitlines()
+        return next(line.split() for line in lines if line.lstrip().startswith("rank"))
+
+    wide, narrow = heads(90), heads(30)
+    assert narrow[-1] == "memory" and set(narrow) < set(wide) and "…" not in "".join(narrow)
+    assert "learn" in narrow and "wait" not in narrow
+
+
 def test_once_prints_one_frame_and_changes_nothing(run_dir, capsys):
     def state():
         return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(run_dir.path.rglob("*"))}
@@ -149,6 +159,7 @@ def test_once_prints_one_frame_and_changes_nothing(run_dir, capsys):
     [
         (["runs/mine", "--once", "--metric", "loss/nix"], "--metric loss/nix is not in runs/mine; it has"),
         (["runs/mine", "--every", "0"], "--every 0 must be a number of seconds"),
+        (["runs/mien", "--once"], "runs/mien does not exist; without --once, in a terminal, watch waits for it"),
         (["runs/mine/run.yaml"], "is a file; give the run directory, such as runs/mine"),
     ],
 )
