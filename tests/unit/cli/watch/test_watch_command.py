@@ -135,7 +135,7 @@ def test_many_ranks_are_cut_to_those_that_wait_least(run_dir):
 def test_narrow_screen_shows_the_largest_phases_in_full(run_dir):
     def heads(width):
         lines = text_of(run_dir.path, width=width).splitlines()
-        return next(line.split() for line in lines if line.lstrip().startswith("rank"))
+        return next(line.split() for line in lines if line.lstrip().startswith("rank "))
 
     wide, narrow = heads(90), heads(30)
     assert narrow[-1] == "memory" and set(narrow) < set(wide) and "…" not in "".join(narrow)
