@@ -12,11 +12,12 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +28,27 @@ TASK = "lockstep/Cartpole-v0"
 LARGE = (4096, 16384)
 PEERS = ("rsl_rl", "skrl", "rl_games")
 NETWORKS = ("ppo_vector", "ppo_pixels", "dqn_pixels", "sac")
-WAYS = ("eager", "captured", "compiled")
+WAYS = {
+    "eager": {},
+    "captured": {"capture": True},
+    "deterministic": {},
+    "compiled": {"compile": True},
+    "compiled_captured": {"compile": True, "capture": True},
+    "max_autotune": {"compile": True, "compile_mode": "max-autotune"},
+    "channels_last_bfloat16": {"precision": "bfloat16"},
+}
+"""Settings of a gradient step; those of the network and of the process are in `_step_of` and `_gradient_step`."""
+COMPILED = ("compiled", "compiled_captured", "max_autotune")
+PURE_JAX_RL = ("num_steps=128", "num_epochs=4", "num_minibatches=4", "learning_rate=2.5e-4")
+"""PureJaxRL's settings of PPO for CartPole-v1."""
+CLEAN_RL = {
+    "dqn": (
+        "num_envs=1", "capacity=100000", "batch_size=32", "updates_per_step=0.25", "learning_starts=1000",
+        "target_update_every=1000", "learning_rate=1e-4",
+    ),
+    "ppo": ("num_envs=8", "num_steps=128", "num_epochs=4", "num_minibatches=4", "learning_rate=2.5e-4"),
+}  # fmt: skip
+"""CleanRL's settings for Atari; learning begins earlier and the buffer is smaller, which change no step."""
 
 
 def main() -> None:
@@ -83,17 +104,73 @@ def _trained(device: str, scale: float, num_envs: int, *settings: str, framework
     """A run of PPO on `TASK` with the settings of Isaac Lab's cart-pole, in a process as users start it."""
     num_envs = max(int(num_envs * scale), 64)
     updates = 150 if scale == 1 else 4
-    words = [sys.executable, "-m", "lockstep", "train", "cartpole_isaac", "--ml-framework", framework]
+    given = (f"num_envs={num_envs}", f"total_steps={num_envs * 16 * updates}", "num_minibatches=8", *settings)
+    return _run(["cartpole_isaac", "--ml-framework", framework], device, num_envs, given)
+
+
+def _pure_jax_rl(device: str, scale: float, num_envs: int) -> dict[str, Any]:
+    """PPO on CartPole-v1 in JAX, environments and updates in one compiled function, with PureJaxRL's settings."""
+    num_envs = max(int(num_envs * scale), 4)
+    given = (f"num_envs={num_envs}", f"total_steps={num_envs * 128 * (100 if scale == 1 else 4)}", *PURE_JAX_RL)
+    return _run(["cartpole_jax"], device, num_envs, given)
+
+
+def _atari(device: str, scale: float, algo: str) -> dict[str, Any]:
+    """Pong by environments on the host, with CleanRL's settings."""
+    if importlib.util.find_spec("ale_py") is None:
+        raise SystemExit("ale_py is not installed")
+    given = (f"total_steps={max(int(20_480 * scale), 2_048)}", *CLEAN_RL[algo])
+    return _run(["ALE/Pong-v5", "--algo", algo], device, 8 if algo == "ppo" else 1, given)
+
+
+def _run(words: list[str], device: str, num_envs: int, settings: Sequence[str]) -> dict[str, Any]:
+    """A run of the command line, without evaluations and checkpoints."""
     given = (
-        f"num_envs={num_envs}", f"total_steps={num_envs * 16 * updates}", f"device={device}", "num_minibatches=8",
-        "evaluate_every=null", "evaluate_episodes=1", "checkpoint_every=null", "stop_when_solved=false", *settings,
+        f"device={device}", "evaluate_every=null", "evaluate_episodes=1", "checkpoint_every=null",
+        "stop_when_solved=false", *settings,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        command = [*words, "--run-dir", f"{folder}/run", *(word for one in given for word in ("--set", one))]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = [sys.executable, "-m", "lockstep", "train", *words, "--run-dir", f"{folder}/run"]
+        command += [word for one in given for word in ("--set", one)]
+        with _Utilization(device) as utilization:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit((done.stderr.strip().splitlines() or ["lockstep train failed"])[-1])
-        return _facts(Path(folder) / "run", num_envs)
+        return _facts(Path(folder) / "run", num_envs) | {"utilization_percent": utilization.median()}
+
+
+class _Utilization:
+    """How busy the GPU is, by nvidia-smi once a second: the share of the time in which any kernel runs."""
+
+    def __init__(self, device: str) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._printed = ""
+        if device == "cuda" and shutil.which("nvidia-smi"):
+            command = [
+                "nvidia-smi",
+                "--query-gpu=utilization.gpu",
+                "--format=csv,noheader,nounits",
+                "-i",
+                "0",
+                "-l",
+                "1",
+            ]
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+            )
+
+    def __enter__(self) -> "_Utilization":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._printed = self._process.communicate()[0]
+
+    def median(self) -> float | None:
+        """Over the seconds in which the GPU did anything, start-up thus left out; None where it is not known."""
+        values = [float(line) for line in self._printed.split() if line.isdecimal() and line != "0"]
+        return float(np.median(values)) if values else None
 
 
 def _of_peer(device: str, scale: float, library: str, num_envs: int) -> dict[str, Any]:
@@ -131,9 +208,14 @@ def _gradient_step(device: str, scale: float, network: str, way: str) -> dict[st
     import torch
 
     torch.manual_seed(0)
+    if way == "deterministic" and device == "cuda":
+        from lockstep.torch.hardware import allow_tf32, use_deterministic_kernels
+
+        use_deterministic_kernels()
+        allow_tf32(False)
     rows = {"ppo_vector": 8192, "ppo_pixels": 1024, "dqn_pixels": 32, "sac": 256}[network]
     rows = max(int(rows * scale), 8)
-    step = _step_of(network, rows, device, compiled=way == "compiled", captured=way == "captured")
+    step = _step_of(network, rows, device, way)
     first = time.perf_counter()
     for _ in range(5):
         step()
@@ -146,10 +228,31 @@ def _gradient_step(device: str, scale: float, network: str, way: str) -> dict[st
             step()
         _synchronize(device)
         took.append((time.perf_counter() - start) / count)
-    return {"rows": rows, "microseconds": round(1e6 * min(took), 1), "first_five_s": round(ready_s, 2)}
+    found = {"rows": rows, "microseconds": round(1e6 * min(took), 1), "first_five_s": round(ready_s, 2)}
+    return found | (_kernels(step, 1e6 * min(took)) if device == "cuda" else {})
 
 
-def _step_of(network: str, rows: int, device: str, *, compiled: bool, captured: bool) -> Callable[[], object]:
+def _kernels(step: Callable[[], object], microseconds: float) -> dict[str, float]:
+    """The sum of the times of all kernels of a step, and how many times as long the step takes."""
+    import torch
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    count = 20
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        for _ in range(count):
+            step()
+        torch.cuda.synchronize()
+    events = [event for event in recorded.key_averages() if event.device_type == DeviceType.CUDA]
+    total = sum(event.self_device_time_total for event in events) / count
+    return {
+        "kernel_microseconds": round(total, 1),
+        "kernels": round(sum(event.count for event in events) / count),
+        "ratio_to_kernels": round(microseconds / total, 2) if total else 0.0,
+    }
+
+
+def _step_of(network: str, rows: int, device: str, way: str) -> Callable[[], object]:
     """A function that takes a gradient step on the same minibatch each time."""
     from lockstep.algorithms.dqn import DQNConfig
     from lockstep.algorithms.ppo import PPOConfig
@@ -168,13 +271,14 @@ def _step_of(network: str, rows: int, device: str, *, compiled: bool, captured: 
     from lockstep.world import World
 
     comm = Comm(World(), device=device)
-    both: dict[str, Any] = {"task": "t", "compile": compiled, "capture": captured, "non_finite": "skip"}
+    both: dict[str, Any] = {"task": "t", "non_finite": "skip", **WAYS[way]}
+    pixels = NetworkConfig(channels_last=way.startswith("channels_last"))
     image = (4, 84, 84)
     discrete = EnvSpec(4 * 84 * 84, ActionSpec("discrete", (6,)), "same_step", True, image=image, frames=4)
     continuous = EnvSpec(48, ActionSpec("continuous", (12,), (-1.0,) * 12, (1.0,) * 12), "same_step", True)
     if network.startswith("ppo"):
         spec = continuous if network == "ppo_vector" else discrete
-        hidden = NetworkConfig(hidden=(256, 128, 64)) if network == "ppo_vector" else NetworkConfig()
+        hidden = NetworkConfig(hidden=(256, 128, 64)) if network == "ppo_vector" else pixels
         run = Run(**both, num_envs=rows, network=hidden, algorithm=PPOConfig(num_steps=1, num_minibatches=1))
         ppo = PPO(run, Policy(spec, hidden, seed=0).to(comm.device), comm)
         batch = Batch.blank(spec, rows, comm.device)
@@ -188,7 +292,7 @@ def _step_of(network: str, rows: int, device: str, *, compiled: bool, captured: 
         transitions = TransitionBatch.blank(continuous, rows, comm.device, num_actions=2)
         transitions.weight.fill_(1.0)
         return lambda: sac._take_step([transitions], True)
-    run = Run(**both, algo="dqn", num_envs=8, algorithm=DQNConfig(**replay))
+    run = Run(**both, algo="dqn", num_envs=8, network=pixels, algorithm=DQNConfig(**replay))
     dqn = DQN(run, QPolicy(discrete, run.network, run.algorithm, seed=0).to(comm.device), comm)
     transitions = TransitionBatch.blank(discrete, rows, comm.device)
     transitions.weight.fill_(1.0)
@@ -252,8 +356,8 @@ def _offline_dqn(device: str, scale: float, way: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         dataset = Dataset.open(made_data.discrete(Path(folder) / "data", 16 * size))
         run = OfflineRun(
-            data="made", algo="dqn", network=ScoreNetworkConfig(hidden=(256, 128)), capture=way == "captured",
-            compile=way == "compiled", algorithm=OfflineDQNConfig(batch_size=size),
+            data="made", algo="dqn", network=ScoreNetworkConfig(hidden=(256, 128)), **WAYS[way],
+            algorithm=OfflineDQNConfig(batch_size=size),
         )  # fmt: skip
         comm = Comm(World(), device=device)
         learner = OfflineDQN(run, policy_for(run, dataset).to(comm.device), comm, dataset.rows)
@@ -313,26 +417,46 @@ def _synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _items() -> dict[str, Callable[[str, float], dict[str, Any]]]:
+Item = Callable[[str, float], dict[str, Any]]
+
+
+def _items() -> dict[str, Item]:
     """All items by name, the most valuable first."""
-    items: dict[str, Callable[[str, float], dict[str, Any]]] = {"machine": _machine}
-    for size in LARGE:
-        for way, settings in (("eager", ()), ("captured", ("capture=true",))):
-            items[f"cartpole/{size}/torch/{way}"] = lambda d, s, n=size, w=settings: _trained(d, s, n, *w)
-        items[f"cartpole/{size}/jax"] = lambda d, s, n=size: _trained(d, s, n, framework="jax")
-    for way in WAYS[:2]:
-        for network in NETWORKS:
-            items[f"gradient_step/{network}/{way}"] = lambda d, s, n=network, w=way: _gradient_step(d, s, n, w)
+    items: dict[str, Item] = {"machine": _machine} | _cartpole_items()
+    for way in ("eager", "captured"):
+        items |= _gradient_step_items(way, NETWORKS)
         items[f"offline_dqn/{way}"] = lambda d, s, w=way: _offline_dqn(d, s, w)
+    items |= _gradient_step_items("deterministic", NETWORKS)
     for where in ("cuda", "cpu"):
         items[f"replay/{where}"] = lambda d, s, w=where: _replayed_step(d, s, w)
+    for size in (4, 2048):
+        items[f"purejaxrl/{size}/jax"] = lambda d, s, n=size: _pure_jax_rl(d, s, n)
+    items |= {f"atari/{algo}": lambda d, s, a=algo: _atari(d, s, a) for algo in CLEAN_RL}
     items |= {"copy": _copy, "all_reduce": _all_reduce}
+    items |= _gradient_step_items("channels_last_bfloat16", ("ppo_pixels", "dqn_pixels"))
     for library in PEERS:
         for size in LARGE:
             items[f"cartpole/{size}/{library}"] = lambda d, s, n=size, p=library: _of_peer(d, s, p, n)
-    for network in NETWORKS:  # compiling takes a minute
-        items[f"gradient_step/{network}/compiled"] = lambda d, s, n=network: _gradient_step(d, s, n, "compiled")
+    for way in COMPILED:  # compiling takes a minute
+        items |= _gradient_step_items(way, NETWORKS)
+    items["offline_dqn/compiled"] = lambda d, s: _offline_dqn(d, s, "compiled")
     return items
+
+
+def _cartpole_items() -> dict[str, Item]:
+    """Whole runs with thousands of environments on the device."""
+    ways = {"eager": (), "captured": ("capture=true",), "pinned": ("num_shards=1",)}
+    items: dict[str, Item] = {}
+    for size in LARGE:
+        for way, settings in ways.items():
+            items[f"cartpole/{size}/torch/{way}"] = lambda d, s, n=size, w=settings: _trained(d, s, n, *w)
+        items[f"cartpole/{size}/jax"] = lambda d, s, n=size: _trained(d, s, n, framework="jax")
+    return items
+
+
+def _gradient_step_items(way: str, networks: Sequence[str]) -> dict[str, Item]:
+    """One gradient step of each network."""
+    return {f"gradient_step/{name}/{way}": lambda d, s, n=name: _gradient_step(d, s, n, way) for name in networks}
 
 
 ITEMS = _items()

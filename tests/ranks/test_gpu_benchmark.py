@@ -13,6 +13,7 @@ SOME = (
     "copy",
     "gradient_step/sac/eager",
     "gradient_step/ppo_pixels/eager",
+    "gradient_step/dqn_pixels/deterministic",
     "offline_dqn/eager",
     "replay/cpu",
 )

@@ -22,7 +22,7 @@ from lockstep.torch.encoders import Convolutions, Impala, Mlp, make_encoder, own
 from lockstep.torch.q_networks import Head, QNetwork, QPolicy
 from lockstep.torch.recurrent import Core, Sequences
 from lockstep.torch.scoring.logged_policy import LoggedPolicy
-from lockstep.torch.transfer import to_device
+from lockstep.torch.transfer import StagingBuffers, to_device
 
 
 class ActorCritic(nn.Module):
@@ -199,16 +199,21 @@ class TorchActor:
 
     def __init__(self, policy: AnyPolicy, device: torch.device) -> None:
         self._policy = policy
-        self._device = device
+        self._staging = StagingBuffers(device)
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
-        """[..., N, O] to [..., N, P]; one forward pass per shard, so that its shape does not depend on the ranks."""
+        """[..., N, O] to [..., N, P]; one copy to the device and one back.
+
+        There is one forward pass per shard, so that its shape does not depend on the number of ranks.
+        """
         assert self._policy.spec is not None
-        if observation.ndim > 1 + len(self._policy.spec.observation_shape):
-            return np.stack([self(part) for part in observation])
+        ahead = observation.shape[: observation.ndim - 1 - len(self._policy.spec.observation_shape)]
+        seen = self._staging.to_device(np.ascontiguousarray(observation))
         with torch.inference_mode():
-            parameters, _ = self._policy(to_device(np.ascontiguousarray(observation), self._device))
-        return parameters.float().cpu().numpy()
+            parts = seen.flatten(0, len(ahead) - 1) if ahead else seen.unsqueeze(0)
+            outputs = [self._policy(part)[0].float() for part in parts]
+            parameters = torch.stack(outputs).view(*ahead, *outputs[0].shape) if ahead else outputs[0]
+        return self._staging.to_host(parameters)
 
 
 class RecurrentTorchActor:

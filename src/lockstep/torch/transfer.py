@@ -7,6 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_MAX_BUFFERS = 16
+"""Shapes of which page-locked memory is kept; evaluations have others than training."""
+
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """Copy an array to the device. The array may change afterwards, but on a CPU the tensor shares its memory.
@@ -18,6 +21,44 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+class StagingBuffers:
+    """Copies from the host to the device and back in each step of acting, through page-locked memory that is kept.
+
+    The memory of one step is used again in the next: between two calls of `to_device`, call `to_host`, which waits.
+
+    Args:
+        device: that the copies are for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._page_locked: dict[tuple[str, torch.Size, torch.dtype], Tensor] = {}
+
+    def to_device(self, array: np.ndarray) -> Tensor:
+        """Copy an array to the device; the host does not wait. On a CPU the tensor shares its memory."""
+        given = torch.from_numpy(array)
+        if self._device.type != "cuda":
+            return given.to(self._device, non_blocking=True)
+        return self._buffer("in", given).copy_(given).to(self._device, non_blocking=True)
+
+    def to_host(self, tensor: Tensor) -> np.ndarray:
+        """Copy a tensor to the host, which waits for it."""
+        if self._device.type != "cuda":
+            return tensor.cpu().numpy()
+        buffer = self._buffer("out", tensor).copy_(tensor, non_blocking=True)
+        torch.cuda.current_stream(self._device).synchronize()
+        return buffer.numpy().copy()
+
+    def _buffer(self, way: str, like: Tensor) -> Tensor:
+        """Page-locked memory for a tensor of this shape."""
+        key = way, like.shape, like.dtype
+        if key not in self._page_locked:
+            if len(self._page_locked) >= _MAX_BUFFERS:
+                self._page_locked.clear()
+            self._page_locked[key] = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+        return self._page_locked[key]
 
 
 class CopyStream:

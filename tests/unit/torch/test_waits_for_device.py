@@ -3,13 +3,19 @@
 A GPU is pretended: see `pretended_device`. `tests/ranks/test_gpu.py` repeats this on a real one.
 """
 
+from unittest import mock
+
+import numpy as np
 import pytest
 import torch
 
+from lockstep.torch.networks import Policy, TorchActor
+from lockstep.torch.transfer import StagingBuffers
 from pretended_device import PretendedDevice
-from small_learners import STATED_WAITS, make, values
+from small_learners import CONTINUOUS, NETWORK, STATED_WAITS, make, values
 
 pytestmark = pytest.mark.slow
+to_device_of_staging = StagingBuffers.to_device
 
 
 def update(one, count=3):
@@ -43,6 +49,37 @@ def test_skipped_steps_are_not_waited_for(tmp_path):
             device.waits.clear()
             one.update(1)
             assert not {key for key in device.waits if "bool" in key}, name
+
+
+def test_acting_for_all_shards_copies_once_to_the_device_and_once_back():
+    policy = Policy(CONTINUOUS, NETWORK, seed=1)
+    seen = np.random.default_rng(0).standard_normal((2, 4, 3), dtype=np.float32)
+    expected = [TorchActor(policy, torch.device("cpu"))(part) for part in seen]
+    with PretendedDevice() as device, mock.patch.object(StagingBuffers, "to_device", autospec=True) as to_device:
+        to_device.side_effect = to_device_of_staging
+        actor = TorchActor(policy.to(torch.device("cpu")), torch.device("cpu"))
+        device.waits.clear()
+        found = actor(seen)
+    assert to_device.call_count == 1
+    assert dict(device.waits) == {"StagingBuffers.to_host: cpu": 1}
+    assert np.array_equal(found, expected)
+
+
+def test_staging_uses_the_same_memory_again(monkeypatch):
+    """A GPU's branch, with ordinary memory and nothing to wait for."""
+    waits, empty = [], torch.empty
+    monkeypatch.setattr(torch, "empty", lambda shape, *, dtype, pin_memory: empty(shape, dtype=dtype))
+    stream = mock.Mock(synchronize=lambda: waits.append(1))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    staging = StagingBuffers(torch.device("cpu"))
+    staging._device = mock.MagicMock(type="cuda")
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device, non_blocking: tensor.clone())
+    for number in range(3):
+        array = np.full((2, 3), number, np.float32)
+        there = staging.to_device(array)
+        back = staging.to_host(there)
+        assert np.array_equal(back, array) and not np.shares_memory(back, array)
+    assert len(staging._page_locked) == 2 and len(waits) == 3
 
 
 class TestPretendedDevice:
