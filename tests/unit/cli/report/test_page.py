@@ -231,6 +231,17 @@ def lab(linear):
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
+def labels_of_x(x, **more):
+    line = chart.Line(label="a", x=np.array(x, float), y=np.array([1.0, 2.0]), style=0)
+    return re.findall(r'class="tick middle".*?>(.*?)<', chart.line_chart("t", "d", ("x", "y"), [line], **more))
+
+
+def test_labels_of_an_axis_differ_and_ranks_are_whole():
+    labels = labels_of_x([499.99, 500.0])
+    assert len(labels) == len(set(labels)) > 2
+    assert labels_of_x([1, 2], whole=True) == ["1", "2"]
+
+
 def test_lines_are_told_apart_in_each_theme_by_color_blind_readers():
     themes = list(palettes())
     assert len(themes) == 2

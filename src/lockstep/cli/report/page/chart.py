@@ -23,6 +23,8 @@ _ROW, _LEGEND_ROW, _BOTTOM = 38, 18, 6
 _LETTER = 6.4
 """Mean width of a letter of the labels; text is cut with it before it leaves the picture."""
 _HEADING_LETTER = 8.2
+_NARROW = 1e-3
+"""A range of values this small, against the values, is drawn as one value."""
 _IDS = count(1)
 _Scale = Callable[[Floats | np.float64], Floats]
 
@@ -64,8 +66,13 @@ class Stack:
     parts: Sequence[float]
 
 
-def line_chart(title: str, description: str, axes: tuple[str, str], lines: Sequence[Line]) -> str:
-    """Lines with bands over a common pair of axes; `axes` are the labels of x and y."""
+def line_chart(
+    title: str, description: str, axes: tuple[str, str], lines: Sequence[Line], *, whole: bool = False
+) -> str:
+    """Lines with bands over a common pair of axes; `axes` are the labels of x and y.
+
+    `whole` labels x at whole numbers only.
+    """
     legend = [line for line in lines if line.style is not None]
     height = _TOP + _PLOT_HEIGHT + _AXIS_HEIGHT + _LEGEND_ROW * len(legend) + _BOTTOM
     svg = _svg(title, description, height)
@@ -74,7 +81,7 @@ def line_chart(title: str, description: str, axes: tuple[str, str], lines: Seque
     y_range = _range(shown + [y for line in lines for _, y in line.behind], margin=0.04)
     to_x = _scale(x_range, _LEFT, _WIDTH - _RIGHT)
     to_y = _scale(y_range, _TOP + _PLOT_HEIGHT, _TOP)
-    _x_axis(svg, x_range, to_x, _TOP + _PLOT_HEIGHT, axes[0])
+    _x_axis(svg, x_range, to_x, _TOP + _PLOT_HEIGHT, axes[0], whole=whole)
     _y_axis(svg, y_range, to_y, axes[1])
     for line in sorted(lines, key=lambda line: line.style is not None):  # grey ones first, below the others
         style = "grey" if line.style is None else f"s{line.style % NUM_STYLES}"
@@ -201,11 +208,11 @@ def _text(parent: Element, text: str, x: float, y: float, style: str = "label", 
 
 
 def _range(arrays: Sequence[Floats], margin: float = 0.0) -> tuple[float, float]:
-    """The finite minimum and maximum with a margin; never empty."""
+    """The finite minimum and maximum with a margin, so far apart that the labels of an axis differ."""
     finite = [array[np.isfinite(array)] for array in arrays]
     numbers = np.concatenate([array for array in finite if len(array)] or [np.zeros(1)])
     low, high = float(numbers.min()), float(numbers.max())
-    if low == high:
+    if high - low <= _NARROW * max(abs(low), abs(high)):
         spread = abs(low) * 0.1 or 1.0
         return low - spread, high + spread
     return low - margin * (high - low), high + margin * (high - low)
@@ -218,8 +225,12 @@ def _scale(values: tuple[float, float], start: float, end: float) -> _Scale:
     return lambda x: np.asarray(x * factor + offset)
 
 
-def _x_axis(svg: Element, values: tuple[float, float], to_x: _Scale, bottom: float, label: str) -> None:
+def _x_axis(
+    svg: Element, values: tuple[float, float], to_x: _Scale, bottom: float, label: str, *, whole: bool = False
+) -> None:
     for tick in ticks(*values):
+        if whole and not tick.is_integer():
+            continue
         x = float(to_x(np.float64(tick)))
         SubElement(svg, "path", {"class": "grid", "d": f"M{x:.1f} {_TOP}V{bottom:.1f}"})
         _text(svg, compact(tick), round(x, 1), bottom + 14, "tick middle")

@@ -229,7 +229,7 @@ def _profile_chart(ranked: Sequence[_Ranked], source: str | None) -> Markup | No
     if not several:
         return None
     every = np.concatenate([np.array(values) for values in several.values()])
-    spread = float(every.max() - every.min()) or 1.0
+    spread = max(float(every.max() - every.min()), 0.1 * float(np.abs(every).max())) or 1.0
     low, high = float(every.min()) - 0.05 * spread, float(every.max()) + 0.05 * spread
     limits: Floats = np.linspace(low, high, 200, dtype=np.float64)
     lines = [

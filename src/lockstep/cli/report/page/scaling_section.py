@@ -64,14 +64,16 @@ def _speed_up_chart(worlds: Mapping[str, Sequence[Mapping[str, Any]]]) -> Markup
         for one in found
     )
     title, description = "Speed-up by ranks", f"Median speed-up with smallest and largest: {spoken}."
-    return Markup(line_chart(title, description, ("ranks", "times the speed"), lines))
+    return Markup(line_chart(title, description, ("ranks", "times the speed"), lines, whole=True))
 
 
 def _time_chart(times: Sequence[Mapping[str, Any]]) -> Markup:
     reached = [one for one in times if one["seconds"]]
     line = _line("seconds until the return", reached, [one["seconds"] for one in reached], 0)
     spoken = "; ".join(f"{one['ranks']} ranks: {one['seconds']['median']:.1f} s" for one in reached)
-    return Markup(line_chart("Time to the return", f"Median over seeds: {spoken}.", ("ranks", "seconds"), [line]))
+    return Markup(
+        line_chart("Time to the return", f"Median over seeds: {spoken}.", ("ranks", "seconds"), [line], whole=True)
+    )
 
 
 def _line(label: str, worlds: Sequence[Mapping[str, Any]], spreads: Sequence[Mapping[str, float]], style: int) -> Line:
