@@ -23,7 +23,7 @@ GPU := $(shell grep -rl --include="test_*.py" "pytest.mark.gpu" tests)
 JAX := $(wildcard tests/ranks/test_jax_*.py) $(shell find tests/unit tests/golden -name "test_jax_*.py")
 JAX_PROMISES := tests/ranks/test_jax_exactness.py tests/unit/jax/test_jax_session.py
 
-.PHONY: help setup train bench test test-jax test-launch test-isaac test-isaac-short test-ray test-planted test-chaos test-hosts test-learning test-slow test-gpu check api dist docs format clean
+.PHONY: help setup train bench test test-jax test-launch test-isaac test-isaac-short test-suites test-ray test-planted test-chaos test-hosts test-learning test-slow test-gpu check api dist docs format clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -72,6 +72,10 @@ test-isaac: .venv-isaac/.installed  ## Real Isaac Lab, skrl, rl_games and rsl_rl
 test-isaac-short: .venv-isaac/.installed  ## Of test-isaac: two ranks of each trainer, and a rank that fails. Three minutes.
 	.venv-isaac/bin/python -m pytest -m isaac_short tests/isaac
 
+test-suites: .venv-suites/.installed  ## Real mjlab, EnvPool and gymnax on 1, 2 and 4 CPU ranks, Brax and MuJoCo Playground, in an environment of their own that stays.
+	.venv-suites/bin/python -m pytest -m suites tests/suites
+	.venv-suites/bin/python -m pytest tests/unit/jax/test_jax_env_adapters.py
+
 test-ray: .venv-ray/.installed  ## Ranks on real Ray clusters of several nodes and hosts on this machine, in an environment of their own that stays.
 	.venv-ray/bin/python -m pytest -m ray tests/ray_cluster
 
@@ -108,7 +112,7 @@ format: setup  ## Format the code and mend what the linter can mend.
 	$(BIN)/ruff check --fix
 
 clean:  ## Remove environments, caches and builds; runs/ stays.
-	rm -rf .venv .venv-jax .venv-ray .venv-dist .venv-docs build dist site .pytest_cache .ruff_cache src/*.egg-info
+	rm -rf .venv .venv-jax .venv-suites .venv-ray .venv-dist .venv-docs build dist site .pytest_cache .ruff_cache src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A system without the venv module's own pip gets it from the pip that it has.
@@ -133,6 +137,12 @@ endef
 	$(call new_venv,.venv-ray)
 	.venv-ray/bin/pip install $(PIP_FLAGS) -c requirements.lock -c requirements-jax.lock $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
 		-e '.[torch,jax,ray,classic]' 'ray[tune]' pytest hypothesis
+	@touch $@
+
+.venv-suites/.installed: tests/suites/requirements.txt pyproject.toml
+	$(call new_venv,.venv-suites)
+	.venv-suites/bin/pip install $(PIP_FLAGS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r tests/suites/requirements.txt \
+		-e '.[torch,jax,mjlab,envpool,gymnax,brax,playground]' pytest hypothesis
 	@touch $@
 
 .venv-docs/.installed: requirements-docs.lock

@@ -32,7 +32,7 @@ _XLA_FLAGS = (
 )
 # Python's own helper of shared memory and semaphores ends with the process that it serves.
 _ALLOWED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-_STARTED_AS_USERS_DO = ("real_start", "slow", "learning", "planted", "chaos", "hosts", "gpu", "ray")
+_STARTED_AS_USERS_DO = ("real_start", "slow", "learning", "planted", "chaos", "hosts", "gpu", "suites", "ray")
 _reported: list[str] = []
 # What JAX compiles once is read again by the tests that follow in the same process.
 _COMPILATION_CACHE = {

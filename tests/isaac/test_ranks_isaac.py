@@ -224,3 +224,18 @@ def test_wrong_settings_end_all_ranks_with_code_2(start, tmp_path):
     code, out = end(start("lockstep.workflows.rl_games", *TASK, "--num_envs=100", "--ranks", "2"))
     assert code == 2
     assert "num_envs=100: rl_games cuts" in out and "--num_envs 512" in out
+
+
+def test_pinned_shards_give_the_same_bits_on_one_and_two_ranks(start, tmp_path):
+    """A rank with two shards has its second simulator in a process of its own."""
+    summaries = []
+    for ranks in (1, 2):
+        folder = f"{ranks}-ranks"
+        flags = ("--task=Isaac-Cartpole", f"--ranks={ranks}", f"--run-dir={folder}", *SHORT, "--set=num_shards=2")
+        code, out = end(start("lockstep.train", *flags, *EVALUATE_ONCE))
+        assert code == 0, out
+        summaries.append(json.loads((tmp_path / folder / "summary.json").read_text()))
+    one, two = summaries
+    assert one["params_fingerprint"] == two["params_fingerprint"]
+    assert one["eval_return_mean"] == two["eval_return_mean"]
+    assert len({rank["first_rollout_fingerprint"] for rank in two["ranks"]}) == 2

@@ -8,12 +8,17 @@ from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from queue import Empty
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from lockstep.errors import RunError
+
+if TYPE_CHECKING:
+    _AsyncVectorEnv = AsyncVectorEnv[Any, Any]
+else:
+    _AsyncVectorEnv = AsyncVectorEnv  # a generic class since Gymnasium 1.4 only
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 2.0
@@ -33,7 +38,7 @@ def become_worker(rank_pid: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-class WorkerEnvs(AsyncVectorEnv[Any, Any]):
+class WorkerEnvs(_AsyncVectorEnv):
     """Gymnasium's worker processes with bounded shutdown.
 
     Workers are forked, so that environments registered or defined in the user's script exist in them. The rank's

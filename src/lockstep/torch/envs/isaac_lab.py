@@ -21,7 +21,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.torch.envs.interface import Observation, TensorStep, TensorVectorEnv
 from lockstep.torch.envs.isaac_camera import add_camera, picture
 from lockstep.torch.envs.isaac_launch import open_task
-from lockstep.torch.envs.simulator_process import GlobalRandomState, ends, quiet
+from lockstep.torch.envs.simulator_process import GlobalRandomState, ends, episode_seconds, quiet
 from lockstep.torch.envs.spaces import (
     action_spec,
     chosen_groups,
@@ -122,7 +122,7 @@ class IsaacLabEnv:
             self._stack.callback(self._env.close)
             self.frames_per_second = 1.0 / self._env.step_dt
             if max_episode_steps is not None:
-                self._env.cfg.episode_length_s = max_episode_steps * self._env.step_dt
+                self._env.cfg.episode_length_s = episode_seconds(max_episode_steps, self._env.step_dt)
             spaces = groups_of(self._env.single_observation_space)
             if not critic_keys and "critic" in spaces:
                 critic_keys = ("critic",)

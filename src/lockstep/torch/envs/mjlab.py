@@ -23,7 +23,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import kwargs_of
 from lockstep.errors import ConfigError
 from lockstep.torch.envs.interface import Observation, TensorStep, TensorVectorEnv
-from lockstep.torch.envs.simulator_process import GlobalRandomState, ends, quiet
+from lockstep.torch.envs.simulator_process import GlobalRandomState, ends, episode_seconds, quiet
 from lockstep.torch.envs.spaces import Space, action_spec, chosen_groups, flat_size, joined
 from lockstep.torch.envs.spec_cache import cached_spec
 
@@ -82,7 +82,7 @@ class MjlabEnv:
             self._env = _start(task, num_envs, device, overrides, render=render)
         self.frames_per_second = 1.0 / self._env.step_dt
         if max_episode_steps is not None:
-            self._env.cfg.episode_length_s = max_episode_steps * self._env.step_dt
+            self._env.cfg.episode_length_s = episode_seconds(max_episode_steps, self._env.step_dt)
         spaces = {name: _gymnasium_space(space) for name, space in self._env.single_observation_space.spaces.items()}
         self._policy, self._critic = chosen_groups(spaces, policy_keys or ("actor",), critic_keys or ("critic",))
         self.spec = EnvSpec(

@@ -1,4 +1,4 @@
-"""What Isaac Lab and mjlab have in common: global random generators, standard output, and tasks of finite horizon."""
+"""What Isaac Lab and mjlab have in common: global random generators, standard output, and limits of episodes."""
 
 import io
 import random
@@ -29,6 +29,14 @@ def ends(config: Any, terminated: Tensor, truncated: Tensor) -> tuple[Tensor, Te
     if not getattr(config, "is_finite_horizon", False):
         return terminated, truncated
     return terminated | truncated, torch.zeros_like(truncated)
+
+
+def episode_seconds(steps: int, step_dt: float) -> float:
+    """The length of an episode of `steps` steps, as Isaac Lab and mjlab take it: they round the quotient up.
+
+    `steps * step_dt / step_dt` may be larger than `steps` by rounding, for example with 3 and 0.05.
+    """
+    return steps * step_dt * (1 - 1e-9)
 
 
 class GlobalRandomState:

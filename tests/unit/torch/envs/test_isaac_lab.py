@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import random
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -17,6 +18,7 @@ from lockstep.errors import ConfigError
 from lockstep.torch.envs import isaac_camera, isaac_lab, spec_cache
 from lockstep.torch.envs.isaac_lab import IsaacLabEnv
 from lockstep.torch.envs.isaac_launch import IsaacTask
+from lockstep.torch.envs.simulator_process import episode_seconds
 
 CPU = torch.device("cpu")
 
@@ -244,6 +246,12 @@ def test_a_second_simulator_of_a_process_is_a_worker(opened, monkeypatch):
     assert len(made) == 2
 
 
+@pytest.mark.parametrize("step_dt", [0.05, 0.02, 1 / 60])
+def test_the_limit_of_an_episode_has_no_more_steps_than_asked_for(step_dt):
+    steps = range(1, 1000)
+    assert [math.ceil(episode_seconds(number, step_dt) / step_dt) for number in steps] == list(steps)
+
+
 def test_pictures_need_version_3():
     with pytest.raises(ConfigError, match=r"Isaac-Mine cannot be drawn with Isaac Lab 2; version 3 can"):
         isaac_camera.add_camera("Isaac-Mine", SimpleNamespace())
@@ -254,7 +262,7 @@ def test_settings_of_the_task_become_overrides(opened):
     _, device, overrides, simulator = opened.calls[0]
     assert device == "cpu"
     assert overrides == ["env.sim.dt=0.1", "physics=newton_mjwarp"]
-    assert simulator.cfg.episode_length_s == 4.0
+    assert simulator.cfg.episode_length_s == pytest.approx(4.0)
     env.close()
 
 

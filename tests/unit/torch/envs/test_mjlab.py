@@ -145,7 +145,7 @@ def test_the_same_seed_gives_the_same_numbers_whatever_others_draw():
 
 def test_settings_of_the_task_are_fields_of_its_configuration():
     env = MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, decimation=5, max_episode_steps=8)
-    assert (env._env.cfg.decimation, env._env.cfg.episode_length_s) == (5, 4.0)
+    assert (env._env.cfg.decimation, env._env.cfg.episode_length_s) == (5, pytest.approx(4.0))
     env = MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, commands={"motion": {"num_envs": 9}})
     assert env._env.cfg.commands["motion"].num_envs == 9
     with pytest.raises(ConfigError, match=r"commands.motio.num_envs=4 is no field"):
