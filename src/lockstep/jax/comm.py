@@ -137,7 +137,7 @@ class Comm:
         """Replicated arrays on this process' first device, without a copy."""
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
-    def spmd(self, function: Function, *, donate: bool = True) -> Function:
+    def spmd(self, function: Function, *, donate: bool = True, donate_own: bool = False) -> Function:
         """Compile `function(shared, own) -> (shared, own)` for all devices at once; calls are *collective*.
 
         Inside, leaves of `shared` are replicated on all devices and must be returned replicated; leaves of `own` have a
@@ -146,6 +146,7 @@ class Comm:
         Args:
             function: pure, of two pytrees.
             donate: whether the buffers of `shared` are donated to the output.
+            donate_own: whether those of `own` are, which must then be returned with the same shapes.
         """
         name = getattr(function, "__name__", type(function).__name__)
 
@@ -154,7 +155,8 @@ class Comm:
             return function(shared, own)
 
         counted.__name__ = name
-        return self._transport.compiled(counted, donate=donate)
+        donated = (0,) * donate + (1,) * donate_own
+        return self._transport.compiled(counted, donate=donated)
 
     # -- inside compiled code ------------------------------------------------------------------------------------------
 

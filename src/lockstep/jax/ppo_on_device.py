@@ -95,7 +95,7 @@ class DeviceCollector:
         first = [] if ppo.observations is None else [(ppo.observations, [part.observation for part in parts])]
         begin(comm, first, [np.ones(size)] * len(parts))
         self._own: Shard = comm.shard(parts)
-        self._updates = comm.spmd(self._make_updates)
+        self._updates = comm.spmd(self._make_updates, donate_own=True)  # environments and rollouts: most of the memory
         self.episodes = [EpisodeStats(size) for _ in world.shards]  # always empty: see `report_episodes`
 
     # -- in one compiled call ------------------------------------------------------------------------------------------

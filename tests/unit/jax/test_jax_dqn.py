@@ -6,6 +6,7 @@ What a step computes is judged by `tests/parity/test_jax_dqn_parity.py`.
 import dataclasses
 import math
 
+import jax
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -78,6 +79,16 @@ def values(dqn, name="policy"):
 
 def take_native_calls(dqn):
     return int(dqn.counters[0])
+
+
+@pytest.mark.slow
+def test_the_state_is_updated_in_its_own_buffers(learner):
+    """A gradient step is given the buffers of the state, so that a GPU holds it once."""
+    dqn = learner()
+    update(dqn, rollouts())
+    before = jax.tree.leaves((dqn.state.values, dqn.state.target, dqn.state.optimizer))
+    update(dqn, rollouts(1), ROWS)
+    assert all(leaf.is_deleted() for leaf in before)
 
 
 def test_the_target_is_copied_every_so_many_gradient_steps(learner):

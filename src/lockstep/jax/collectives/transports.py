@@ -29,7 +29,7 @@ class SingleDevice:
         self._device_map = device_map
         self._device = device
 
-    def compiled(self, function: Function, *, donate: bool) -> Function:
+    def compiled(self, function: Function, *, donate: tuple[int, ...]) -> Function:
         """Compile for the device."""
         return _compile_for_device(function, self._device, donate=donate)
 
@@ -54,14 +54,14 @@ class MeshTransport:
         self._mesh = mesh
         self._processes = processes
 
-    def compiled(self, function: Function, *, donate: bool) -> Function:
+    def compiled(self, function: Function, *, donate: tuple[int, ...]) -> Function:
         """Compile one SPMD program for all devices."""
         whole, own = PartitionSpec(), PartitionSpec(AXIS)
         # JAX cannot infer that the first output is replicated, hence `check_vma=False`.
         mapped = jax.shard_map(
             function, mesh=self._mesh, in_specs=(whole, own), out_specs=(whole, own), check_vma=False
         )
-        compiled: Function = jax.jit(mapped, donate_argnums=(0,) if donate else ())
+        compiled: Function = jax.jit(mapped, donate_argnums=donate)
         return compiled if self._processes is None else _attribute_failures(compiled, self._processes, function)
 
     def index(self) -> Array:
@@ -103,7 +103,7 @@ class ProcessTransport:
         self._calls: list[CollectiveCall] = []
         self._tag_counts: Counter[str] = Counter()
 
-    def compiled(self, function: Function, *, donate: bool) -> Function:
+    def compiled(self, function: Function, *, donate: tuple[int, ...]) -> Function:
         """Compile for this process; errors of a collective are raised with their own type."""
 
         def counted(shared: Tree, own: Tree) -> tuple[Tree, Tree]:
@@ -242,10 +242,10 @@ Transport = SingleDevice | MeshTransport | ProcessTransport
 """The collectives that `Comm` uses inside compiled code."""
 
 
-def _compile_for_device(function: Function, device: Any, *, donate: bool) -> Function:
+def _compile_for_device(function: Function, device: Any, *, donate: tuple[int, ...]) -> Function:
     # With explicit shardings, host arrays and device arrays share one compilation.
     sharding = SingleDeviceSharding(device)
-    return jax.jit(function, in_shardings=sharding, donate_argnums=(0,) if donate else ())
+    return jax.jit(function, in_shardings=sharding, donate_argnums=donate)
 
 
 def _attribute_failures(compiled: Function, processes: Processes, function: Function) -> Function:
