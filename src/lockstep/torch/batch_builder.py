@@ -16,7 +16,7 @@ from lockstep.experience.normalize import RunningMoments
 from lockstep.experience.rollout import Rollout, split_groups
 from lockstep.session.normalizers import Normalizers
 from lockstep.torch.batch import Batch, EvaluatedRollout
-from lockstep.torch.device_rollout import TensorRollout
+from lockstep.torch.device_shard import TensorRollout
 from lockstep.torch.distributions import DiagonalGaussian, StateDependentGaussian
 from lockstep.torch.networks import Policy
 from lockstep.torch.recurrent import Sequences

@@ -25,7 +25,8 @@ from lockstep.torch.batch import Batch
 from lockstep.torch.batch_builder import AnyRollout, BatchBuilder
 from lockstep.torch.capture import announce_capture, capture_step
 from lockstep.torch.comm import Comm
-from lockstep.torch.device_rollout import TensorCollector, TensorRollout
+from lockstep.torch.device_rollout import TensorCollector
+from lockstep.torch.device_shard import TensorRollout
 from lockstep.torch.distributions import DiagonalGaussian, StateDependentGaussian, gaussian_kl
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.gradient import LossGradient

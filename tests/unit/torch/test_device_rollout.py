@@ -18,7 +18,8 @@ from lockstep.experience.normalize import DiscountedReturns, RunningMoments
 from lockstep.run import NetworkConfig, Run
 from lockstep.session.normalizers import Normalizers
 from lockstep.torch.comm import Comm
-from lockstep.torch.device_rollout import TensorCollector, TensorEpisodes
+from lockstep.torch.device_rollout import TensorCollector
+from lockstep.torch.device_shard import TensorEpisodes
 from lockstep.torch.envs.make import make_tensor_env
 from lockstep.torch.moments import DeviceMoments
 from lockstep.torch.networks import Policy
