@@ -25,13 +25,15 @@ RUNS: dict[str, Run] = {
         normalize_observation=True,
         **{"env.policy_keys": ("position",), "env.critic_keys": ("speed", "position", "step")},
     ),
+    "mixed precision": small("Pendulum-v1", num_shards=4, precision="bfloat16", **ROBOTS),
     "uneven": small("CartPole-v1", num_shards=3, num_envs=12, total_steps=20 * 96, log_every=96 * 5),
     # Some shards play no episode of an evaluation, and nothing is logged before the end.
     "sparse": small("CartPole-v1", num_shards=5, num_envs=20, total_steps=5 * 160, evaluate_episodes=3, log_every=None),
 }
 QUICK = ("discrete", "other seed", "continuous")
 SYMMETRIC = ("symmetric", "symmetric with a critic's observation")
-SAME = others_slow(["discrete", "continuous", "toy", "multi-discrete", "early stop", *SYMMETRIC], *QUICK)
+SLOW = ("toy", "multi-discrete", "early stop", "mixed precision", *SYMMETRIC)
+SAME = others_slow(["discrete", "continuous", *SLOW], *QUICK)
 COUNTED = others_slow(["discrete", "continuous", "toy"], *QUICK)
 WORLDS = (1, 2, 4)
 

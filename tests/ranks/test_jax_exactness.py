@@ -20,6 +20,7 @@ RUNS = {
     "discrete": small("CartPole-v1", num_shards=4),
     "other seed": small("CartPole-v1", num_shards=4, seed=1),
     "continuous": small("Pendulum-v1", num_shards=4, max_grad_norm=0.1, **ROBOTS, **SHORT),
+    "mixed precision": small("Pendulum-v1", num_shards=4, precision="bfloat16", **ROBOTS, **SHORT),
     "multi-discrete": small("lockstep/Match-v0", num_shards=4, target_kl=0.0005, learning_rate=1e-2, **SHORT),
     "pictures": small("image_envs:Dot", num_shards=4, evaluate_every=256, evaluate_episodes=5, **PICTURES),
     "torch environments": small(WALK, num_shards=4, normalize_observation=True, **SHORT),
@@ -35,7 +36,7 @@ ON = {
     "uneven": ("1 device", "2 devices", "2 processes"),
 }
 WITH_TORCH = ["torch environments"] if find_spec("torch") else []
-ALIKE = others_slow(["discrete", "continuous", "pictures", *WITH_TORCH], "discrete")
+ALIKE = others_slow(["discrete", "continuous", "mixed precision", "pictures", *WITH_TORCH], "discrete")
 # A minute to compile. Quick tests of what they are about: stop_on_kl of the seams, uneven sums of the collectives.
 SLOW = ("multi-discrete", "uneven")
 

@@ -15,7 +15,7 @@ import torch
 from lockstep.config.env import EnvConfig
 from lockstep.torch.envs.make import make_tensor_env
 
-pytestmark = pytest.mark.suites
+pytestmark = [pytest.mark.suites, pytest.mark.filterwarnings("default")]  # mjlab uses what is deprecated
 CPU = torch.device("cpu")
 SHORT = (
     "num_envs=8", "num_steps=8", "num_minibatches=2", "num_epochs=2", "total_steps=256", "network.hidden=[16]",
