@@ -130,6 +130,18 @@ def test_own_ppo_trains_on_two_ranks(start, tmp_path, framework):
     assert "parameters equal on both ranks" in out and "data different on both ranks" in out
 
 
+def test_jax_reads_tensors_through_dlpack_with_the_bits_of_the_host(start, tmp_path):
+    found = []
+    for placement in ("auto", "host"):
+        flags = ("--task=Isaac-Cartpole", f"--run_dir={placement}", "--ml_framework=jax", *SHORT, *EVALUATE_ONCE)
+        code, out = end(start("lockstep.train", *flags, f"--set=env.placement={placement}"))
+        assert code == 0, out
+        assert ("environments on torch tensors, on cpu" in out) == (placement == "auto"), out
+        found.append(json.loads((tmp_path / placement / "summary.json").read_text())["ranks"][0])
+    for name in ("first_rollout_fingerprint", "params_fingerprint"):
+        assert found[0][name] == found[1][name]
+
+
 @pytest.mark.isaac_short
 def test_exit_code_of_a_failing_rank_is_that_of_the_run(start, tmp_path):
     (tmp_path / "failing.py").write_text(FAILING)

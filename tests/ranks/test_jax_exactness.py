@@ -24,6 +24,7 @@ RUNS = {
     "multi-discrete": small("lockstep/Match-v0", num_shards=4, target_kl=0.0005, learning_rate=1e-2, **SHORT),
     "pictures": small("image_envs:Dot", num_shards=4, evaluate_every=256, evaluate_episodes=5, **PICTURES),
     "torch environments": small(WALK, num_shards=4, normalize_observation=True, **SHORT),
+    "through the host": small(WALK, num_shards=4, normalize_observation=True, **{"env.placement": "host"}, **SHORT),
     # 96 rows of a rollout: a division by those of a minibatch is not the product with their inverse.
     "uneven": small("CartPole-v1", num_shards=3, num_envs=12, total_steps=8 * 96, log_every=96 * 2),
 }
@@ -33,10 +34,11 @@ QUICK_LAYOUTS = ("1 device", "2 processes")
 ON = {
     "discrete": tuple(LAYOUTS),
     "other seed": ("1 device",),
+    "through the host": ("1 device",),
     "uneven": ("1 device", "2 devices", "2 processes"),
 }
-WITH_TORCH = ["torch environments"] if find_spec("torch") else []
-ALIKE = others_slow(["discrete", "continuous", "mixed precision", "pictures", *WITH_TORCH], "discrete")
+WITH_TORCH = ["torch environments", "through the host"] if find_spec("torch") else []
+ALIKE = others_slow(["discrete", "continuous", "mixed precision", "pictures", *WITH_TORCH[:1]], "discrete")
 # A minute to compile. Quick tests of what they are about: stop_on_kl of the seams, uneven sums of the collectives.
 SLOW = ("multi-discrete", "uneven")
 
@@ -45,7 +47,7 @@ SLOW = ("multi-discrete", "uneven")
 def trained(request, tmp_path_factory):
     """Every run that is asked for, on every layout: what each process saw."""
     everything = slow_tests_selected(request)
-    always = ("discrete", "other seed", "continuous") if everything else ("discrete", "other seed")
+    always = ("discrete", "other seed", *(("continuous", *WITH_TORCH) if everything else ()))
     selected = runs_of_selected_tests(request, RUNS, always)
     layouts = LAYOUTS if everything else QUICK_LAYOUTS
     return run_all(tmp_path_factory.mktemp("runs"), [name for name in selected if name not in SLOW], layouts)
@@ -103,6 +105,12 @@ def check_alike(trained, name):
     assert all(log == logs[0] for log in logs), "metrics depend on the layout"
     played = [lines(folder, "evaluations.jsonl") for folder in folders]
     assert all(one == played[0] for one in played), "evaluations depend on the layout"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not WITH_TORCH, reason="needs torch")
+def test_torch_environments_give_the_bits_of_those_through_the_host(trained):
+    assert fingerprints(trained, "torch environments") == fingerprints(trained, "through the host")
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ class EnvConfig:
     """Clip observations, before they are normalized, to within this of 0."""
     placement: Literal["auto", "host", "device"] = "auto"
     """Where PPO steps the environments: `host` (numpy) or `device` (tensors of `ml_framework` on the learner's device).
-    `auto`: on the device if the task is only there, or is there faster."""
+    `auto`: on the device if the task is only there, or is there faster. JAX reads torch tensors through DLPack."""
 
     def __post_init__(self) -> None:
         """Refuse limits that leave nothing."""

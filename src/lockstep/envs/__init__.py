@@ -3,8 +3,8 @@
 `vector.py` is the protocol, `make.py` makes one by task name. `gymnasium.py` and `adapters.py` take Gymnasium's,
 `pettingzoo.py` those of several agents, `workers.py` runs one process per environment, `atari*.py` are Atari games,
 `cartpole.py`, `hidden_cartpole.py` and `toy_tasks.py` built-in tasks. `limits.py` clips numbers, `stacking.py` joins
-observations of several steps. `spec.py` describes an environment, `state.py` is the protocol for saving one,
-`wrapper_state.py` saves Gymnasium's.
+observations of several steps. `dlpack.py` is the protocol of environments on another framework's arrays. `spec.py`
+describes an environment, `state.py` is the protocol for saving one, `wrapper_state.py` saves Gymnasium's.
 """
 
 import lazy_loader

@@ -131,6 +131,8 @@ def on_tensors(task: str) -> bool:
 def stays_on_device(task: str, config: EnvConfig, framework: Literal["torch", "jax"], *, preferred: bool) -> bool:
     """Whether PPO in `framework` steps the environments of `task` on the learner's device; see `env.placement`.
 
+    False for torch tensors that a learner in JAX reads through DLPack; see `reads_tensors`.
+
     Args:
         task: its name.
         config: of the environments.
@@ -138,6 +140,8 @@ def stays_on_device(task: str, config: EnvConfig, framework: Literal["torch", "j
         preferred: `auto` for tasks that are both on the host and on the device.
     """
     native = on_device(task) if framework == "jax" else on_tensors(task)
+    if framework == "jax" and reads_tensors(task, config):
+        return False
     if config.placement == "device" and not native and task not in ANYWHERE:
         kind = "JAX" if framework == "jax" else "torch tensors"
         raise ConfigError(f"env.placement=device: task={task} is not written for {kind}; use auto or host")
@@ -151,6 +155,11 @@ def stays_on_device(task: str, config: EnvConfig, framework: Literal["torch", "j
     if config.placement != "auto":
         return config.placement == "device"
     return native or (task in ANYWHERE and preferred)
+
+
+def reads_tensors(task: str, config: EnvConfig) -> bool:
+    """Whether PPO in JAX reads the torch tensors of `task` through DLPack, instead of copies on the host."""
+    return on_tensors(task) and config.placement != "host" and config.frame_stack == 1
 
 
 def _class_flag(task: str, name: str) -> bool:

@@ -82,8 +82,8 @@ class RunningMoments:
         """(x - mean) / deviation as float32, within `limit` deviations. Nothing changes before the first update."""
         if self.count == 0:
             return rows.astype(np.float32, copy=False)
-        scale = (1.0 / np.sqrt(self.variance + EPS)).astype(np.float32)
-        scaled = (rows - self.mean.astype(np.float32)) * scale
+        mean, scale = self.mean_and_scale
+        scaled = (rows - mean) * scale
         return np.clip(scaled, -self.limit, self.limit, out=scaled)
 
     def scale(self, rows: np.ndarray) -> np.ndarray:
@@ -91,6 +91,11 @@ class RunningMoments:
         if self.count == 0:
             return rows
         return np.clip(rows * np.float32(1.0 / np.sqrt(self.variance[0] + EPS)), -self.limit, self.limit)
+
+    @property
+    def mean_and_scale(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and reciprocal of the deviation, [F] float32 each."""
+        return self.mean.astype(np.float32), (1.0 / np.sqrt(self.variance + EPS)).astype(np.float32)
 
     @property
     def center_and_deviation(self) -> tuple[float, float]:

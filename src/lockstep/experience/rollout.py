@@ -56,7 +56,10 @@ class NonFiniteValue:
 
 @dataclass(slots=True)
 class Rollout:
-    """One shard's consecutive steps, time-major. Arrays are reused by the next rollout."""
+    """One shard's consecutive steps, time-major. Arrays are reused by the next rollout.
+
+    Of environments on tensors whose learner is in JAX, observations are arrays on its device; see `final`.
+    """
 
     observation: np.ndarray
     """[T + 1, B, O]; the last row is where the rollout stopped. With a critic that has an observation of its own,
@@ -72,7 +75,8 @@ class Rollout:
     weight: np.ndarray
     """[T, B] float32: 0 for the rows in which an environment only resets itself or an agent waits, 1 otherwise."""
     final: list[tuple[int, np.ndarray, np.ndarray]]
-    """`(t, b, observation)` of truncated episodes where `observation[t + 1]` already belongs to the next episode."""
+    """`(t, b, observation)` of truncated episodes where `observation[t + 1]` already belongs to the next episode.
+    On the learner's device the entries are those of `DLPackRollout.final`."""
     fault: NonFiniteValue | None = None
     """The first number from an environment that is not finite; None if all are."""
     state: np.ndarray | None = None

@@ -4,7 +4,7 @@ Shapes: K shards of this process, L of them on a device, T steps of a rollout, B
 numbers of the policy's and of the critic's observation.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -14,10 +14,12 @@ import numpy as np
 from jax import Array
 
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.experience.normalize import RunningMoments
 from lockstep.experience.rollout import Rollout, split_groups
 from lockstep.jax.batch import Batch, Steps, slots
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import FlatParameters, Params
+from lockstep.jax.moments import normalized
 from lockstep.jax.networks import Policy
 from lockstep.jax.recurrent import Sequences
 from lockstep.jax.returns import gae
@@ -99,6 +101,17 @@ def _batch_and_critic_state(
         critic=None if critic is None else critic[:rows],
     )
     return batch, critic_state
+
+
+@jax.jit
+def _placed(final: Array, t: Array, envs: Array, rows: Array) -> Array:
+    """Final observations [T, B, ...] with `rows` at steps t and environments `envs`."""
+    return final.at[t, envs].set(rows, mode="drop")
+
+
+def _normalized(moments: RunningMoments, rows: np.ndarray) -> Any:
+    """Rows of a rollout in numpy or on a device, normalized there."""
+    return normalized(moments, rows) if isinstance(rows, Array) else moments.normalize(rows)
 
 
 def _flat(column: Array | None) -> Array | None:
@@ -245,29 +258,48 @@ class BatchBuilder:
         if rollout.state is not None:
             return self._recurrent_steps(k, rollout, final_value)
         if rollout.final:  # the true last observation, where the next row is already the next episode's first
-            final = self._normalize(np.concatenate([observation for *_, observation in rollout.final]))
-            padding = np.zeros_like(final, shape=(-len(final) % self._shard_envs, *final.shape[1:]))
-            chunks = np.concatenate([final, padding]).reshape(-1, self._shard_envs, *final.shape[1:])
             times = np.concatenate([np.full(len(envs), t) for t, envs, _ in rollout.final])
             where = times, np.concatenate([envs for _, envs, _ in rollout.final])
-            values = [value(*split_groups(chunk, self._policy.spec)) for chunk in chunks]
-            final_value[where] = np.concatenate(values)[: len(final)]
+            values = [value(*split_groups(chunk, self._policy.spec)) for chunk in self._final_chunks(rollout)]
+            final_value[where] = np.concatenate(values)[: len(times)]
             is_final[where] = 1.0
         return self._steps(rollout, final_value, is_final)
+
+    def _final_chunks(self, rollout: Rollout) -> Sequence[np.ndarray]:
+        """Final observations, normalized, in chunks [B, ...] of which the last may be padded."""
+        rows = [observation for *_, observation in rollout.final]
+        if isinstance(rows[0], Array):  # already in chunks
+            return [self._normalize(chunk) for chunk in rows]
+        final = self._normalize(np.concatenate(rows))
+        padding = np.zeros_like(final, shape=(-len(final) % self._shard_envs, *final.shape[1:]))
+        return list(np.concatenate([final, padding]).reshape(-1, self._shard_envs, *final.shape[1:]))
 
     def _recurrent_steps(self, k: int, rollout: Rollout, final_value: np.ndarray) -> Steps:
         """`steps` of a recurrent policy, which values final observations where it has the states before them."""
         assert rollout.state is not None and rollout.begins is not None
-        final, is_final = np.zeros_like(rollout.observation[:-1], np.float32), np.zeros_like(rollout.reward)
-        if rollout.observation.dtype == np.uint8:
-            final = final.astype(np.uint8)
-        for t, envs, last in rollout.final:
-            final[t, envs], is_final[t, envs] = self._normalize(last), 1.0
+        is_final = np.zeros_like(rollout.reward)
+        for t, envs, _ in rollout.final:
+            is_final[t, envs] = 1.0
         state = np.concatenate([rollout.state, self.critic_states[k]], -1)
         begins = rollout.begins.astype(np.float32)
-        final, final_critic = split_groups(final, self._policy.spec)
+        final, final_critic = split_groups(self._final_by_step(rollout), self._policy.spec)
         steps = self._steps(rollout, final_value, is_final)
         return steps._replace(state=state, begins=begins, final=cast(Any, final), final_critic=cast(Any, final_critic))
+
+    def _final_by_step(self, rollout: Rollout) -> Any:
+        """Final observations [T, B, ...], normalized, where an episode was truncated, and 0 elsewhere."""
+        observation: Any = rollout.observation
+        if isinstance(observation, Array):
+            final = jnp.zeros_like(observation[:-1])
+            for t, envs, last in rollout.final:
+                place = np.full((2, len(last)), len(final))  # the rows of padding are out of bounds, and dropped
+                place[:, : len(envs)] = t, envs
+                final = _placed(final, *place, self._normalize(last))
+            return final
+        final = np.zeros_like(observation[:-1], np.uint8 if observation.dtype == np.uint8 else np.float32)
+        for t, envs, last in rollout.final:
+            final[t, envs] = self._normalize(last)
+        return final
 
     def _steps(self, rollout: Rollout, final_value: np.ndarray, is_final: np.ndarray) -> Steps:
         observation, critic = split_groups(self._normalize(rollout.observation), self._policy.spec)
@@ -286,7 +318,9 @@ class BatchBuilder:
             return steps
         raw = [part for part in split_groups(rollout.observation[:-1], self._policy.spec) if part is not None]
         copies, action = self._symmetry.mirrored(raw, steps.action)
-        groups: list[Any] = self._normalize_groups([np.asarray(copy) for copy in copies])
+        on_device = isinstance(rollout.observation, Array)
+        rows: list[Any] = [copy if on_device else np.asarray(copy) for copy in copies]
+        groups: list[Any] = self._normalize_groups(rows)
         return steps._replace(
             mirrored_observation=groups[0],
             mirrored_action=action,
@@ -297,13 +331,14 @@ class BatchBuilder:
         """Rows of a rollout, with the groups of policy and critic each normalized by its own moments."""
         if self.normalizers.observations is None:
             return rows
+        xp: Any = jnp if isinstance(rows, Array) else np
         groups = [part for part in split_groups(rows, self._policy.spec) if part is not None]
-        return np.concatenate(self._normalize_groups(groups), -1)
+        return xp.concatenate(self._normalize_groups(groups), -1)
 
     def _normalize_groups(self, groups: list[np.ndarray]) -> list[np.ndarray]:
         """Observations, and the critic's own, if any, each normalized by its own moments, if they are normalized."""
         moments = (self.normalizers.observations, self.normalizers.critic_observations)
-        return [part if of is None else of.normalize(part) for part, of in zip(groups, moments, strict=False)]
+        return [part if of is None else _normalized(of, part) for part, of in zip(groups, moments, strict=False)]
 
     def sums(self, rollout: Rollout, advantage: np.ndarray, target: np.ndarray) -> np.ndarray:
         """A shard's contribution to the moments of advantages and targets [T * B], and whether it has a fault."""

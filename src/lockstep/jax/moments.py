@@ -94,6 +94,19 @@ def merged(normalizers: Mapping[str, Moments], sums: Array, finite: Array) -> tu
     return jax.tree.map(lambda new, old: jnp.where(taken, new, old), after, dict(normalizers)), first
 
 
+def normalized(moments: RunningMoments, rows: Array) -> Array:
+    """`moments.normalize` of rows [..., F] on their device, with the same bits."""
+    if moments.count == 0:
+        return rows
+    return _normalize(rows, *moments.mean_and_scale, np.float32(moments.limit))
+
+
+@jax.jit
+def _normalize(rows: Array, mean: Array, scale: Array, limit: Array) -> Array:
+    mean, scale = (jnp.broadcast_to(x, rows.shape) for x in (mean, scale))
+    return jnp.clip((rows - mean) * scale, -limit, limit)
+
+
 def read(moments: RunningMoments) -> Moments:
     """The moments of the host, which are float64."""
     held = list(moments.state().values())

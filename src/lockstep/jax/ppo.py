@@ -15,9 +15,10 @@ from jax import Array
 
 from lockstep.algorithms.ppo import BOUND, METRICS, PPOConfig
 from lockstep.distributed.timers import LEARN, OTHER
+from lockstep.envs.make import reads_tensors
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
-from lockstep.experience.rollout import Rollout, split_groups
+from lockstep.experience.rollout import Collector, Rollout, split_groups
 from lockstep.experience.sequences import rows_of_sequences
 from lockstep.jax.adam import Adam, adapted, clip_by_global_norm
 from lockstep.jax.batch import Batch, slots
@@ -30,6 +31,7 @@ from lockstep.jax.non_finite import LossReader
 from lockstep.jax.ppo_state import State
 from lockstep.jax.session import Session
 from lockstep.jax.symmetry import Symmetry, augmented
+from lockstep.jax.tensor_rollout import TensorCollector, on_device, on_host
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
@@ -248,10 +250,15 @@ class PPO:
         )
         return rows_in_order.astype(np.int32)
 
-    def warmup(self, actor: Actor | RecurrentActor) -> None:
-        """Compile everything that an iteration calls, by calling it with rows of weight 0; collective."""
+    def warmup(self, actor: Actor | RecurrentActor, device: Any = None) -> None:
+        """Compile everything that an iteration calls, by calling it with rows of weight 0; collective.
+
+        `device` is where the observations of rollouts are; None is the host.
+        """
         blank, num_shards = self._builder.blank(), len(self.comm.world.shards)
         seen, _ = split_groups(blank.observation[0], self.policy.spec)
+        if device is not None:
+            blank = on_device(blank, device)
         first = np.stack([seen] * num_shards)
         ActorWithState(actor, first.shape[:2])(first)
         batches = self._builder.batches(self.state.values, [blank] * num_shards)
@@ -331,7 +338,8 @@ class PPO:
             return jnp.split(self._shard_sums(values, part, 1), [self.flat.num_parameters])
 
         reader = LossReader(gradient_and_sums, self.rows)
-        return locate_non_finite(self.comm, rollouts, parts, progress, reader, self.rows)
+        hosts = [on_host(rollout) for rollout in rollouts]
+        return locate_non_finite(self.comm, hosts, parts, progress, reader, self.rows)
 
 
 def may_scan(run: Run, spec: EnvSpec, platform: str) -> bool:
@@ -360,6 +368,32 @@ def _kl(sums: Array) -> Array:
     return sums[1 + _SUMS.index("policy/kl")] / sums[0]
 
 
+def host_collector(session: Session, ppo: PPO, actor: Actor | RecurrentActor) -> Collector:
+    """The collector of environments with a numpy interface."""
+    return session.make_collector(
+        actor,
+        ppo.policy.sampler,
+        observation_moments=ppo.observations,
+        with_critic=session.spec.critic_size is not None,
+    )
+
+
+def tensor_collector(session: Session, ppo: PPO, actor: Actor | RecurrentActor) -> TensorCollector:
+    """The collector of environments on torch tensors."""
+    run = session.run
+    return TensorCollector(
+        session.world,
+        session.make_tensor_envs(run.num_envs),
+        actor,
+        ppo.policy.sampler,
+        device=session.comm.devices[0],
+        num_steps=run.algorithm.num_steps,
+        seed=run.seed,
+        timers=session.timers,
+        observation_moments=ppo.observations,
+    )
+
+
 def train(session: Session) -> None:
     """Collect, learn, log and checkpoint until all ranks together have taken `run.total_steps` steps."""
     run, comm, timers = session.run, session.comm, session.timers
@@ -367,13 +401,9 @@ def train(session: Session) -> None:
     ppo = PPO(run, policy, comm)
     session.begin(policy, ppo.observations, ppo)
     actor = actor_of(policy, comm.devices[0])
-    ppo.warmup(actor)
-    collector = session.make_collector(
-        actor,
-        policy.sampler,
-        observation_moments=ppo.observations,
-        with_critic=session.spec.critic_size is not None,
-    )
+    on_tensors = reads_tensors(run.task, run.env)
+    ppo.warmup(actor, comm.devices[0] if on_tensors else None)
+    collector = tensor_collector(session, ppo, actor) if on_tensors else host_collector(session, ppo, actor)
     progress, batch_size = Progress(run.total_steps), run.num_envs * run.algorithm.num_steps
     with session.training(progress, collector):
         while not session.over:

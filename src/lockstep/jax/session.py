@@ -1,6 +1,7 @@
 """The session of a training run in JAX: `lockstep.session.session` with JAX's backend."""
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import numpy as np
 from jax import Array
 
 from lockstep.distributed.timers import Timers
-from lockstep.envs.make import env_spec
+from lockstep.envs.dlpack import DLPackEnv
+from lockstep.envs.make import env_spec, reads_tensors, torch_module
 from lockstep.errors import MismatchError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.jax import hardware
@@ -38,6 +40,9 @@ class Jax:
     def open(self, run: AnyRun, world: World, timers: Timers) -> Comm:
         """Set threads and flags before JAX is first used, and return the collectives, not yet entered."""
         hardware.pin(run, world)
+        if isinstance(run, Run) and run.algo == "ppo" and reads_tensors(run.task, run.env):
+            # The simulator needs memory of the same GPU.
+            os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         if not world.pinned and world.local_size == 1 and isinstance(run, Run):
             hardware.share_cores(world, run.minibatch_rows(world) * _multiplications(run))
         else:
@@ -110,6 +115,26 @@ class Session(BaseSession[Run, Comm, AnyPolicy, Learner]):
     """One run on this process, as a context manager. Collective throughout."""
 
     backend = Jax()
+
+    def make_tensor_envs(self, num_envs: int) -> list[DLPackEnv]:
+        """Make the environments on torch tensors of each local shard; closed with the session.
+
+        Those of all shards are on the device of torch that is this process' first one, or on the CPU.
+
+        Args:
+            num_envs: over all shards.
+
+        Raises:
+            ConfigError: `num_envs` does not divide among the shards.
+        """
+        run, device = self.run, self.comm.devices[0]
+        module = torch_module("dlpack", run.task)
+        make, kind = module.maker(run.task, run.env, device.platform, device.local_hardware_id)
+        line = f"environments on torch tensors, on {kind}"
+        if kind == "cpu" and device.platform != "cpu":
+            line += f", copied to JAX's {device.platform} because torch has no such device here"
+        self.journal.say(f"{line} (env.placement)")
+        return self._make_shards(num_envs, make)
 
 
 def _copy(tensor: np.ndarray | Array, device: Any) -> np.ndarray:

@@ -150,7 +150,8 @@ class Normalizers:
         rows: dict[str, list[np.ndarray]] = {}
         if self.observations is not None:
             size = len(self.observations.mean)
-            flat = [r.observation[:-1].reshape(-1, r.observation.shape[-1]) for r in rollouts]
+            # Of a rollout on a device this is the only read of all observations; on a CPU it is a view.
+            flat = [np.asarray(r.observation)[:-1].reshape(-1, r.observation.shape[-1]) for r in rollouts]
             rows["observations"] = [row[:, :size] for row in flat]
             if self.critic_observations is not None:
                 rows["critic_observations"] = [row[:, size:] for row in flat]

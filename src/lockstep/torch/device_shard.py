@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from lockstep.envs.spec import ActionSpec
-from lockstep.errors import RunError
 from lockstep.experience.rollout import NonFiniteValue, Rollout, find_non_finite
 from lockstep.torch.batch import EvaluatedRollout
-from lockstep.torch.envs.interface import Observation, TensorVectorEnv
+from lockstep.torch.envs.interface import Observation, TensorVectorEnv, no_final_observation
 from lockstep.torch.envs.saved_tensors import to_arrays
 from lockstep.torch.moments import DeviceMoments
 from lockstep.torch.networks import Policy
@@ -282,10 +281,7 @@ class TensorShard:
             return
         without = to_device(~np.array(self._with_final), step.device)
         if bool((without[step] & is_final).any()):
-            raise RunError(
-                "an environment truncated an episode without a final observation, which the value of that episode "
-                'needs; return TensorStep.final, or use autoreset="next_step"'
-            )
+            raise no_final_observation()
 
     def _normalizer_sums(self, weight: Tensor) -> Tensor:
         """Sums of all moments, in the order of `Normalizers.named`."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -132,7 +133,9 @@ class DeviceArrays:
     def _shard_leaf(self, leaves: Sequence[Any]) -> Array:
         first = self._device_map.own_shards[0].start
         slots = self._device_map.slots[list(self._device_map.own)]
-        parts = [np.stack([leaves[shard - first] for shard in device_slots]) for device_slots in slots]
+        # A rollout on a device stays there.
+        stack: Any = jnp.stack if isinstance(leaves[0], Array) else np.stack
+        parts = [stack([leaves[shard - first] for shard in device_slots]) for device_slots in slots]
         if self._mesh is None:  # passing numpy to a compiled function takes a tenth of the time of `device_put`
             return cast(Array, parts[0])
         shape = (self._mesh.size * self._device_map.num_slots, *parts[0].shape[1:])

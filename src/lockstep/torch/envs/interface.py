@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.state import has_state_methods
+from lockstep.errors import RunError
 
 
 class Observation(NamedTuple):
@@ -127,3 +128,11 @@ def can_draw(env: TensorVectorEnv) -> TypeGuard[DrawnTensorEnv]:
 def can_save(env: TensorVectorEnv) -> TypeGuard[SavableTensorEnv]:
     """Whether `env` can be saved; a class that supports it for some tasks only sets the attribute `savable: bool`."""
     return has_state_methods(env) and bool(getattr(env, "savable", True))
+
+
+def no_final_observation() -> RunError:
+    """The error for an environment that truncates an episode without `TensorStep.final`."""
+    return RunError(
+        "an environment truncated an episode without a final observation, which the value of that episode "
+        'needs; return TensorStep.final, or use autoreset="next_step"'
+    )
