@@ -1,6 +1,7 @@
 """Isaac Lab on one core: Lockstep's PPO beside Isaac Lab's trainers, with the settings that the task publishes.
 
     python benchmarks/isaac.py [--task Isaac-Cartpole] [--num-envs 1024] [--iterations 60] [--rounds 3]
+    python benchmarks/isaac.py --weak --agent skrl    # instead: 2 ranks of as many environments each, over 1 rank
 
 Run it with an interpreter that has Isaac Lab, skrl, rl_games and rsl_rl (`make test-isaac` makes one). Each runs in
 processes of its own, in turn, `rounds` times. The simulator alone, with random actions, bounds all of them: what
@@ -17,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 LIBRARIES = ("rl_games", "skrl", "rsl_rl")
+WHO = {"lockstep": "Lockstep", "compiled": "Lockstep, `compile=true`", "library": "itself"}
 SIMULATOR = """
 import sys, time, torch
 from lockstep.torch.envs.isaac_lab import IsaacLabEnv
@@ -40,8 +42,14 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=1024)
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--settings", nargs="+", default=list(LIBRARIES), choices=LIBRARIES, help="of these libraries")
+    parser.add_argument("--weak", action="store_true", help="measure 1 and 2 ranks of Lockstep instead")
+    parser.add_argument("--agent", default="skrl", help="whose settings, with --weak")
     args = parser.parse_args()
-    contenders = [(who, library) for library in LIBRARIES for who in ("lockstep", "library")]
+    if args.weak:
+        weak_scaling(args)
+        return
+    contenders = [(who, library) for library in args.settings for who in WHO]
     seconds: dict[tuple[str, str], list[float]] = {one: [] for one in contenders}
     returns: dict[tuple[str, str], list[float]] = {one: [] for one in contenders}
     simulator = []
@@ -57,11 +65,25 @@ def main() -> None:
     print("| settings | trainer | ms per step | own part, ms | steps/s | return |\n|---|---|---|---|---|---|")
     for (who, library), took in seconds.items():
         each = statistics.median(took)
-        name = "Lockstep" if who == "lockstep" else library
         print(
-            f"| {library} | {name} | {1e3 * each:.2f} | {1e3 * (each - bound):.2f} | {args.num_envs / each:,.0f} | "
+            f"| {library} | {WHO[who]} | {1e3 * each:.2f} | {1e3 * (each - bound):.2f} | {args.num_envs / each:,.0f} | "
             f"{statistics.median(returns[who, library]):.2f} |"
         )
+
+
+def weak_scaling(args: argparse.Namespace) -> None:
+    """Measure 1 rank and 2 ranks in turn, and print their steps per second."""
+    speeds: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(args.rounds):
+        for ranks, found in speeds.items():
+            took, _ = _train(args, "lockstep", args.agent, ranks)
+            found.append(args.num_envs * ranks / took)
+    ratios = sorted(two / one for one, two in zip(*speeds.values(), strict=True))
+    load = os.getloadavg()[0]
+    print(f"{args.task}, {args.num_envs} environments on each rank, load {load:.1f}, {args.rounds} rounds")
+    for ranks, found in speeds.items():
+        print(f"{ranks} rank{'s' * (ranks > 1)}: {statistics.median(found):,.0f} steps/s")
+    print(f"ratio: {statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})")
 
 
 def _simulator(args: argparse.Namespace) -> float:
@@ -69,12 +91,14 @@ def _simulator(args: argparse.Namespace) -> float:
     return float(result.stdout.strip().splitlines()[-1])
 
 
-def _train(args: argparse.Namespace, who: str, library: str) -> tuple[float, float]:
+def _train(args: argparse.Namespace, who: str, library: str, ranks: int = 1) -> tuple[float, float]:
     """Seconds per step of all environments while training, and the mean return of the last 100 episodes."""
+    num_envs = args.num_envs * ranks
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        if who == "lockstep":
-            command = ["lockstep.train", args.task, "--agent", library, "--num-envs", str(args.num_envs)]
+        if who != "library":
+            command = ["lockstep.train", args.task, "--agent", library, "--num-envs", str(num_envs)]
+            command += ["--ranks", str(ranks)]
             command += ["--max-iterations", str(args.iterations), "--run-dir", str(run)]
             for setting in (
                 "evaluate_every=null",
@@ -82,6 +106,7 @@ def _train(args: argparse.Namespace, who: str, library: str) -> tuple[float, flo
                 "checkpoint_every=null",
                 "stop_when_solved=false",
                 "log_every=1",
+                f"compile={str(who == 'compiled').lower()}",
             ):
                 command += ["--set", setting]
         else:
@@ -91,7 +116,7 @@ def _train(args: argparse.Namespace, who: str, library: str) -> tuple[float, flo
         summary = json.loads((run / "summary.json").read_text())
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps, clock = _speed(rows)
-    return clock / steps * args.num_envs, summary["return_mean_100"] or float("nan")
+    return clock / steps * num_envs, summary["return_mean_100"] or float("nan")
 
 
 def _speed(rows: list[dict[str, float]]) -> tuple[float, float]:

@@ -64,7 +64,12 @@ def identity(run: dict) -> str:
 
 
 def train(run: dict) -> dict:
-    """Train in processes of its own; returns the curve: steps of all ranks, mean return of the last 100 episodes."""
+    """Train in processes of its own.
+
+    Returns:
+        The seconds of training; the episodes that ended; the curve: steps of all ranks, mean return of the last 100
+        episodes.
+    """
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         agent = agent_of(run["task"], run["settings"])
@@ -90,7 +95,8 @@ def train(run: dict) -> dict:
     curve = [
         [row["step"], round(row["episode/return_mean_100"], 3)] for row in metrics if "episode/return_mean_100" in row
     ]
-    return {"seconds": round(metrics[-1]["time_s"], 1), "curve": curve}
+    episodes = int(metrics[-1]["progress/episodes"])
+    return {"seconds": round(metrics[-1]["time_s"], 1), "episodes": episodes, "curve": curve}
 
 
 def agent_of(task: str, settings: str) -> str:
