@@ -22,10 +22,10 @@ RUN = Run(task="Mjlab-Mine")
 
 @pytest.fixture
 def published(monkeypatch):
-    """What the task publishes: an rl_games configuration that is refused, and one of skrl and rsl_rl."""
-    refused = copy.deepcopy(RL_GAMES)
-    refused["params"]["network"]["rnn"] = {"name": "lstm"}
-    found = PublishedAgents(256, {"skrl": SKRL, "rl_games": refused, "rsl_rl": RSL_RL})
+    """What the task publishes: a skrl configuration that is refused, and one of rl_games and rsl_rl."""
+    refused = copy.deepcopy(SKRL)
+    refused["agent"]["class"] = "AMP"
+    found = PublishedAgents(256, {"skrl": refused, "rl_games": RL_GAMES, "rsl_rl": RSL_RL})
     monkeypatch.setattr(published_agents, "published_agents", lambda task: found)
     return found
 
@@ -33,12 +33,11 @@ def published(monkeypatch):
 @pytest.mark.usefixtures("published")
 def test_the_first_configuration_that_can_be_read_is_the_default(capsys):
     run = with_agent(RUN, None, {})
-    assert (run.num_envs, run.algorithm.num_steps, run.algorithm.reward_scale) == (256, 16, 0.1)
-    assert run.total_steps == 1600 * 256
+    assert (run.num_envs, run.algorithm.num_steps, run.network.critic_hidden) == (256, 16, (128,))
+    assert run.total_steps == 100 * 16 * 256
     printed = capsys.readouterr().err
-    assert "settings from the skrl configuration of Mjlab-Mine (others: rl_games, rsl_rl)" in printed
-    assert "time_limit_bootstrap=false" in printed
-    assert "without effect here: " in printed and "memory.memory_size" in printed
+    assert "settings from the rsl_rl configuration of Mjlab-Mine (others: skrl, rl_games)" in printed
+    assert "without effect here: " in printed and "class_name" in printed
 
 
 @pytest.mark.parametrize(("task", "package"), [("Mjlab-Mine", "mjlab"), ("envpool/Mine-v1", "envpool")])
@@ -62,9 +61,9 @@ def test_a_name_chooses_and_the_number_of_environments_scales_the_run():
 
 @pytest.mark.usefixtures("published")
 def test_a_configuration_that_cannot_be_followed_is_refused_only_if_it_was_chosen():
-    with pytest.raises(ConfigError, match=r"network.rnn.name='lstm'"):
-        with_agent(RUN, "rl_games", {})
-    with pytest.raises(ConfigError, match=r"--agent sb3: Mjlab-Mine publishes rl_games, skrl, rsl_rl"):
+    with pytest.raises(ConfigError, match=r"agent.class='AMP'"):
+        with_agent(RUN, "skrl", {})
+    with pytest.raises(ConfigError, match=r"--agent sb3: Mjlab-Mine publishes skrl, rsl_rl, rl_games"):
         with_agent(RUN, "sb3", {})
 
 

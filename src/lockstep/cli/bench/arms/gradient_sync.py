@@ -73,6 +73,8 @@ def by_torch(scheme: str, parameters: int, calls: int, warm_up: int) -> float:
     try:
         return timed(step, calls, warm_up)
     finally:
+        dist.barrier()
+        del step, model  # destroyed after the group, or after the other rank has left, it sometimes waits for ever
         dist.destroy_process_group()
 
 
