@@ -13,6 +13,8 @@ from clock import Clock, report
 from torch import nn
 
 ROWS, FEATURES, ACTIONS, EPISODE, BATCH = 500_000, 16, 4, 100, 1024
+STATE = [f"s{i}" for i in range(FEATURES)]
+"""Columns of the log with the features of the state."""
 SETTINGS = {"batch_size": BATCH, "estimate": "false", "checkpoint_every": "null"}
 
 
@@ -35,7 +37,7 @@ def write_log(path: Path) -> None:
     log = columns()
     table = {"mdp_id": log["episode"], "sequence_number": log["step"], "action": log["action"]}
     table |= {"reward": log["reward"], "action_probability": np.full(ROWS, 1 / ACTIONS)}
-    pl.DataFrame(table | {f"s{i}": log["state"][:, i] for i in range(FEATURES)}).write_csv(path)
+    pl.DataFrame(table | dict(zip(STATE, log["state"].T, strict=True))).write_csv(path)
 
 
 def call(command: list[str]) -> None:
@@ -50,7 +52,9 @@ def by_lockstep(ranks: int, warm_up: int, measured: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         log, data, run_dir = Path(folder) / "log.csv", Path(folder) / "data", Path(folder) / "run"
         write_log(log)
-        call(["offline", "prepare", str(log), "--out", str(data)])
+        names = Path(folder) / "columns.yaml"
+        names.write_text(f"state_features: [{', '.join(STATE)}]\n")
+        call(["offline", "prepare", str(log), "--columns", str(names), "--out", str(data)])
         rows = (warm_up + measured) // ranks  # the same global batch on any number of ranks: strong scaling
         settings = SETTINGS | {"epochs": max(1, rows // ROWS), "log_every": warm_up // ranks}
         words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
