@@ -51,6 +51,15 @@ def by_lockstep(parameters: int, calls: int, warm_up: int, pinned: bool) -> floa
 def by_torch(scheme: str, parameters: int, calls: int, warm_up: int) -> float:
     """Microseconds per step with torch.distributed."""
     dist.init_process_group("gloo")
+    microseconds = in_process_group(scheme, parameters, calls, warm_up)
+    # DistributedDataParallel is gone by now. Destroyed after the group or the other rank, it sometimes waits for ever.
+    dist.barrier()
+    dist.destroy_process_group()
+    return microseconds
+
+
+def in_process_group(scheme: str, parameters: int, calls: int, warm_up: int) -> float:
+    """Microseconds per step, in the process group there is."""
     module = network(parameters)
     rows = torch.ones(ROWS, width_of(module))
     flat = torch.zeros(sum(one.numel() for one in module.parameters()))
@@ -70,12 +79,7 @@ def by_torch(scheme: str, parameters: int, calls: int, warm_up: int) -> float:
                 dist.all_reduce(one.grad)
                 one.grad /= RANKS
 
-    try:
-        return timed(step, calls, warm_up)
-    finally:
-        dist.barrier()
-        del step, model  # destroyed after the group, or after the other rank has left, it sometimes waits for ever
-        dist.destroy_process_group()
+    return timed(step, calls, warm_up)
 
 
 def timed(step: Callable[[], None], calls: int, warm_up: int) -> float:
