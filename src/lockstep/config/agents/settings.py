@@ -16,8 +16,10 @@ LIBRARIES: Mapping[str, Callable[[AgentReader, int], None]] = {
     "rl_games": read_rl_games,
     "sb3": read_sb3,
 }
-"""What reads the configurations of a library, by its name. Of those that a task publishes, the first one is the default:
-on Isaac Lab's cart-pole skrl's learn in the fewest steps, and those of rl_games depend most on the seed."""
+"""What reads the configurations of a library, by its name.
+
+Of those that a task publishes, the first one is the default: on Isaac Lab's cart-pole skrl's settings learn in the
+fewest steps, and those of rl_games depend most on the seed."""
 
 
 def agent_settings(library: str, config: Mapping[str, Any], num_envs: int) -> AgentSettings:
