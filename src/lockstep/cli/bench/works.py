@@ -110,7 +110,8 @@ _HOPPER = {
     "entropy_coef": 0, "normalize_observation": "true", "normalize_return": "true",
 }  # fmt: skip
 _OFF_POLICY = {
-    "num_envs": 8, "learning_starts": 256, "capacity": 100_000, "batch_size": 256, "env.max_episode_steps": 50,
+    "num_envs": 8, "updates_per_step": 1, "learning_starts": 256, "capacity": 100_000, "batch_size": 256,
+    "env.max_episode_steps": 50,
 }  # fmt: skip
 _PONG = {
     "num_envs": 4, "num_steps": 1, "updates_per_step": 0.25, "batch_size": 32, "learning_starts": 1000,
@@ -123,6 +124,12 @@ _WITH_PUREJAXRL = "--purejaxrl DIR"
 def _doubled(settings: Mapping[str, object], *names: str) -> dict[str, object]:
     """The settings of 2 ranks that each do the work of one."""
     return {name: int(str(value)) * 2 if name in names else value for name, value in settings.items()}
+
+
+def _doubled_off_policy(settings: Mapping[str, object]) -> dict[str, object]:
+    """The settings of 2 ranks, each of which steps as many environments and learns from as many rows as one."""
+    updates = float(str(settings["updates_per_step"])) / 2  # per step of any environment, each of twice the rows
+    return _doubled(settings, "num_envs", "batch_size") | {"updates_per_step": updates}
 
 
 def _gradient_sync(parameters: int, calls: int, target: float) -> Work:
@@ -229,7 +236,7 @@ WORKS: Mapping[str, Work] = {
         arms=(
             _ours("pong_small", _PONG),
             _peer("sb3", "Stable-Baselines3", "pong_dqn", "with_sb3.py"),
-            _ours("pong_small", _doubled(_PONG, "num_envs", "batch_size"), _TWO),
+            _ours("pong_small", _doubled_off_policy(_PONG), _TWO),
         ),
         targets={"sb3": 1.7, "lockstep_2": 1.6},
     ),
@@ -256,7 +263,7 @@ WORKS: Mapping[str, Work] = {
                 _ours(f"HalfCheetah-v5 --algo {algo}", _OFF_POLICY, _ALSO_JAX),
                 _peer("sb3", "Stable-Baselines3", f"halfcheetah_{algo}", "with_sb3.py"),
                 _peer("sbx", "sbx", f"halfcheetah_{algo}", "with_sb3.py"),
-                _ours(f"HalfCheetah-v5 --algo {algo}", _doubled(_OFF_POLICY, "num_envs", "batch_size"), _TWO),
+                _ours(f"HalfCheetah-v5 --algo {algo}", _doubled_off_policy(_OFF_POLICY), _TWO),
             ),
             targets={"sb3": 1.5, "sbx": 1.0, "lockstep_2": 1.8},
         )
