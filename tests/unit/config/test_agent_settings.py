@@ -206,5 +206,5 @@ def test_a_central_value_function_becomes_a_critic_with_its_own_layers() -> None
 
 
 def test_an_unknown_library_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"torchrl.*rl_games, skrl, rsl_rl, sb3"):
+    with pytest.raises(ConfigError, match=r"torchrl.*skrl, rsl_rl, rl_games, sb3"):
         agent_settings("torchrl", {}, num_envs=1)

@@ -27,7 +27,7 @@ from lockstep.world import World  # noqa: E402
 from unit.torch.envs.tensor_envs import Walk  # noqa: E402
 
 pytestmark = pytest.mark.slow
-WALK = f"{Path(__file__).parents[1] / 'torch/envs/tensor_envs.py'}:Walk"
+WALK = f"{Path(__file__).parents[1] / 'unit/torch/envs/tensor_envs.py'}:Walk"
 SHARDS, ENVS, STEPS = 2, 6, 8
 COLUMNS = ("observation", "action", "reward", "terminated", "ended", "weight")
 CPU = torch.device("cpu")
