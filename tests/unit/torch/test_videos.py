@@ -54,6 +54,7 @@ def test_lockstep_evaluate_draws(tmp_path, capsys):
     assert evaluate_run(tmp_path / "run", episodes=1)["video"] is None
 
 
+@pytest.mark.slow
 def test_a_game_is_drawn_in_its_own_colours(tmp_path):
     pytest.importorskip("ale_py")
     run = run_of("ALE/Pong-v5", env=EnvConfig(max_episode_steps=6), evaluate_video=True)

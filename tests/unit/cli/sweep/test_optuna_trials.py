@@ -58,6 +58,7 @@ def test_killed_search_goes_on_with_the_same_trials(sweeps):
         assert one["summary"]["iqm"] == trial.value == pytest.approx(-abs(trial.params["learning_rate"] - 0.01))
 
 
+@pytest.mark.slow
 def test_trial_below_the_median_is_pruned(sweeps, capsys):
     sweeps.write(SEARCH.replace("seeds: 0", "seeds: 0:2"))
     sweeps.behave({"trial_005/seed_0": "poor"})

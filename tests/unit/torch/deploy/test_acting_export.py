@@ -77,7 +77,7 @@ def some(spec):
     return (100 * draws.normal(size=(6, 4))).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", others_slow(POLICIES, "normalized", "privileged", "image", "dqn"))
+@pytest.mark.parametrize("name", others_slow(POLICIES, "privileged", "image", "dqn"))
 def test_exported_file_acts_like_policy(tmp_path, name):
     make, observations = POLICIES[name]
     policy = make()

@@ -126,7 +126,7 @@ def about_of(path):
 
 
 @pytest.mark.parametrize("chosen", others_slow(["greedy", "softmax"], "softmax"))
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", others_slow(FORMATS, "onnx"))
 @pytest.mark.filterwarnings("ignore::FutureWarning:torch")
 def test_named_actions(tmp_path, to, chosen):
     data = prepared(tmp_path / "data", "discrete")
@@ -231,7 +231,8 @@ def test_data_with_other_features_is_rejected(dataset, tmp_path):
         export(policy_of(dataset), Dataset.open(other), tmp_path / "policy.onnx", "onnx")
 
 
-@pytest.mark.parametrize("kind", others_slow(["discrete", "parametric"], "discrete"))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["discrete", "parametric"])
 def test_export_policy_writes_all_formats(tmp_path, kind):
     data, folder = prepared(tmp_path / "data", kind), tmp_path / "model"
     told = export_policy(policy_of(data), data, folder)

@@ -172,7 +172,6 @@ def test_a_log_without_densities_is_refused_by_its_reason(tmp_path):
     ("algo", "to"),
     others_slow(
         [(algo, to) for algo in ("iql", "td3_bc", "cql") for to in ("onnx", "torch")],
-        ("iql", "onnx"),
         ("cql", "torch"),
         several=True,
     ),
