@@ -1,30 +1,17 @@
 """Returns on the real `Isaac-Cartpole`, at most 5: of Lockstep's PPO, and of the libraries."""
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from isaac_process import run_python
 
 pytestmark = pytest.mark.isaac
 if find_spec("isaaclab_tasks") is None:
     pytest.skip("needs Isaac Lab: make test-isaac", allow_module_level=True)
 
 PLAY = Path(__file__).with_name("play_cartpole.py")
-
-
-def run(folder, *words):
-    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    assets = clean.get("ISAACSIM_ASSET_ROOT", str(Path(sys.prefix) / "assets"))
-    environment = clean | {"OMP_NUM_THREADS": "1", "ISAACSIM_ASSET_ROOT": assets}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=900
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def summary(folder):
@@ -36,7 +23,7 @@ def test_own_ppo_on_two_ranks(tmp_path):
     command += ["--max-iterations", "40", "--ranks", "2", "--run-dir", "run"]
     for setting in ("evaluate_every=null", "evaluate_episodes=64", "stop_when_solved=false"):
         command += ["--set", setting]
-    run(tmp_path, *command)
+    run_python(tmp_path, *command)
     assert summary(tmp_path)["eval_return_mean"] >= 4.8
 
 
@@ -50,10 +37,10 @@ def test_own_ppo_on_two_ranks(tmp_path):
 )
 def test_libraries_on_two_ranks(tmp_path, library, num_envs, reached):
     flags = ("--num_envs", str(num_envs), "--max_iterations", "60", "--seed", "1", "--ranks", "2", "--run_dir", "run")
-    run(tmp_path, "-m", f"lockstep.workflows.{library}", "--task", "Isaac-Cartpole", *flags)
+    run_python(tmp_path, "-m", f"lockstep.workflows.{library}", "--task", "Isaac-Cartpole", *flags)
     assert summary(tmp_path)["return_mean_100"] >= reached
 
 
 def test_a_policy_of_the_built_in_task_balances_the_real_one(tmp_path):
-    run(tmp_path, "-m", "lockstep", "train", "cartpole_isaac", "--run-dir", "run")
-    assert float(run(tmp_path, str(PLAY), "run")) >= 4.8
+    run_python(tmp_path, "-m", "lockstep", "train", "cartpole_isaac", "--run-dir", "run")
+    assert float(run_python(tmp_path, str(PLAY), "run")) >= 4.8

@@ -1,13 +1,10 @@
 """Isaac Lab's tasks with other spaces than vectors: the cart-pole showcase, and the cart-pole with a camera."""
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
+from isaac_process import run_python
 
 pytestmark = pytest.mark.isaac
 if find_spec("isaaclab_tasks") is None:
@@ -33,20 +30,9 @@ print(json.dumps(cart | {"action": [action.kind, action.sizes], "width": width})
 """
 
 
-def run(words, folder):
-    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    assets = clean.get("ISAACSIM_ASSET_ROOT", str(Path(sys.prefix) / "assets"))
-    environment = clean | {"OMP_NUM_THREADS": "1", "ISAACSIM_ASSET_ROOT": assets}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=540
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_final_observations_of_the_showcase_are_those_before_the_reset(tmp_path):
     """Its Dict consists of live buffers of the simulator; the cart is out of bounds at 3 m and starts within 1 m."""
-    found = json.loads(run(["-c", SHOWCASE], tmp_path).splitlines()[-1])
+    found = json.loads(run_python(tmp_path, "-c", SHOWCASE).splitlines()[-1])
     assert (found["width"], found["action"]) == (4, ["multi_discrete", [3, 2]])
     assert all(position > 3 for position in found["final"])
     assert all(abs(position) <= 1 for position in found["next"])
@@ -59,6 +45,6 @@ def test_a_policy_learns_from_images_of_the_camera_with_a_critic_group(tmp_path)
         "evaluate_every": "null", "evaluate_episodes": 1,
     }  # fmt: skip
     flags = [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
-    run(["-m", "lockstep.train", "Isaac-Cartpole-Camera-Direct", "--run-dir", "run", *flags], tmp_path)
+    run_python(tmp_path, "-m", "lockstep.train", "Isaac-Cartpole-Camera-Direct", "--run-dir", "run", *flags)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["env_steps"]) == ("finished", 64)

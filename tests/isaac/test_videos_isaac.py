@@ -1,14 +1,11 @@
 """Videos of Isaac Lab's tasks on a CPU, during training and of a trained run."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
+from isaac_process import run_python
 from PIL import Image, ImageSequence
 
 pytestmark = pytest.mark.isaac
@@ -18,22 +15,11 @@ if find_spec("isaaclab_tasks") is None:
 SHORT = ("num_envs=8", "total_steps=128", "evaluate_every=null", "evaluate_episodes=1", "env.max_episode_steps=20")
 
 
-def lockstep(folder, *words):
-    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    assets = clean.get("ISAACSIM_ASSET_ROOT", str(Path(sys.prefix) / "assets"))
-    environment = clean | {"OMP_NUM_THREADS": "1", "ISAACSIM_ASSET_ROOT": assets}
-    command = [sys.executable, "-m", "lockstep", *words]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=540
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.mark.parametrize("task", ["Isaac-Cartpole", "Isaac-Ant"])
 def test_videos_show_a_robot_that_moves(tmp_path, task):
     flags = [word for setting in SHORT for word in ("--set", setting)]
-    lockstep(tmp_path, "train", task, "--run-dir", "run", "--video", *flags)
-    lockstep(tmp_path, "play", "run", "--video", "--episodes", "1")
+    run_python(tmp_path, "-m", "lockstep", "train", task, "--run-dir", "run", "--video", *flags)
+    run_python(tmp_path, "-m", "lockstep", "play", "run", "--video", "--episodes", "1")
     videos = sorted(path.name for path in (tmp_path / "run" / "videos").iterdir())
     assert videos == ["evaluate.gif", "step_128.gif"]
     for name in videos:

@@ -1,11 +1,12 @@
 """Tianshou: PPO on CartPole-v1 and on Hopper-v5, by its collector and its algorithm."""
 
 import argparse
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import torch
 from clock import Clock, arguments, report
+from ppo_settings import WORKS, Settings
 from tianshou.algorithm import PPO
 from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy, ProbabilisticActorPolicy
 from tianshou.algorithm.optim import AdamOptimizerFactory
@@ -15,26 +16,6 @@ from tianshou.utils.net.common import Net
 from tianshou.utils.net.continuous import ContinuousActorProbabilistic, ContinuousCritic
 from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
 from tianshou.utils.torch_utils import policy_within_training_step
-
-
-class Settings(NamedTuple):
-    """Of PPO for one task."""
-
-    task: str
-    envs: int
-    steps: int
-    epochs: int
-    minibatches: int
-    learning_rate: float
-    entropy: float
-    continuous: bool
-    """Continuous actions; observations and returns are normalized."""
-
-
-WORKS = {
-    "cartpole_ppo": Settings("CartPole-v1", 8, 128, 4, 4, 2.5e-4, 0.01, continuous=False),
-    "hopper_ppo": Settings("Hopper-v5", 4, 512, 10, 32, 3e-4, 0.0, continuous=True),
-}
 
 
 def normal(mean_and_scale: tuple[torch.Tensor, torch.Tensor]) -> torch.distributions.Distribution:

@@ -1,10 +1,11 @@
 """TorchRL: PPO on CartPole-v1 and on Hopper-v5, written as its own examples do."""
 
 import argparse
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from clock import Clock, arguments, report
+from ppo_settings import WORKS, Settings
 from tensordict.nn import AddStateIndependentNormalScale, TensorDictModule
 from torch import nn
 from torchrl.collectors import Collector
@@ -14,29 +15,6 @@ from torchrl.envs import Compose, DoubleToFloat, GymEnv, SerialEnv, TransformedE
 from torchrl.modules import IndependentNormal, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
-
-
-class Settings(NamedTuple):
-    """Of PPO for one task."""
-
-    task: str
-    envs: int
-    steps: int
-    epochs: int
-    minibatches: int
-    learning_rate: float
-    entropy: float
-    observation: int
-    """Numbers of an observation."""
-    actions: int
-    continuous: bool
-    """Continuous actions; observations and rewards are normalized."""
-
-
-WORKS = {
-    "cartpole_ppo": Settings("CartPole-v1", 8, 128, 4, 4, 2.5e-4, 0.01, 4, 2, continuous=False),
-    "hopper_ppo": Settings("Hopper-v5", 4, 512, 10, 32, 3e-4, 0.0, 11, 3, continuous=True),
-}
 
 
 def layers(inputs: int, outputs: int) -> list[nn.Module]:
