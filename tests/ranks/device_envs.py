@@ -1,11 +1,13 @@
 """Environments in JAX that do what tests ask for."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.jax.envs.interface import Observation
 
 
 class DriftState(NamedTuple):
@@ -52,5 +54,21 @@ class Drift:
         spoiled = steps == self.spoil_at
         reward = jnp.where(spoiled & (self.spoil == "reward"), jnp.nan, reward)
         seen = self.observe(DriftState(position, steps))
-        seen = jnp.where(spoiled & (self.spoil == "observation"), jnp.inf, seen)
+        bad = spoiled & (self.spoil == "observation")
+        seen = jax.tree.map(lambda numbers: jnp.where(bad, jnp.inf, numbers), seen)
         return DriftState(position, steps), seen, reward, jnp.abs(position) > 1.0, steps >= self.limit
+
+
+class GroupedDrift(Drift):
+    """The value network observes three other numbers, which are far from 0 and 1."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.spec = replace(self.spec, critic_size=3)
+
+    def observe(self, state):
+        policy = super().observe(state)
+        critic = jnp.stack([100 + 20 * policy[0], 5 * policy[1], policy[0] * policy[1]])
+        if self.spoil == "critic":
+            critic = jnp.where(state.steps == self.spoil_at, jnp.nan, critic)
+        return Observation(policy, critic)

@@ -1,10 +1,11 @@
 """A shard's rollout as one pure function, for environments on the device.
 
-Shapes: T steps, B environments of a shard, O observation, P parameters of the action distribution.
+Shapes: T steps, B environments of a shard, O and C numbers of the policy's and of the critic's observation, P
+parameters of the action distribution.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +24,15 @@ from lockstep.jax.device_shard import (
     find_non_finite,
     no_episodes,
 )
+from lockstep.jax.envs.interface import Observation
 from lockstep.jax.envs.packed import Packed, PackedEnv, select_rows, wrap_key
 from lockstep.jax.flat import Params
 from lockstep.jax.moments import Moments
 from lockstep.jax.networks import Policy
 from lockstep.jax.symmetry import Symmetry
+
+_NORMALIZERS = ("observations", "critic_observations")
+"""Of the groups of an `Observation`."""
 
 
 class DeviceRollout:
@@ -59,7 +64,7 @@ class DeviceRollout:
         self._env, self._policy = env, policy
         self._num_steps, self._size, self._gamma = num_steps, shard_envs, gamma
         self._reward_scale = reward_scale
-        self._observation_limit = observation_limit
+        self._limit = observation_limit
         self._symmetry = symmetry
         self._clip = _clipper(env.spec)
 
@@ -79,7 +84,7 @@ class DeviceRollout:
 
         Args:
             params: of the policy.
-            normalizers: `observations` and `returns`, if in use; frozen.
+            normalizers: `observations`, `critic_observations` and `returns`, if in use; frozen.
             shard: before the rollout.
             update: number of the update, which with the shard's keys determines all randomness.
 
@@ -93,25 +98,27 @@ class DeviceRollout:
             lambda carry, drawn: self._step(params, normalizers, carry, drawn), start, self._draw(shard, update)
         )
         reward, sums = seen.reward * self._reward_scale, list[Array]()
-        last = observation[None]
-        if "observations" in normalizers:
-            assert seen.raw is not None
-            sums.append(normalizers["observations"].sums(seen.raw.reshape(-1, seen.raw.shape[-1])))
-            last = normalizers["observations"].normalize(last, self._observation_limit)
+        raw = seen.observation if seen.raw is None else seen.raw
+        for name, rows in zip(_NORMALIZERS, raw, strict=True):
+            if name in normalizers and rows is not None:
+                sums.append(normalizers[name].sums(rows.reshape(-1, rows.shape[-1])))
+        last = self._normalized(normalizers, observation)
+        whole = jax.tree.map(lambda rows, end: jnp.concatenate([rows, end[None]]), seen.observation, last)
         if "returns" in normalizers:
             assert seen.discounted is not None
             sums.append(normalizers["returns"].sums(seen.discounted.reshape(-1, 1)))
             reward = normalizers["returns"].scale(reward)
         steps = Steps(
-            jnp.concatenate([seen.observation, last]), seen.action, reward, seen.terminated, seen.ended,
+            whole.policy, seen.action, reward, seen.terminated, seen.ended,
             jnp.ones_like(reward), seen.final_value, seen.is_final, seen.parameters,
+            critic=whole.critic,
         )  # fmt: skip
         if self._symmetry is not None:
-            raw = seen.observation if seen.raw is None else seen.raw
-            (mirrored,), action = self._symmetry.mirrored([raw], seen.action)
-            if "observations" in normalizers:
-                mirrored = normalizers["observations"].normalize(mirrored, self._observation_limit)
-            steps = steps._replace(mirrored_observation=mirrored, mirrored_action=action)
+            copies, action = self._symmetry.mirrored([rows for rows in raw if rows is not None], seen.action)
+            mirrored = self._normalized(normalizers, Observation(*copies))
+            steps = steps._replace(
+                mirrored_observation=mirrored.policy, mirrored_action=action, mirrored_critic=mirrored.critic
+            )
         first = jax.lax.cond(update == 0, lambda: checksum(steps), lambda: shard.first)
         shard = shard._replace(
             state=state, observation=observation, returned=episode[0], length=episode[1], discounted=episode[2],
@@ -136,22 +143,18 @@ class DeviceRollout:
     ) -> tuple[tuple[Any, ...], StepRecord]:
         """Step every environment; ended episodes are reset in the same step."""
         state, raw, returned, length, discounted = carry
-        observations = normalizers.get("observations")
-
-        def see(observation: Array) -> Array:
-            return observation if observations is None else observations.normalize(observation, self._observation_limit)
-
-        seen = see(raw)
-        parameters, _ = self._policy.apply(params, seen)
+        seen = self._normalized(normalizers, raw)
+        parameters, _ = self._policy.apply(params, seen.policy)
         action = self._policy.distribution.sample(params, parameters, drawn.noise)
         state, final, reward, terminated, truncated = jax.vmap(self._env.step)(state, self._clip(action), drawn.step)
         ended, is_final = terminated | truncated, truncated & ~terminated
 
-        def begin() -> tuple[Packed, Array, Array]:
+        def begin() -> tuple[Packed, Observation, Array]:
             new = jax.vmap(self._env.reset)(drawn.reset)
-            chosen = tuple(select_rows(ended, x, y) for x, y in zip(new, state, strict=True))
             observation = select_rows(ended, jax.vmap(self._env.observe)(new), final)
-            return chosen, observation, self._policy.apply(params, see(final))[1]
+            last = self._normalized(normalizers, final)
+            value = self._policy.apply(params, last.policy, critic=last.critic)[1]
+            return select_rows(ended, new, state), observation, value
 
         # Resets are rare and expensive, so they run only in steps in which an episode ended.
         none = jnp.zeros(self._size, jnp.float32)
@@ -160,12 +163,21 @@ class DeviceRollout:
         returned, length = returned + counted, length + 1
         grown = self._gamma * discounted + self._reward_scale * counted if "returns" in normalizers else None
         totals = StepRecord(
-            None if observations is None else raw, seen, parameters, action, reward, terminated.astype(jnp.float32),
-            ended.astype(jnp.float32), value, is_final.astype(jnp.float32), returned, length, grown,
+            raw if "observations" in normalizers else None, seen, parameters, action, reward,
+            terminated.astype(jnp.float32), ended.astype(jnp.float32), value, is_final.astype(jnp.float32),
+            returned, length, grown,
         )  # fmt: skip
         new = [jnp.where(ended, jnp.zeros_like(x), x) for x in (returned, length)]
         new.append(discounted if grown is None else jnp.where(ended, 0.0, grown))
         return (state, observation, *new), totals
+
+    def _normalized(self, normalizers: Mapping[str, Moments], observation: Observation) -> Observation:
+        """Observations [..., O], and the critic's own [..., C], as the networks receive them."""
+        parts = (
+            rows if rows is None or name not in normalizers else normalizers[name].normalize(rows, self._limit)
+            for name, rows in zip(_NORMALIZERS, observation, strict=True)
+        )
+        return Observation(*cast(Any, parts))
 
 
 def _columns_first(params: Params) -> Params:

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.jax.batch import Steps
+from lockstep.jax.envs.interface import Observation
 from lockstep.jax.envs.packed import Packed
 from lockstep.record.episodes import KEPT
 from lockstep.world import stream
@@ -50,7 +51,7 @@ class Shard(NamedTuple):
     """The state of a shard's environments between two rollouts; leaves are [B, ...] unless noted."""
 
     state: Packed
-    observation: Array
+    observation: Observation
     returned: Array
     """Return of the episode so far."""
     length: Array
@@ -80,9 +81,9 @@ class RandomDraws(NamedTuple):
 class StepRecord(NamedTuple):
     """The record of a step, [T, B, ...]."""
 
-    raw: Array | None
+    raw: Observation | None
     """The observation before normalization; None without it."""
-    observation: Array
+    observation: Observation
     parameters: Array
     action: Array
     reward: Array
@@ -139,16 +140,20 @@ def add_episodes(totals: EpisodeTotals, seen: StepRecord, update: Array) -> Epis
     return jax.lax.cond(total > 0, add, lambda: totals)
 
 
-def find_non_finite(seen: StepRecord, last: Array) -> NonFiniteValue:
+def find_non_finite(seen: StepRecord, last: Observation) -> NonFiniteValue:
     """The first non-finite number of a rollout; `last` are the observations [B, ...] after it."""
-    raw = jnp.concatenate([seen.observation if seen.raw is None else seen.raw, last[None]]).astype(jnp.float32)
+    whole = jax.tree.map(
+        lambda rows, end: jnp.concatenate([rows, end[None]]).astype(jnp.float32).reshape(len(rows) + 1, len(end), -1),
+        seen.observation if seen.raw is None else seen.raw,
+        last,
+    )
+    raw = jnp.concatenate(jax.tree.leaves(whole), -1)
     final = jnp.where(seen.is_final > 0, seen.final_value, 0.0)  # NaN where the final observation is NaN
     healthy = jnp.isfinite(seen.reward).all() & jnp.isfinite(raw).all() & jnp.isfinite(final).all()
 
     def find() -> NonFiniteValue:
-        flat = raw.reshape(*raw.shape[:2], -1)
-        bad = ~jnp.isfinite(flat)
-        value = jnp.take_along_axis(flat, bad.argmax(-1, keepdims=True), -1)[..., 0]
+        bad = ~jnp.isfinite(raw)
+        value = jnp.take_along_axis(raw, bad.argmax(-1, keepdims=True), -1)[..., 0]
         bad_final = ~jnp.isfinite(final)
         # The observation of row t was returned by the environment in step t - 1.
         tables = (
@@ -156,7 +161,7 @@ def find_non_finite(seen: StepRecord, last: Array) -> NonFiniteValue:
             (OBSERVATION, -1, bad.any(-1), value),
             (OBSERVATION, 0, bad_final, final),
         )
-        found, order = all_finite(), jnp.int32(2 * flat.shape[0] * flat.shape[1])
+        found, order = all_finite(), jnp.int32(2 * raw.shape[0] * raw.shape[1])
         for what, shift, where, values in tables:
             place = where.reshape(-1).argmax().astype(jnp.int32)
             when = place + shift * where.shape[1]
@@ -174,7 +179,7 @@ def find_non_finite(seen: StepRecord, last: Array) -> NonFiniteValue:
 def checksum(steps: Steps) -> Array:
     """uint32 checksum of observations and actions."""
     total = jnp.zeros((), jnp.uint32)
-    for part in (steps.observation, steps.action):
+    for part in jax.tree.leaves((steps.observation, steps.critic, steps.action)):
         numbers = part.reshape(-1)
         bits = numbers.astype(jnp.uint32) if numbers.dtype.itemsize != 4 else numbers.view(jnp.uint32)
         place = jnp.arange(bits.size, dtype=jnp.uint32)

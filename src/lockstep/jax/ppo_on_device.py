@@ -23,6 +23,7 @@ from lockstep.jax.batch import Batch, slots
 from lockstep.jax.batch_builder import batch_of
 from lockstep.jax.device_rollout import DeviceRollout
 from lockstep.jax.device_shard import REWARD, NonFiniteValue, Shard, keys_of, no_episodes
+from lockstep.jax.envs.interface import Observation
 from lockstep.jax.envs.make import make_device_env
 from lockstep.jax.envs.packed import PackedEnv, wrap_key
 from lockstep.jax.moments import Moments
@@ -38,6 +39,8 @@ from lockstep.session.normalizers import NormalizerError, UpdateStatistics, begi
 from lockstep.world import stream_seed
 
 _LOW_BITS = 14
+_EPISODES = ("returned", "length", "discounted", "first")
+"""Fields of a `Shard` that are saved beside its environments and their observations."""
 
 
 class Shared(NamedTuple):
@@ -92,7 +95,8 @@ class DeviceCollector:
             parts = [jax.device_get(start(*keys_of(run.seed, shard, size))) for shard in world.shards]
         # The observation normalizer starts from the first observations. The return normalizer has no data yet, but
         # normalized rewards are clipped at 10 deviations, which bounds the effect of a small first deviation.
-        first = [] if ppo.observations is None else [(ppo.observations, [part.observation for part in parts])]
+        hosts = (ppo.normalizers.observations, ppo.normalizers.critic_observations)
+        first = [(host, [p.observation[i] for p in parts]) for i, host in enumerate(hosts) if host is not None]
         begin(comm, first, [np.ones(size)] * len(parts))
         self._own: Shard = comm.shard(parts)
         self._updates = comm.spmd(self._make_updates, donate_own=True)  # environments and rollouts: most of the memory
@@ -235,16 +239,21 @@ class DeviceCollector:
     def shard_state(self, k: int) -> dict[str, Any]:
         """Persistent state of local shard number `k`."""
         shard: Shard = self._comm.unshard(self._own)[k]
-        names = ("observation", "returned", "length", "discounted", "first")
-        return {"state": list(shard.state)} | {name: getattr(shard, name) for name in names}
+        policy, critic = shard.observation
+        observation = {"observation": policy} | ({} if critic is None else {"critic": critic})
+        return {"state": list(shard.state)} | observation | {name: getattr(shard, name) for name in _EPISODES}
 
     def restore_shard(self, k: int, state: dict[str, Any], step: int) -> bool:
         """Load what `shard_state` returned for local shard number `k`; True, because the restore is always exact."""
         del step
         parts: list[Shard] = self._comm.unshard(self._own)
-        changed = {name: np.asarray(state[name], getattr(parts[k], name).dtype) for name in state if name != "state"}
-        leaves = zip(state["state"], parts[k].state, strict=True)
-        parts[k] = parts[k]._replace(state=tuple(np.asarray(new, old.dtype) for new, old in leaves), **changed)
+        saved = {name: state[name] for name in _EPISODES} | {
+            "state": tuple(state["state"]),
+            "observation": Observation(state["observation"], state.get("critic")),
+        }
+        current = {name: getattr(parts[k], name) for name in saved}
+        typed = jax.tree.map(lambda old, new: np.asarray(new, old.dtype), current, saved)
+        parts[k] = parts[k]._replace(**typed)
         self._own = self._comm.shard(parts)
         return True
 

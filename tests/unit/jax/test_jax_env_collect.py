@@ -26,7 +26,7 @@ from lockstep.run import NetworkConfig
 from quick import others_slow
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
-from device_envs import Drift
+from device_envs import Drift, GroupedDrift
 
 T, B, GAMMA, UPDATE, SCALE = 40, 4, 0.9, 3, 0.5
 
@@ -38,6 +38,8 @@ def frozen(mean, variance):
 
 
 FROZEN = {"observations": frozen([0.1, 0.4], [0.2, 0.1]), "returns": frozen([0.0], [4.0])}
+CRITIC = frozen([99.0, 2.0, 0.1], [50.0, 3.0, 0.2])
+GROUPS = {"observations": FROZEN["observations"], "critic_observations": CRITIC, "returns": FROZEN["returns"]}
 
 
 def mirror(observation, action):
@@ -45,29 +47,43 @@ def mirror(observation, action):
     return jnp.concatenate([observation, -observation]), jnp.concatenate([action, action])
 
 
-def made(continuous=False, reward_scale=1.0, **kwargs):
-    env = PackedEnv(Drift(continuous=continuous, **kwargs))
+def mirror_groups(observation, action, critic):
+    """For `symmetry`."""
+    return *mirror(observation, action), jnp.concatenate([critic, 200 - critic])
+
+
+def made(continuous=False, reward_scale=1.0, grouped=False, **kwargs):
+    env = PackedEnv((GroupedDrift if grouped else Drift)(continuous=continuous, **kwargs))
     policy = Policy(env.spec, NetworkConfig(hidden=(8,)), seed=1)
     collect = DeviceRollout(
         env, policy, num_steps=T, shard_envs=B, gamma=GAMMA, reward_scale=reward_scale,
-        symmetry=Symmetry(f"{__name__}:mirror", env.spec),
+        symmetry=Symmetry(f"{__name__}:mirror{'_groups' * grouped}", env.spec),
     )  # fmt: skip
     return env, policy, collect, jax.jit(collect.begin)(*keys_of(0, 1, B))
 
 
 def by_hand(env, policy, shard, normalizers):
     """The steps of environment after environment, in Python."""
-    normalize = normalizers["observations"].normalize if normalizers else lambda x: x
+
+    def normalize(rows, name="observations"):
+        return normalizers[name].normalize(rows[None]) if normalizers else rows[None]
+
+    def normalize_critic(rows):
+        return None if rows is None else normalize(rows, "critic_observations")
+
     noise = policy.distribution.draw_noise(jax.random.fold_in(wrap_key(shard.action_key), UPDATE), (T, B))
     rows = {name: np.zeros((T, B)) for name in ("reward", "terminated", "ended", "final_value", "is_final", "returned")}
     seen, action = np.zeros((T + 1, B, 2), np.float32), np.zeros((T, B), np.float32)
+    valued = np.zeros((T + 1, B, env.spec.critic_size or 0), np.float32)
     for b in range(B):
         key = jax.random.fold_in(wrap_key(shard.keys[b]), UPDATE)
         steps, resets = (jax.random.split(jax.random.fold_in(key, what), T) for what in range(2))
         state = tuple(leaf[b] for leaf in shard.state)
-        observation, returned = shard.observation[b], 0.0
+        observation, returned = jax.tree.map(lambda rows, b=b: rows[b], shard.observation), 0.0
         for t in range(T):
-            seen[t, b] = normalize(observation[None])[0]
+            seen[t, b] = normalize(observation.policy)[0]
+            if observation.critic is not None:
+                valued[t, b] = normalize_critic(observation.critic)[0]
             parameters, _ = policy.apply(policy.params, seen[t, b][None])
             chosen = policy.distribution.sample(policy.params, parameters, noise[t, b][None])[0]
             action[t, b] = np.asarray(chosen).reshape(())
@@ -78,24 +94,32 @@ def by_hand(env, policy, shard, normalizers):
             rows["ended"][t, b], rows["returned"][t, b] = terminated | truncated, returned
             if truncated and not terminated:
                 rows["is_final"][t, b] = 1
-                rows["final_value"][t, b] = policy.apply(policy.params, normalize(observation[None]))[1][0]
+                last = normalize(observation.policy), normalize_critic(observation.critic)
+                rows["final_value"][t, b] = policy.apply(policy.params, last[0], critic=last[1])[1][0]
             if terminated | truncated:
                 state, returned = env.reset(resets[t]), 0.0
                 observation = env.observe(state)
-        seen[T, b] = normalize(observation[None])[0]
-    return seen, action, rows
+        seen[T, b] = normalize(observation.policy)[0]
+        if observation.critic is not None:
+            valued[T, b] = normalize_critic(observation.critic)[0]
+    return seen, valued, action, rows
 
 
 @pytest.mark.parametrize(
     ("continuous", "normalizers"),
-    others_slow([(False, {}), (False, FROZEN), (True, {}), (True, FROZEN)], (True, FROZEN), several=True),
-    ids=["discrete-plain", "discrete-normalized", "continuous-plain", "continuous-normalized"],
+    others_slow(
+        [(False, {}), (False, FROZEN), (True, {}), (True, FROZEN), (True, GROUPS)], (True, GROUPS), several=True
+    ),
+    ids=["discrete-plain", "discrete-normalized", "continuous-plain", "continuous-normalized", "groups-normalized"],
 )
 def test_a_rollout_is_the_steps_made_one_by_one(continuous, normalizers):
-    env, policy, collect, shard = made(continuous, SCALE, max_episode_steps=9, push=0.2)
+    grouped = "critic_observations" in normalizers
+    env, policy, collect, shard = made(continuous, SCALE, grouped, max_episode_steps=9, push=0.2)
     after, steps, sums = jax.jit(collect.rollout)(policy.params, normalizers, shard, jnp.int32(UPDATE))
-    seen, action, rows = by_hand(env, policy, shard, normalizers)
+    seen, valued, action, rows = by_hand(env, policy, shard, normalizers)
     np.testing.assert_allclose(steps.observation, seen, atol=1e-4)
+    if grouped:
+        np.testing.assert_allclose(steps.critic, valued, atol=1e-4)
     np.testing.assert_allclose(np.asarray(steps.action).reshape(T, B), action, atol=1e-4)
     for name in ("terminated", "ended", "is_final"):
         np.testing.assert_array_equal(getattr(steps, name), rows[name])
@@ -124,8 +148,15 @@ def test_a_rollout_is_the_steps_made_one_by_one(continuous, normalizers):
         np.testing.assert_array_equal(steps.mirrored_action[:, :, 0], steps.action)
         expected = host.sums(raw, np.ones(T * B))
         np.testing.assert_allclose(sums[:5], expected, rtol=1e-3, atol=1e-2)
+        if grouped:
+            host = RunningMoments(3)
+            moments.write(CRITIC, host)
+            raw = (valued[:-1] * np.sqrt(np.asarray(CRITIC.variance) + 1e-8) + np.asarray(CRITIC.mean)).reshape(-1, 3)
+            np.testing.assert_allclose(sums[5:12], host.sums(raw, np.ones(T * B)), rtol=1e-3, atol=0.05)
+            mirrored = CRITIC.normalize(200 - raw.reshape(T, B, 3))
+            np.testing.assert_allclose(steps.mirrored_critic[:, :, 0], mirrored, rtol=1e-3, atol=1e-3)
         given = discounted.update(SCALE * rows["reward"], where)
-        np.testing.assert_allclose(sums[5:], [T * B, given.sum(), np.square(given).sum()], rtol=1e-3)
+        np.testing.assert_allclose(sums[-3:], [T * B, given.sum(), np.square(given).sum()], rtol=1e-3)
         np.testing.assert_allclose(after.discounted, discounted.value, rtol=1e-3, atol=1e-4)
 
 
@@ -154,9 +185,17 @@ def test_what_is_random_is_keyed_by_environment_and_update():
     assert (keys_of(1, 0, 8)[0] != whole[0]).any(1).all()
 
 
-@pytest.mark.parametrize(("spoil", "what"), [("reward", REWARD), ("observation", OBSERVATION)])
+@pytest.mark.parametrize(
+    ("spoil", "what"),
+    others_slow(
+        [("reward", REWARD), ("observation", OBSERVATION), ("critic", OBSERVATION)],
+        ("reward", REWARD),
+        ("critic", OBSERVATION),
+        several=True,
+    ),
+)
 def test_the_first_bad_number_is_found(spoil, what):
-    _, policy, collect, shard = made(spoil=spoil, spoil_at=5, max_episode_steps=20)
+    _, policy, collect, shard = made(grouped=spoil == "critic", spoil=spoil, spoil_at=5, max_episode_steps=20)
     after, *_ = jax.jit(collect.rollout)(policy.params, {}, shard, jnp.int32(0))
     fault = after.fault
     assert (int(fault.what), int(fault.step), int(fault.env)) == (what, 4, 0)

@@ -1,7 +1,7 @@
 """`brax/NAME`: rigid bodies of Brax (Freeman et al., 2021, arXiv:2106.13281), without its own wrappers."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lockstep.envs.load import near
@@ -21,7 +21,13 @@ def maker(name: str) -> Callable[..., BraxLike]:
     if name not in known:
         raise ConfigError(f"brax has no environment {name}{near(name, known)} (it has {', '.join(known)})")
 
-    def make(*, max_episode_steps: int = _STEPS, **kwargs: Any) -> BraxLike:
-        return BraxLike(envs.get_environment(name, **kwargs), max_episode_steps)
+    def make(
+        *,
+        max_episode_steps: int = _STEPS,
+        policy_keys: Sequence[str] = (),
+        critic_keys: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> BraxLike:
+        return BraxLike(envs.get_environment(name, **kwargs), max_episode_steps, policy_keys, critic_keys)
 
     return make

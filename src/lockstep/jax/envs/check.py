@@ -10,7 +10,7 @@ from jax.core import Tracer
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs.spec import EnvSpec
-from lockstep.jax.envs.interface import DeviceEnv
+from lockstep.jax.envs.interface import DeviceEnv, Observation
 from lockstep.jax.envs.make import make_device_env
 from lockstep.jax.envs.packed import action_type
 from lockstep.session.env_checks.report import CheckEndedError, Report, describe_error, describe_value
@@ -67,6 +67,20 @@ def _check_step(env: DeviceEnv, state: Any, action: Any, key: Any, report: Repor
 
 
 def _check_observation(value: Any, method: str, spec: EnvSpec, report: Report) -> None:
+    if spec.critic_size is not None:
+        if not isinstance(value, Observation) or value.critic is None:
+            report.fatal(
+                f"{method} returned {describe_value(value)} as observation, and spec has "
+                f"critic_size={spec.critic_size}; return lockstep.jax.envs.interface.Observation(policy, critic)"
+            )
+        value, critic = value
+        if getattr(critic, "shape", None) != (spec.critic_size,):
+            report.fatal(
+                f"{method} returned {describe_value(critic)} as the critic's observation; return an array of shape "
+                f"({spec.critic_size},)"
+            )
+    elif isinstance(value, Observation):
+        report.fatal(f"{method} returned an Observation of two groups; set spec.critic_size to the size of the second")
     wanted = f"return an array of shape {spec.observation_shape} and type {np.dtype(spec.observation_dtype)}"
     if not hasattr(value, "shape") or not jnp.issubdtype(value.dtype, jnp.number):
         report.fatal(f"{method} returned {describe_value(value)} as observation; {wanted}")

@@ -10,6 +10,7 @@ from jax import Array
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs.vector import Step
+from lockstep.jax.envs.interface import Observation
 from lockstep.jax.envs.make import make_device_env
 from lockstep.jax.envs.packed import Packed, PackedEnv, select_rows, wrap_key
 
@@ -28,6 +29,7 @@ class HostEnv:
         self._keys = np.zeros((num_envs, 2), np.uint32)
         self._state: Packed = ()
         self._steps = np.zeros((), np.uint32)
+        self._critic: tuple[np.ndarray, np.ndarray | None] = np.zeros((num_envs, 0), np.float32), None
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Start new episodes, each environment from its own seed."""
@@ -35,7 +37,9 @@ class HostEnv:
         self._steps = np.zeros((), np.uint32)
         with _on_cpu():
             self._state, observation = self._reset_compiled(self._keys)
-        return np.array(observation)
+        first = jax.tree.map(np.array, observation)
+        self._critic = first.critic, None
+        return first.policy
 
     def step(self, action: np.ndarray) -> Step:
         """Step all environments; ended episodes are reset in the same step."""
@@ -43,8 +47,13 @@ class HostEnv:
         with _on_cpu():
             self._state, *outputs = self._step_compiled(self._keys, self._state, np.asarray(action, kind), self._steps)
         self._steps = self._steps + np.uint32(1)
-        observation, reward, terminated, truncated, final = (np.array(x) for x in outputs)
-        return observation, reward, terminated, truncated, final
+        observation, reward, terminated, truncated, final = jax.tree.map(np.array, tuple(outputs))
+        self._critic = observation.critic, final.critic
+        return observation.policy, reward, terminated, truncated, final.policy
+
+    def critic_observation(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `lockstep.envs.vector.CriticEnv`."""
+        return self._critic
 
     def state(self) -> dict[str, Any]:
         """The complete state."""
@@ -66,7 +75,7 @@ def _compiled(env: PackedEnv) -> tuple[Any, Any]:
     return jax.jit(functools.partial(_reset_all, env)), jax.jit(functools.partial(_step_all, env))
 
 
-def _reset_all(env: PackedEnv, keys: Array) -> tuple[Packed, Array]:
+def _reset_all(env: PackedEnv, keys: Array) -> tuple[Packed, Observation]:
     state = jax.vmap(env.reset)(jax.vmap(wrap_key)(keys))
     return state, jax.vmap(env.observe)(state)
 
@@ -78,10 +87,9 @@ def _step_all(env: PackedEnv, keys: Array, state: Packed, action: Array, steps: 
     state, final, reward, terminated, truncated = jax.vmap(env.step)(state, action, now)
     ended = terminated | truncated
 
-    def begin() -> tuple[Packed, Array]:
+    def begin() -> tuple[Packed, Observation]:
         new = jax.vmap(env.reset)(later)
-        chosen = tuple(select_rows(ended, x, y) for x, y in zip(new, state, strict=True))
-        return chosen, select_rows(ended, jax.vmap(env.observe)(new), final)
+        return select_rows(ended, new, state), select_rows(ended, jax.vmap(env.observe)(new), final)
 
     after, observation = jax.lax.cond(ended.any(), begin, lambda: (state, final))
     return after, observation, reward, terminated, truncated, final

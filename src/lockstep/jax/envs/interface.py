@@ -3,7 +3,7 @@
 Callers map them over the environments of a shard with `jax.vmap`.
 """
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from jax import Array
 
@@ -11,7 +11,20 @@ from lockstep.envs.spec import EnvSpec
 
 State = Any
 """A pytree of arrays with constant shapes and numpy-compatible types, because checkpoints save it."""
-Transition = tuple[State, Array, Array, Array, Array]
+
+
+class Observation(NamedTuple):
+    """What the networks receive, where the value network has an observation of its own."""
+
+    policy: Array
+    """float32 `[O]`, or bytes `[C, H, W]` where the spec has an image."""
+    critic: Array | None = None
+    """float32 `[critic_size]`, the value network's own ("privileged") observation."""
+
+
+Seen = Array | Observation
+"""`Observation` where the spec has a `critic_size`, else the policy's array alone."""
+Transition = tuple[State, Seen, Array, Array, Array]
 """State, observation, reward, terminated, truncated; see `DeviceEnv.step`."""
 
 
@@ -29,8 +42,11 @@ class DeviceEnv(Protocol):
         """The initial state of an episode, drawn with `key`."""
         ...
 
-    def observe(self, state: State) -> Array:
-        """The observation of a state: float32 `[O]`, or bytes `[C, H, W]` where the spec has an image."""
+    def observe(self, state: State) -> Seen:
+        """The observation of a state: float32 `[O]`, or bytes `[C, H, W]` where the spec has an image.
+
+        Where the spec has a `critic_size`, an `Observation` with that of the value network.
+        """
         ...
 
     def step(self, state: State, action: Array, key: Array) -> Transition:

@@ -1,11 +1,12 @@
 """Limits that a run sets on the numbers of its environments, in JAX; see `lockstep.envs.limits`."""
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs.limits import limited_spec
-from lockstep.jax.envs.interface import DeviceEnv, State, Transition
+from lockstep.jax.envs.interface import DeviceEnv, Seen, State, Transition
 
 
 class LimitedEnv:
@@ -17,7 +18,7 @@ class LimitedEnv:
         self._limit = config.clip_observation
         self.reset = env.reset
 
-    def observe(self, state: State) -> Array:
+    def observe(self, state: State) -> Seen:
         """The observation of a state."""
         return self._clipped(self._env.observe(state))
 
@@ -26,5 +27,6 @@ class LimitedEnv:
         state, observation, reward, terminated, truncated = self._env.step(state, action, key)
         return state, self._clipped(observation), reward, terminated, truncated
 
-    def _clipped(self, observation: Array) -> Array:
-        return observation if self._limit is None else jnp.clip(observation, -self._limit, self._limit)
+    def _clipped(self, observation: Seen) -> Seen:
+        limit = self._limit
+        return observation if limit is None else jax.tree.map(lambda x: jnp.clip(x, -limit, limit), observation)

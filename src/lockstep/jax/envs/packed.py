@@ -1,16 +1,17 @@
 """Environments whose states are flat tuples of arrays of fixed types, for compiled loops and checkpoints."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from lockstep.envs.spec import EnvSpec
-from lockstep.jax.envs.interface import DeviceEnv
+from lockstep.jax.envs.interface import DeviceEnv, Observation, Seen
 
 Packed = tuple[Array, ...]
 """The leaves of a state, with random keys as uint32 arrays."""
+_Tree = TypeVar("_Tree")
 
 
 class PackedEnv:
@@ -40,20 +41,25 @@ class PackedEnv:
         """The packed state of `env.reset`."""
         return self._pack(self.env.reset(key))
 
-    def observe(self, state: Packed) -> Array:
-        """The observation of a packed state, of the spec's type."""
-        return jnp.asarray(self.env.observe(self._unpack(state)), self.spec.observation_dtype)
+    def observe(self, state: Packed) -> Observation:
+        """The observation of a packed state, of the spec's types."""
+        return self._observation(self.env.observe(self._unpack(state)))
 
-    def step(self, state: Packed, action: Array, key: Array) -> tuple[Packed, Array, Array, Array, Array]:
+    def step(self, state: Packed, action: Array, key: Array) -> tuple[Packed, Observation, Array, Array, Array]:
         """`env.step` with packed states, and outputs of exact types."""
         after, observation, reward, terminated, truncated = self.env.step(self._unpack(state), action, key)
         return (
             self._pack(after),
-            jnp.asarray(observation, self.spec.observation_dtype),
+            self._observation(observation),
             jnp.asarray(reward, jnp.float32),
             jnp.asarray(terminated, jnp.bool_),
             jnp.asarray(truncated, jnp.bool_),
         )
+
+    def _observation(self, seen: Seen) -> Observation:
+        policy, critic = seen if isinstance(seen, Observation) else (seen, None)
+        policy = jnp.asarray(policy, self.spec.observation_dtype)
+        return Observation(policy, None if critic is None else jnp.asarray(critic, jnp.float32))
 
     def _pack(self, state: Any) -> Packed:
         leaves = zip(jax.tree.leaves(state), self._types, strict=True)
@@ -69,9 +75,13 @@ def wrap_key(key: Array) -> Array:
     return jax.random.wrap_key_data(key, impl="threefry2x32")
 
 
-def select_rows(flags: Array, x: Array, y: Array) -> Array:
-    """Rows [B, ...] of `x` where `flags` [B], else of `y`."""
-    return jnp.where(jnp.broadcast_to(flags.reshape(-1, *(1 for _ in x.shape[1:])), x.shape), x, y)
+def select_rows(flags: Array, x: _Tree, y: _Tree) -> _Tree:
+    """Rows [B, ...] of the arrays of `x` where `flags` [B], else of `y`."""
+
+    def chosen(x: Array, y: Array) -> Array:
+        return jnp.where(jnp.broadcast_to(flags.reshape(-1, *(1 for _ in x.shape[1:])), x.shape), x, y)
+
+    return jax.tree.map(chosen, x, y)
 
 
 def _is_key(leaf: Any) -> bool:

@@ -1,7 +1,7 @@
 """`playground/NAME`: MuJoCo Playground (Zakka et al., 2025, arXiv:2502.08844), which follows Brax's protocol."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lockstep.envs.load import near
@@ -19,10 +19,11 @@ def maker(name: str) -> Callable[..., BraxLike]:
         raise ConfigError(f"the playground has no environment {name}{near(name, known)}")
     config: Any = registry.get_default_config(name)
 
-    def make(**kwargs: Any) -> BraxLike:
+    def make(*, policy_keys: Sequence[str] = (), critic_keys: Sequence[str] = (), **kwargs: Any) -> BraxLike:
         limit = kwargs.pop("max_episode_steps", int(config.episode_length))
         # States of the Warp implementation cannot be selected row by row.
         changes = {"impl": "jax"} if "impl" in config else {}
-        return BraxLike(registry.load(name, config_overrides=changes | kwargs or None), limit)
+        env = registry.load(name, config_overrides=changes | kwargs or None)
+        return BraxLike(env, limit, policy_keys, critic_keys)
 
     return make
