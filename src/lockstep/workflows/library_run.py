@@ -8,13 +8,9 @@ import contextlib
 import dataclasses
 import os
 import re
-import shlex
-import signal
-import sys
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -24,16 +20,14 @@ import numpy as np
 from lockstep.config import settings
 from lockstep.distributed.agreement import Gather, check_different, content_digest, dtype_and_shape, mismatch_error
 from lockstep.distributed.fingerprint import fingerprint
-from lockstep.distributed.timers import Timers
 from lockstep.envs import isaac
 from lockstep.envs.make import on_tensors
-from lockstep.errors import PEER_DELAY_S, ConfigError, PeerError, RunError
+from lockstep.errors import ConfigError
 from lockstep.record.console import Console
 from lockstep.record.failure import record_failure
 from lockstep.record.run_dir import RunDir, mark_failed
 from lockstep.record.summary import empty_summary, seconds_since_process_start
-from lockstep.system.exit_signals import cleanup_on_signal
-from lockstep.workflows.library_arguments import DISTRIBUTIONS, ENTRY_POINTS, LibraryRequest, parse, without_ranks
+from lockstep.workflows.library_arguments import DISTRIBUTIONS, ENTRY_POINTS, LibraryRequest
 from lockstep.world import World
 
 if TYPE_CHECKING:
@@ -41,10 +35,7 @@ if TYPE_CHECKING:
 
     from lockstep.torch.envs.library_env import RecordedEnv
 
-_TIMEOUT_S = 600.0  # a simulator may compile kernels for minutes on one rank while another waits
-_TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LOCAL_ADVANTAGES = "advantages are normalized with the moments of each rank alone"
-_PEER_WORDS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
 
 
 class LibraryRun:
@@ -321,143 +312,6 @@ class LibraryRun:
 
     def _library_version(self) -> str:
         return version(DISTRIBUTIONS[self.request.library])
-
-
-def main(library: str, train: Callable[[LibraryRun], None], arguments: list[str] | None = None) -> int:
-    """The command line of a workflow; returns the exit code.
-
-    Args:
-        library: its name.
-        train: trains with the library on one rank.
-        arguments: default: the command line.
-    """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        request, ranks = parse(library, words)
-        if ranks:
-            return _start_ranks(request, ranks, words)
-        world = World.from_environment()
-        return _train(request, world, train)
-    except (ConfigError, RunError) as error:
-        print(f"lockstep: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-
-
-def _start_ranks(request: LibraryRequest, ranks: int, words: list[str]) -> int:
-    """Start the same command once per rank on this machine."""
-    from lockstep.launch.local import launch
-    from lockstep.launch.train_ranks import search_path
-
-    module = f"lockstep.workflows.{request.library}"
-    command = {"task": request.task, "algo": request.library, "command": shlex.join([module, *words])}
-    path = RunDir.create(request.run_dir, command, run_name(request)).path
-    print(f"lockstep: {ranks} ranks, logs in {os.path.relpath(path)}/logs", flush=True)
-    return launch(
-        [sys.executable, "-m", module, *without_ranks(words), "--run_dir", str(path), "--joined"],
-        ranks=ranks,
-        run_dir=path,
-        environment={"PYTHONPATH": search_path()},
-        ml_framework=request.ml_framework,
-    )
-
-
-def _train(request: LibraryRequest, world: World, train: Callable[[LibraryRun], None]) -> int:
-    """Train on this rank, and record how it ended."""
-    with _connected(request, world) as (gather, device):
-        run = LibraryRun(request, world, gather, device)
-
-        def interrupted() -> None:
-            run.fail("interrupted by SIGTERM", "interrupted", 128 + signal.SIGTERM)
-
-        try:
-            with cleanup_on_signal(interrupted):
-                train(run)
-        except KeyboardInterrupt:
-            run.fail("interrupted by SIGINT", "interrupted", 128 + signal.SIGINT)
-            raise
-        except BaseException as error:
-            if isinstance(error, SystemExit) and not error.code:
-                raise
-            return _report_failure(run, error)
-        finally:
-            run.close()
-    return 0
-
-
-def _report_failure(run: LibraryRun, error: BaseException) -> int:
-    """Print and record why this rank failed; ends the process at once, because other ranks wait in collectives."""
-    from lockstep.launch.child import exit_process
-
-    text = " ".join(str(error).split())
-    if isinstance(error, PeerError) or any(word in text.lower() for word in _PEER_WORDS):
-        time.sleep(PEER_DELAY_S)  # the rank that failed first reports first
-    if isinstance(error, ConfigError | RunError):
-        code, message = error.exit_code, text
-        print(f"lockstep: error: {message}", file=sys.stderr)
-    elif isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else 1
-        message = f"{run.request.library} ended with code {code}"
-        print(f"lockstep: error: {message}", file=sys.stderr)
-    else:
-        code, message = 1, f"{type(error).__name__}: {text}"
-        traceback.print_exception(error)
-    run.fail(message, "failed", code)
-    run.close()
-    exit_process(code)
-
-
-@contextlib.contextmanager
-def _connected(request: LibraryRequest, world: World) -> Generator[tuple[Gather, "torch.device"]]:
-    """Connect the ranks, in a way that the library uses too."""
-    from lockstep.torch.hardware import device_of
-
-    set_library_environment(world, request.ml_framework)
-    if request.ml_framework == "jax":
-        from lockstep.jax.collectives.library_processes import lend_jax_processes
-        from lockstep.jax.collectives.processes import Processes
-
-        processes = Processes(world, Timers(), _TIMEOUT_S, _TIMEOUT_S)
-        processes.open()
-        try:
-            with lend_jax_processes(world, processes, request.device, _TIMEOUT_S, _TIMEOUT_S):
-                yield processes.gather_object, device_of(world, request.device)
-        except BaseException as error:
-            processes.close(error)
-            raise
-        processes.close(None)
-        return
-    from lockstep.torch.collectives.library_group import lend_process_group
-    from lockstep.torch.comm import Comm
-
-    comm = Comm(world, device=request.device, timeout_s=_TIMEOUT_S, startup_timeout_s=_TIMEOUT_S)
-    with comm, lend_process_group(comm.device):
-        yield comm.gather_object, comm.device
-
-
-def set_library_environment(world: World, ml_framework: str) -> None:
-    """Set the variables that libraries read, whatever launcher started this rank, and remove those that mislead them.
-
-    skrl opens a process group of torch as soon as WORLD_SIZE is more than 1, also for JAX.
-    """
-    for name in _TORCH_VARIABLES:
-        os.environ.pop(name, None)
-    if ml_framework == "jax":
-        os.environ |= {
-            "JAX_RANK": str(world.rank),
-            "JAX_WORLD_SIZE": str(world.size),
-            "JAX_LOCAL_RANK": str(world.local_rank),
-        }
-    else:
-        os.environ |= {
-            "RANK": str(world.rank),
-            "WORLD_SIZE": str(world.size),
-            "LOCAL_RANK": str(world.local_rank),
-            "LOCAL_WORLD_SIZE": str(world.local_size),
-            "MASTER_ADDR": world.address,
-            "MASTER_PORT": str(world.port),
-        }
 
 
 def check_equal(gather: Gather, arrays: Mapping[str, np.ndarray]) -> None:

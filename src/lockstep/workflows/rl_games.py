@@ -6,7 +6,8 @@ import math
 from typing import Any, cast
 
 from lockstep.errors import ConfigError
-from lockstep.workflows.library_run import LibraryRun, main, tensors_of
+from lockstep.workflows.library_command import main
+from lockstep.workflows.library_run import LibraryRun, tensors_of
 
 _ENV_TYPE = "LockstepEnv"
 

@@ -6,7 +6,8 @@ from importlib.metadata import version
 from typing import Any
 
 from lockstep.errors import ConfigError
-from lockstep.workflows.library_run import LibraryRun, main, tensors_of
+from lockstep.workflows.library_command import main
+from lockstep.workflows.library_run import LibraryRun, tensors_of
 
 
 def train(run: LibraryRun) -> None:

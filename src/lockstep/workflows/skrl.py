@@ -7,7 +7,8 @@ from typing import Any, cast
 import numpy as np
 
 from lockstep.errors import ConfigError
-from lockstep.workflows.library_run import LibraryRun, main, tensors_of
+from lockstep.workflows.library_command import main
+from lockstep.workflows.library_run import LibraryRun, tensors_of
 
 
 def train(run: LibraryRun) -> None:

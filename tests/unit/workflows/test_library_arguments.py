@@ -7,7 +7,8 @@ from lockstep.errors import ConfigError
 from lockstep.torch.envs.isaac_launch import rank_seed
 from lockstep.workflows import library_arguments
 from lockstep.workflows.library_arguments import parse, without_ranks
-from lockstep.workflows.library_run import main, run_name, set_library_environment
+from lockstep.workflows.library_command import main, set_library_environment
+from lockstep.workflows.library_run import run_name
 from lockstep.world import World
 
 
@@ -81,7 +82,7 @@ def test_seeds_of_ranks_differ_and_rank_0_keeps_the_seed():
 def test_libraries_find_the_variables_of_their_framework_only(monkeypatch):
     world = World(rank=1, size=2, local_rank=1, local_size=2, address="10.0.0.1", port=5)
     environment = {"RANK": "0", "WORLD_SIZE": "7", "MASTER_PORT": "9"}
-    monkeypatch.setattr(library_arguments.__name__.rpartition(".")[0] + ".library_run.os.environ", environment)
+    monkeypatch.setattr(library_arguments.__name__.rpartition(".")[0] + ".library_command.os.environ", environment)
     set_library_environment(world, "jax")
     assert environment == {"JAX_RANK": "1", "JAX_WORLD_SIZE": "2", "JAX_LOCAL_RANK": "1"}
     set_library_environment(world, "torch")
