@@ -304,13 +304,15 @@ WORKS: Mapping[str, Work] = {
 """By name. The first arm of a work is Lockstep on one rank, which the others are compared with."""
 
 ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
-    "sb3": ("stable-baselines3==2.9.2", "sb3-contrib==2.9.2", "torch", "gymnasium", "mujoco", "ale-py",
+    "sb3": ("stable-baselines3==2.9.2", "sb3-contrib==2.9.2", "torch", "gymnasium", "mujoco", "packaging", "ale-py",
             "imageio", "opencv-python-headless"),
-    "sbx": ("sbx-rl==0.28.0", "torch", "jax", "gymnasium", "mujoco", "imageio"),
-    "tianshou": ("tianshou==2.0.1", "torch", "gymnasium", "mujoco", "imageio"),
-    "torchrl": ("torchrl==0.14.1", "torch", "gymnasium", "mujoco", "imageio"),
-    "robots": ("skrl==2.1.1", "rl-games==1.6.5", "rsl-rl-lib==5.5.1", "torch", "gymnasium", "mujoco", "imageio"),
+    "sbx": ("sbx-rl==0.28.0", "torch", "jax", "gymnasium", "mujoco", "packaging", "imageio"),
+    "tianshou": ("tianshou==2.0.1", "torch", "gymnasium", "mujoco", "packaging", "imageio"),
+    "torchrl": ("torchrl==0.14.1", "torch", "gymnasium", "mujoco", "packaging", "imageio"),
+    "robots": ("skrl==2.1.1", "rl-games==1.6.5", "rsl-rl-lib==5.5.1", "torch", "gymnasium", "mujoco", "packaging",
+               "imageio"),
     "skrl_jax": ("skrl==2.1.1", "flax==0.12.8", "jax", "optax", "gymnasium"),
     "purejaxrl": ("flax==0.12.8", "distrax==0.1.9", "chex==0.1.92", "six==1.17.0", "gymnax==1.0.1", "jax", "optax"),
 }  # fmt: skip
-"""Packages of each environment. Those without a version get the version that Lockstep runs on."""
+"""Packages of each environment. Those without a version get the version that Lockstep runs on. Gymnasium imports
+packaging for MuJoCo and does not require it."""
