@@ -15,7 +15,7 @@ from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.sac import SACConfig
-from lockstep.algorithms.task_defaults import PPO
+from lockstep.algorithms.task_defaults import BY_TASK, PPO
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.config import settings
 from lockstep.config.run_base import RunBase
@@ -249,12 +249,18 @@ def test_cheap_commands_run(given):
     assert "cartpole" in done.stdout.lower() or "--ranks" in done.stdout
 
 
-def test_the_defaults_by_kind_of_task_are_those_of_the_code():
+@pytest.mark.parametrize(("mark", "tables"), [("", PPO), (" by task", BY_TASK["ppo"])], ids=["kind", "task"])
+def test_the_defaults_are_those_of_the_code(mark, tables):
     text = (ROOT / "docs/algorithms/ppo.md").read_text()
-    table = text.partition("<!-- defaults of ppo -->\n")[2].partition("\n<!--")[0]
-    (_, *kinds), _, *rows = ([cell.strip(" `") for cell in line.strip("|").split("|")] for line in table.splitlines())
+    table = text.partition(f"<!-- defaults of ppo{mark} -->\n")[2].partition("\n<!--")[0]
+    (_, *names), _, *rows = ([cell.strip(" `") for cell in line.strip("|").split("|")] for line in table.splitlines())
     documented = {
-        kind: {setting: yaml.safe_load(values[k]) for setting, *values in rows if values[k]}
-        for k, kind in enumerate(kinds)
+        column: {setting: yaml.safe_load(values[k]) for setting, *values in rows if values[k]}
+        for k, column in enumerate(names)
     }
-    assert documented == PPO
+    assert documented == {name: _plain(settings) for name, settings in tables.items()}
+
+
+def _plain(settings):
+    """With lists in the place of tuples, as YAML has them."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}

@@ -1,10 +1,11 @@
-"""The run of a task that is named alone: default settings by the kind of task."""
+"""The run of a task that is named alone: default settings by the kind of task, and of single tasks."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from lockstep.algorithms.task_defaults import BY_ALGORITHM, Kind
+from lockstep.algorithms.task_defaults import BY_ALGORITHM, BY_TASK, Kind, Settings
 from lockstep.config.env import EnvConfig
 from lockstep.envs.make import env_spec, on_device, on_tensors
 from lockstep.envs.spec import EnvSpec
@@ -27,7 +28,7 @@ _TITLES: Mapping[Kind, str] = {
 
 
 def task_defaults(task: str, changes: Mapping[str, Any]) -> Run:
-    """The run of `task` with the default settings of its kind.
+    """The run of `task` with the default settings of its kind, and with its own where it has some.
 
     Makes one environment to read its spaces.
 
@@ -48,7 +49,8 @@ def task_defaults(task: str, changes: Mapping[str, Any]) -> Run:
     kind, _ = kind_of(run, spec)
     given = {name.rpartition(".")[2] for name, value in changes.items() if value not in _OFF}
     ruled_out = {default for name, default in _RULED_OUT.items() if name in given}
-    settings = {name: value for name, value in tables.get(kind, {}).items() if name not in ruled_out}
+    settings = {**tables.get(kind, {}), **_of_task(run, kind)}
+    settings = {name: value for name, value in settings.items() if name not in ruled_out}
     if spec.num_agents > 1:
         settings["num_envs"] = settings.get("num_envs", Run(task=task).num_envs) * spec.num_agents
     return override(Run(task=task), {"algo": run.algo, **settings})
@@ -59,7 +61,16 @@ def defaults_note(run: Run, spec: EnvSpec) -> str | None:
     kind, reason = kind_of(run, spec)
     if kind not in BY_ALGORITHM.get(run.algo, {}):
         return None
+    if _of_task(run, kind):
+        return f"default {run.algo} settings for {run.task} (tuned for this task by RL Baselines3 Zoo)"
     return f"default {run.algo} settings for {_TITLES[kind]} ({reason})"
+
+
+def _of_task(run: Run, kind: Kind) -> Settings:
+    """The settings of this very task; empty for most. Environments on a device are too many at a time for them."""
+    if kind == "device" or run.algo not in BY_TASK:
+        return {}
+    return BY_TASK[run.algo].get(re.sub(r"-v\d+$", "", run.task), {})
 
 
 def kind_of(run: Run, spec: EnvSpec) -> tuple[Kind, str]:

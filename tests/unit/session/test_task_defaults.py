@@ -6,7 +6,7 @@ import pytest
 
 import lockstep.launch.train as launch
 from lockstep.algorithms.ppo import PPOConfig
-from lockstep.algorithms.task_defaults import BY_ALGORITHM, PPO
+from lockstep.algorithms.task_defaults import BY_ALGORITHM, BY_TASK, PPO
 from lockstep.cli import main as cli
 from lockstep.config.env import EnvConfig
 from lockstep.envs.spec import ActionSpec, EnvSpec
@@ -52,6 +52,22 @@ def test_all_defaults_are_settings_and_divide_among_ranks(algo, kind):
     run = override(Run(task="any", algo=algo), BY_ALGORITHM[algo][kind])
     for ranks in (1, 2, 4):
         assert run.minibatch_rows(World(size=ranks)) > 0
+
+
+@pytest.mark.parametrize("task", list(BY_TASK["ppo"]))
+def test_a_task_with_settings_of_its_own(task):
+    own = BY_TASK["ppo"][task]
+    alike = override(Run(task="any"), {**PPO["continuous"], **own})
+    assert min(alike.minibatch_rows(World(size=ranks)) for ranks in (1, 2, 4)) > 0
+    pytest.importorskip("mujoco")
+    for name in (f"{task}-v5", f"{task}-v4"):
+        run = task_defaults(name, {})
+        assert (run.algorithm, run.network, run.num_envs) == (alike.algorithm, alike.network, alike.num_envs)
+        assert (
+            defaults_note(run, ROBOT) == f"default ppo settings for {name} (tuned for this task by RL Baselines3 Zoo)"
+        )
+    assert task_defaults(f"{task}-v5", {"algo": "sac"}).network == Run(task="any", algo="sac").network
+    assert "tuned" not in (defaults_note(Run(task=f"My{task}-v5"), ROBOT) or "")
 
 
 def test_both_frameworks_have_the_same_defaults():
