@@ -25,6 +25,7 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 TASK = "lockstep/Cartpole-v0"
+PIXELS = "lockstep/PixelPong-v0"
 LARGE = (4096, 16384)
 PEERS = ("rsl_rl", "skrl", "rl_games")
 NETWORKS = ("ppo_vector", "ppo_pixels", "dqn_pixels", "sac")
@@ -106,6 +107,17 @@ def _trained(device: str, scale: float, num_envs: int, *settings: str, framework
     updates = 150 if scale == 1 else 4
     given = (f"num_envs={num_envs}", f"total_steps={num_envs * 16 * updates}", "num_minibatches=8", *settings)
     return _run(["cartpole_isaac", "--ml-framework", framework], device, num_envs, given)
+
+
+def _pixels(device: str, scale: float, *settings: str, framework: str = "torch") -> dict[str, Any]:
+    """PPO with the network of Atari on pictures that are drawn on the device, of 84 by 84 pixels, four a step."""
+    num_envs = max(int(1024 * scale), 8)
+    updates = 20 if scale == 1 else 2
+    given = (
+        f"num_envs={num_envs}", f"total_steps={num_envs * 32 * updates}", "num_steps=32", "num_epochs=4",
+        "num_minibatches=8", "env.placement=device", *settings,
+    )  # fmt: skip
+    return _run([PIXELS, "--algo", "ppo", "--ml-framework", framework], device, num_envs, given)
 
 
 def _pure_jax_rl(device: str, scale: float, num_envs: int) -> dict[str, Any]:
@@ -423,6 +435,9 @@ Item = Callable[[str, float], dict[str, Any]]
 def _items() -> dict[str, Item]:
     """All items by name, the most valuable first."""
     items: dict[str, Item] = {"machine": _machine} | _cartpole_items()
+    for way, settings in {"eager": (), "captured": ("capture=true",)}.items():
+        items[f"pixels/1024/torch/{way}"] = lambda d, s, w=settings: _pixels(d, s, *w)
+    items["pixels/1024/jax"] = lambda d, s: _pixels(d, s, framework="jax")
     for way in ("eager", "captured"):
         items |= _gradient_step_items(way, NETWORKS)
         items[f"offline_dqn/{way}"] = lambda d, s, w=way: _offline_dqn(d, s, w)

@@ -28,6 +28,11 @@ RUNS = {
         "device_envs:GroupedDrift", num_shards=4, total_steps=12 * 128, log_every=3 * 128, **EVERY,
         **ROBOTS | {"env.clip_observation": 200.0, "env.kwargs": {"continuous": True}},
     ),
+    "pong": small(
+        "lockstep/PixelPong-v0", num_shards=4, encoder="small", features=16, check_every=4, checkpoint_every=6 * 128,
+        startup_timeout_s=300.0,  # its convolutions are compiled for each shard
+        **{"env.placement": "device", "env.max_episode_steps": 7, "env.kwargs": {"size": 21}},
+    ),
     "looked at often": small("jax/CartPole-v1", num_shards=4, **EVERY | {"check_every": 1}),
 }  # fmt: skip
 LAYOUTS = {"1 device": (1, 1), "4 devices": (1, 4), "2 processes": (2, 1)}
@@ -62,7 +67,7 @@ def fingerprints(trained, name):
     return set(found)
 
 
-@pytest.mark.parametrize("name", others_slow(["cartpole", "continuous", "groups"], "cartpole", "groups"))
+@pytest.mark.parametrize("name", others_slow(["cartpole", "continuous", "groups", "pong"], "cartpole", "groups"))
 def test_any_layout_gives_the_same_bits(trained, name):
     assert len(fingerprints(trained, name)) == 1, "parameters depend on the layout"
     logs = [timeless(one.folder) for (of, _), (one, _) in trained.items() if of == name]
@@ -126,7 +131,7 @@ def test_what_is_logged_is_what_happened(trained):
 
 def test_resumed_it_ends_with_the_bits_of_a_run_that_never_stopped(trained, tmp_path):
     jobs, wholes = {}, {}
-    for name in {"cartpole", "continuous", "groups"} & {name for name, _ in trained}:
+    for name in {"cartpole", "continuous", "groups", "pong"} & {name for name, _ in trained}:
         whole = Path(trained[name, "1 device"][0].folder)
         copy = shutil.copytree(whole, tmp_path / name)
         steps = sorted(copy.glob("checkpoints/step_*"), key=lambda path: int(path.name.partition("_")[2]))

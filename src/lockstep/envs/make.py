@@ -24,7 +24,7 @@ ON_DEVICE = ("jax", "gymnax", "brax", "playground")
 """Prefixes of tasks `FAMILY/NAME` whose environments are written in JAX."""
 ON_TENSORS = (*isaac.PREFIXES, "Mjlab-", "envpool/")
 """Prefixes of tasks whose environments are on torch tensors, from adapters of `lockstep.torch.envs`."""
-ANYWHERE = ("lockstep/Cartpole-v0",)
+ANYWHERE = ("lockstep/Cartpole-v0", "lockstep/PixelPong-v0")
 """Tasks written in numpy, torch and JAX."""
 
 
@@ -203,12 +203,15 @@ def _check(config: EnvConfig, num_envs: int) -> None:
 
 def cannot_be_drawn(task: str) -> ConfigError:
     """The error for a task without pictures."""
-    return ConfigError(f"task={task} cannot be drawn; only tasks of Gymnasium, PettingZoo, mjlab and Isaac Lab can")
+    return ConfigError(
+        f"task={task} cannot be drawn; only tasks of Gymnasium, PettingZoo, mjlab and Isaac Lab can, "
+        "lockstep/PixelPong-v0, and vector environments with a method render"
+    )
 
 
 def _build(cls: type, task: str, config: EnvConfig, num_envs: int, render: bool) -> VectorEnv:
     """Make an instance of a class that follows `VectorEnv`."""
-    if render:
+    if render and not callable(getattr(cls, "render", None)):
         raise cannot_be_drawn(task)
     refuse_single_env_settings(config, f"{task} is vectorized itself")
     kwargs = kwargs_of(config)

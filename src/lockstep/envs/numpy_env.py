@@ -43,7 +43,7 @@ class NumpyEnv(ABC):
 
     @abstractmethod
     def _observe(self) -> np.ndarray:
-        """A new float32 `[B, O]` array."""
+        """A new array: float32 `[B, O]`, or bytes `[B, C, H, W]` of images."""
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Start new episodes everywhere; the first seed is used for all rows."""

@@ -16,6 +16,7 @@ Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
 
 BUILT_IN = {
     "lockstep/Cartpole-v0": ("lockstep.envs.cartpole", "Cartpole"),
+    "lockstep/PixelPong-v0": ("lockstep.envs.pixel_pong", "PixelPong"),
     "lockstep/HiddenCartpole-v0": ("lockstep.envs.hidden_cartpole", "HiddenCartpole"),
     "lockstep/Corridor-v0": ("lockstep.envs.toy_tasks", "Corridor"),
     "lockstep/Match-v0": ("lockstep.envs.toy_tasks", "Match"),
@@ -38,6 +39,9 @@ class VectorEnv(Protocol):
 
     The methods `state` and `restore` are optional (`lockstep.envs.state.SavableEnv`). With them a resumed run ends with
     the same bits as an uninterrupted one; without them it starts new episodes.
+
+    The method `render` is optional, too: a list with a picture of each environment, uint8 [height, width, 3], for
+    videos of `frames_per_second` (default: 30) pictures a second.
     """
 
     spec: EnvSpec
@@ -52,7 +56,7 @@ class VectorEnv(Protocol):
             seeds: one per environment; if they are not `separately_seedable`, only the first is used.
 
         Returns:
-            First observations, float32 `[B, O]`.
+            First observations, float32 `[B, O]`, or bytes `[B, C, H, W]` where the spec has an image.
         """
         ...
 

@@ -142,11 +142,13 @@ def add_episodes(totals: EpisodeTotals, seen: StepRecord, update: Array) -> Epis
 
 def find_non_finite(seen: StepRecord, last: Observation) -> NonFiniteValue:
     """The first non-finite number of a rollout; `last` are the observations [B, ...] after it."""
-    whole = jax.tree.map(
-        lambda rows, end: jnp.concatenate([rows, end[None]]).astype(jnp.float32).reshape(len(rows) + 1, len(end), -1),
-        seen.observation if seen.raw is None else seen.raw,
-        last,
-    )
+
+    def as_numbers(rows: Array, end: Array) -> Array:
+        if rows.dtype == jnp.uint8:  # images of bytes are finite, and as numbers they would take four times the memory
+            return jnp.zeros((len(rows) + 1, len(end), 1), jnp.float32)
+        return jnp.concatenate([rows, end[None]]).astype(jnp.float32).reshape(len(rows) + 1, len(end), -1)
+
+    whole = jax.tree.map(as_numbers, seen.observation if seen.raw is None else seen.raw, last)
     raw = jnp.concatenate(jax.tree.leaves(whole), -1)
     final = jnp.where(seen.is_final > 0, seen.final_value, 0.0)  # NaN where the final observation is NaN
     healthy = jnp.isfinite(seen.reward).all() & jnp.isfinite(raw).all() & jnp.isfinite(final).all()

@@ -243,7 +243,7 @@ class TensorShard:
             value = self._outputs(observations, self.states[step + 1, env], reward.new_zeros(len(env)))[1]
             next_value[step, env] = torch.where(is_final, value.float(), next_value[step, env])
             healthy += [torch.where(_per_row(is_final, raw), raw, 0) for raw, _ in finals]
-        finite = torch.stack([part.isfinite().all() for part in healthy]).all()
+        finite = torch.stack([part.isfinite().all() for part in healthy if part.is_floating_point()]).all()
         episodes = self.episodes.update(reward, weight, env, step)
         sums = self._normalizer_sums(weight)
         facts = torch.cat([finite.double().reshape(1), episodes.flatten(), sums]).cpu().numpy()

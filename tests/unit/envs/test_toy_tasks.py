@@ -30,7 +30,7 @@ def same(one, other):
 def test_the_seed_decides_and_the_state_restores(task):
     env, again = (make_vector_env(task, EnvConfig(), 5) for _ in range(2))
     first = env.reset([3, 0, 0, 0, 0])
-    assert first.shape == (5, env.spec.observation_size) and first.dtype == np.float32
+    assert first.shape == (5, *env.spec.observation_shape) and first.dtype == env.spec.observation_dtype
     np.testing.assert_array_equal(first, again.reset([3]))
     assert same(roll(env, 40), roll(again, 40))
     saved = env.state()
@@ -56,7 +56,8 @@ def test_episodes_end_at_the_limit_and_show_the_true_last_observation(task):
         np.testing.assert_array_equal(truncated, age == 2)
         np.testing.assert_array_equal(observation[~ended], final[~ended])
         assert not ended.any() or (observation[ended] != final[ended]).any()
-        assert [a.dtype for a in (observation, reward, terminated, final)] == [np.float32, np.float32, bool, np.float32]
+        seen = env.spec.observation_dtype
+        assert [a.dtype for a in (observation, reward, terminated, final)] == [seen, np.float32, bool, seen]
         age[ended] = 0
 
 

@@ -18,6 +18,7 @@ from lockstep.jax.batch_builder import batch_of
 from lockstep.jax.device_rollout import DeviceRollout
 from lockstep.jax.device_shard import OBSERVATION, REWARD, keys_of
 from lockstep.jax.envs.packed import PackedEnv, wrap_key
+from lockstep.jax.envs.pixel_pong import PixelPong
 from lockstep.jax.networks import Policy
 from lockstep.jax.ppo_on_device import permutations
 from lockstep.jax.symmetry import Symmetry
@@ -232,3 +233,13 @@ def test_orders_are_permutations_and_fair(size):
         assert len({order.tobytes() for order in orders}) == 50
         assert abs(orders[:, : size // 2].mean() / ((size - 1) / 2) - 1) < 0.1
         assert abs(np.corrcoef(orders[0], np.arange(size))[0, 1]) < 0.4
+
+
+def test_images_stay_bytes():
+    env = PackedEnv(PixelPong(size=21, max_episode_steps=5))
+    policy = Policy(env.spec, NetworkConfig(encoder="small", features=8), seed=1)
+    collect = DeviceRollout(env, policy, num_steps=T, shard_envs=B, gamma=GAMMA)
+    shard = jax.eval_shape(collect.begin, *keys_of(0, 1, B))
+    program = str(jax.make_jaxpr(collect.rollout)(policy.params, {}, shard, jnp.int32(0)))
+    assert f"u8[{T + 1},{B},4,21,21]" in program
+    assert f"f32[{T + 1},{B},4,21,21]" not in program, "a copy of all images as numbers"

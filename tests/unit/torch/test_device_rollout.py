@@ -32,12 +32,14 @@ CPU = torch.device("cpu")
 STEPS, ENVS = 12, 4
 
 
-def collector(normalize=False, world=None, policy=None, reward_scale=1.0, **kwargs):
+def collector(normalize=False, world=None, policy=None, reward_scale=1.0, task=WALK, **kwargs):
     world = world or World()
     comm = Comm(world, device="cpu")
-    envs = [make_tensor_env(WALK, EnvConfig(kwargs=kwargs), ENVS, CPU) for _ in world.shards]
+    envs = [make_tensor_env(task, EnvConfig(kwargs=kwargs), ENVS, CPU) for _ in world.shards]
     spec = envs[0].spec
-    policy = policy or Policy(spec, NetworkConfig(hidden=(8,)), seed=1)
+    policy = policy or Policy(
+        spec, NetworkConfig(hidden=(8,), encoder="auto" if spec.image is None else "small"), seed=1
+    )
     sizes = (1, 0.9, len(envs), ENVS, spec.critic_size) if normalize else (None, None, len(envs), ENVS)
     normalizers = Normalizers(*sizes, reward_scale=reward_scale)
     made = TensorCollector(
@@ -148,12 +150,28 @@ def test_the_loop_never_waits_for_the_device(normalize):
         torch.ones(3).nonzero()
 
 
-def test_the_built_in_task_never_waits_for_the_device():
-    env = make_tensor_env("lockstep/Cartpole-v0", EnvConfig(max_episode_steps=2), 4, CPU)
+@pytest.mark.parametrize(
+    ("task", "action"),
+    [("lockstep/Cartpole-v0", torch.zeros(4, 1)), ("lockstep/PixelPong-v0", torch.tensor([0, 1, 2, 0]))],
+)
+def test_built_in_tasks_never_wait_for_the_device(task, action):
+    env = make_tensor_env(task, EnvConfig(max_episode_steps=2), 4, CPU)
     env.reset([0])
     with NoSynchronization():
         for _ in range(5):
-            env.step(torch.zeros(4, 1))
+            env.step(action)
+
+
+def test_images_are_stored_as_bytes_and_are_not_copied_for_the_network():
+    made, _, _ = collector(task="lockstep/PixelPong-v0", size=21, max_episode_steps=5)
+    (rollout,) = made.collect()
+    (group,) = made._shards[0].groups
+    assert group.seen is group.raw
+    assert group.raw.dtype == group.final.dtype == rollout.evaluated.observation.dtype == torch.uint8
+    assert rollout.evaluated.observation.data_ptr() == group.raw.data_ptr()
+    on_host = rollout.to_host()
+    np.testing.assert_array_equal(on_host.observation.reshape(-1), group.raw.reshape(-1))
+    assert [len(rows) for _, rows, _ in on_host.final] == [ENVS, ENVS]
 
 
 def test_episode_statistics_equal_those_on_the_host():

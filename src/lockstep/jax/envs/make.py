@@ -15,7 +15,10 @@ from lockstep.jax.envs.limits import LimitedEnv
 
 BUILT_IN = {"CartPole-v1": ("lockstep.jax.envs.cartpole", "CartPole")}
 """Classes of the tasks `jax/NAME`."""
-_ANYWHERE = {"lockstep/Cartpole-v0": ("lockstep.jax.envs.isaac_cartpole", "Cartpole")}
+_ANYWHERE = {
+    "lockstep/Cartpole-v0": ("lockstep.jax.envs.isaac_cartpole", "Cartpole"),
+    "lockstep/PixelPong-v0": ("lockstep.jax.envs.pixel_pong", "PixelPong"),
+}
 """Classes of the tasks that are also in numpy and torch."""
 _ADAPTERS = {
     "gymnax": "lockstep.jax.envs.gymnax",
@@ -28,8 +31,8 @@ def make_device_env(task: str, config: EnvConfig) -> DeviceEnv:
     """One environment, as pure functions.
 
     Args:
-        task: `jax/NAME` or `lockstep/Cartpole-v0` (built in), `gymnax/NAME`, `brax/NAME`, `playground/NAME`, or
-            `module:Class` of a class with `on_device = True`.
+        task: `jax/NAME`, `lockstep/Cartpole-v0` or `lockstep/PixelPong-v0` (built in), `gymnax/NAME`, `brax/NAME`,
+            `playground/NAME`, or `module:Class` of a class with `on_device = True`.
         config: of the environment.
     """
     refuse_single_env_settings(config, f"{task} lives on the device")

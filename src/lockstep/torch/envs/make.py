@@ -18,7 +18,10 @@ from lockstep.run import Run
 from lockstep.torch.envs.interface import TensorVectorEnv
 from lockstep.torch.envs.limits import LimitedEnv
 
-BUILT_IN = {"lockstep/Cartpole-v0": ("lockstep.torch.envs.cartpole", "Cartpole")}
+BUILT_IN = {
+    "lockstep/Cartpole-v0": ("lockstep.torch.envs.cartpole", "Cartpole"),
+    "lockstep/PixelPong-v0": ("lockstep.torch.envs.pixel_pong", "PixelPong"),
+}
 """Classes of the built-in tasks."""
 _ADAPTERS = {
     **dict.fromkeys(isaac.PREFIXES, "lockstep.torch.envs.isaac_lab"),
