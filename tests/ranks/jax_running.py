@@ -89,7 +89,7 @@ class Seen:
         def counted_deal(parts: Any) -> Any:
             for part in parts:
                 batch = getattr(part, "batch", None)  # of an algorithm with a replay buffer
-                self.counts["learned"] += 0 if batch is None or not self._collected else len(batch.reward)
+                self.counts["learned"] += 0 if batch is None or not self._collected else batch.reward.size
             return shard(parts)
 
         comm.shard = counted_deal

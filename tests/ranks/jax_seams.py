@@ -134,9 +134,9 @@ def actor_critic_networks(learner: sac.SAC) -> dict[str, dict[str, np.ndarray]]:
     }
 
 
-gradient_step = (dqn.DQN, "_learn")
+gradient_step = (dqn.DQN, "_parts")
 """What is called once for each gradient step of DQN."""
-actor_critic_step = (sac.SAC, "_learn")
+actor_critic_step = (sac.SAC, "_parts")
 """What is called once for each gradient step of SAC."""
 
 

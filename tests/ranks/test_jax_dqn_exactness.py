@@ -27,7 +27,7 @@ RUNS = {
 }
 LAYOUTS = {"1 device": (1, 1), "2 devices": (1, 2), "4 devices": (1, 4), "2 processes": (2, 1)}
 ALIKE = ("prioritized", "noisy", "quantile", "uniform", "pictures")
-ON_PROCESSES = ("prioritized", "noisy", "pictures")
+ON_PROCESSES = ("prioritized", "noisy", "uniform", "pictures")
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +44,14 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_device(tmp_path_factory):
-    """The fingerprint of the prioritized run."""
-    told = train_all(1, {"short": job(RUNS["prioritized"], tmp_path_factory.mktemp("one"), "short")}, 1)["short"]
-    (found,) = {rank["params_fingerprint"] for o in told for rank in o.summary["ranks"]}
-    return {found}
+    """The fingerprints of the quick runs."""
+    return short_runs(tmp_path_factory.mktemp("one"), 1, 1)
+
+
+def short_runs(folder, processes, devices):
+    """The fingerprints of a run whose gradient steps are single calls, and of one whose steps are one call."""
+    told = train_all(processes, {name: job(RUNS[name], folder, name) for name in ("prioritized", "uniform")}, devices)
+    return {name: {r["params_fingerprint"] for o in seen for r in o.summary["ranks"]} for name, seen in told.items()}
 
 
 def fingerprints(trained, name):
@@ -63,10 +67,8 @@ def fingerprints(trained, name):
 
 @pytest.mark.parametrize("processes_and_devices", [pytest.param((1, 2), marks=slow), (2, 1)])
 def test_a_short_run_has_the_bits_of_one_device(tmp_path, one_device, processes_and_devices):
-    processes, devices = processes_and_devices
-    run = job(RUNS["prioritized"], tmp_path, "short")
-    told = train_all(processes, {"short": run}, devices)["short"]
-    assert {rank["params_fingerprint"] for o in told for rank in o.summary["ranks"]} == one_device
+    assert all(len(found) == 1 for found in one_device.values())
+    assert short_runs(tmp_path, *processes_and_devices) == one_device
 
 
 @slow
@@ -106,10 +108,12 @@ def test_every_process_does_its_part_of_the_work_and_no_more(trained, layout):
 
 @slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_gradient_step_is_compiled_once(trained, layout):
+def test_gradient_steps_are_compiled_once(trained, layout):
+    """With priorities each is a call; without, the eight that are due after each rollout are one."""
     for name in ON_PROCESSES:
         for outcome in trained[name, layout][1]:
-            assert outcome.counts["compiled step"] == 1, name
+            compiled = {key: outcome.counts[f"compiled {key}"] for key in ("step", "steps")}
+            assert compiled == {"step": name != "uniform", "steps": name == "uniform"}, name
 
 
 @slow
@@ -118,3 +122,5 @@ def test_a_gradient_step_sends_one_message_and_an_iteration_one_more(trained):
         # 30 rollouts of 32 steps; 26 of them after the first 160 steps, each followed by 8 gradient steps.
         assert outcome.messages["facts"] == 30
         assert outcome.messages["average_gradients"] == 26 * 8 + 1  # one is for show, before the clocks start
+    for outcome in trained["uniform", "2 processes"][1]:
+        assert outcome.messages["average_gradients"] == (26 + 1) * 8

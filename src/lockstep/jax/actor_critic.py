@@ -5,7 +5,8 @@ P parameters of actor and temperature, Q of the critics.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Generic, NamedTuple, TypeVar, cast
 
 import jax
@@ -23,6 +24,7 @@ from lockstep.jax.batch import slots
 from lockstep.jax.comm import Comm
 from lockstep.jax.continuous_policy import LOG_ALPHA, ContinuousPolicy
 from lockstep.jax.flat import FlatParameters, Params, subtree, with_prefix
+from lockstep.jax.loops import StepCalls, in_turn, stacked
 from lockstep.jax.non_finite import LossReader
 from lockstep.jax.transitions import ActorCriticPart, TransitionBatch
 from lockstep.record.metric_means import MetricMeans
@@ -114,7 +116,10 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         self._adam = Adam(config.adam_eps)
         rates = [config.learning_rate, config.critic_learning_rate or config.learning_rate]
         self._initial_rates = np.array(rates, np.float32)
+        blank = [self._blank()] * comm.num_slots
+        self._calls = StepCalls(run, policy.spec, comm.devices[0].platform, blank, config.policy_delay)
         self._step = comm.spmd(self.step)
+        self._steps = comm.spmd(self.steps)
         self._critic_step = comm.spmd(self.critic_step)
         self._copy = comm.spmd(self._copied)
         self._named = jax.jit(self._by_name)
@@ -150,25 +155,64 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         fresh = self.comm.replicate({"learning_rates": rates, "sums": self._no_sums})
         self.state = self.state._replace(**fresh)
 
+    def _draw(self, replayed: Replayed) -> Iterator[tuple[list[ActorCriticPart], list[Transitions]]]:
+        """The minibatch of each gradient step that is due: each local shard's part, and the transitions in it."""
+        for drawn, weights in self._shards.minibatches(replayed):
+            yield self._parts(drawn, weights), drawn
+
     def _parts(self, drawn: Sequence[Transitions], weights: Sequence[np.ndarray]) -> list[ActorCriticPart]:
-        """Each local shard's part of a minibatch, with all random numbers that its gradient step needs."""
+        """Each local shard's part of the minibatch of the next gradient step, with its random numbers."""
         c, shards = self.config, self._shards
         noise = shards.noise(self._num_actions, self.policy.spec.action.width)
         seeds = [np.uint32(seed) for seed in shards.seeds()] if c.dropout else [None] * len(drawn)
         chosen = None
         if c.target_critics is not None:
             chosen = shards.target_critics(c.num_critics, c.target_critics).astype(np.int32)
+        self.counters[TAKEN] += 1
         batches = [TransitionBatch.of(*one) for one in zip(drawn, weights, noise, strict=True)]
         return [ActorCriticPart(batch, seed, chosen) for batch, seed in zip(batches, seeds, strict=True)]
 
-    def _learn(self, parts: Sequence[ActorCriticPart], drawn: Sequence[Transitions]) -> None:
-        """Take a gradient step on a minibatch, of which each local shard has its part; *collective*."""
-        moves_policy = (int(self.counters[TAKEN]) + 1) % self.config.policy_delay == 0
+    def _learn(self, replayed: Replayed) -> list[list[ActorCriticPart]]:
+        """Take the gradient steps that are due, several in a compiled call; *collective*.
+
+        Returns:
+            The minibatches, if numbers that are not finite stop the run.
+        """
+        minibatches, draws = list[list[ActorCriticPart]](), self._draw(replayed)
+        for length in self._calls.lengths(replayed.due, int(self.counters[TAKEN])):
+            steps = list(islice(draws, length))
+            if length > 1:
+                self.state, _ = self._steps(self.state, self.comm.shard(stacked([parts for parts, _ in steps])))
+            else:
+                self._learn_one(*steps[0])
+            if self._stop_on_non_finite:
+                minibatches += [parts for parts, _ in steps]
+        return minibatches
+
+    def _learn_one(self, parts: Sequence[ActorCriticPart], drawn: Sequence[Transitions]) -> None:
+        """Take a gradient step on a minibatch, of which each local shard has its part."""
+        moves_policy = int(self.counters[TAKEN]) % self.config.policy_delay == 0
         step = self._step if moves_policy else self._critic_step
         self.state, priorities = step(self.state, self.comm.shard(parts))
-        self.counters[TAKEN] += 1
         if self.config.prioritized:
             self._shards.update_priorities(drawn, self.comm.unshard(priorities))
+
+    def steps(self, state: State, own: ActorCriticPart) -> tuple[State, tuple[()]]:
+        """Take one gradient step after another on every shard's parts of minibatches [L, M, ...]; see `step`.
+
+        The last of every `policy_delay` steps moves the policy.
+        """
+        delay = self.config.policy_delay
+
+        def group(state: State, parts: ActorCriticPart) -> tuple[State, None]:
+            for i in range(delay):
+                part = jax.tree.map(lambda leaf, i=i: leaf[i], parts)
+                state, _ = self._stepped(state, part, moves_policy=i == delay - 1)
+                state = jax.lax.optimization_barrier(state)  # steps are not fused, to have the bits of single calls
+            return state, None
+
+        parts = jax.tree.map(lambda leaf: leaf.reshape(-1, delay, *leaf.shape[1:]), in_turn(own))
+        return jax.lax.scan(group, state, parts)[0], ()
 
     def step(self, state: State, own: ActorCriticPart) -> tuple[State, Array]:
         """Take one gradient step of all networks on every shard's part of a minibatch.
@@ -260,13 +304,21 @@ class ActorCritic(ABC, Generic[SomeConfig]):
 
     def warmup(self) -> None:
         """Compile everything that an update calls, without changing the state; *collective*."""
-        blank = ActorCriticPart.blank(self.policy, self.rows, self._num_actions)
-        own, state = self.comm.shard([blank] * len(self.replays)), self.comm.replicate(self.comm.read(self.state))
-        for step in [self._step] if self.config.policy_delay == 1 else [self._step, self._critic_step]:
-            state, priorities = step(state, own)
-            self.comm.unshard(priorities)
+        blank = [self._blank()] * len(self.replays)
+        state: State = self.comm.replicate(self.comm.read(self.state))
+        for length in sorted(self._calls.occurring()):
+            if length > 1:
+                state, _ = self._steps(state, self.comm.shard(stacked([blank] * length)))
+                continue
+            for step in [self._step] if self.config.policy_delay == 1 else [self._step, self._critic_step]:
+                state, priorities = step(state, self.comm.shard(blank))
+                self.comm.unshard(priorities)
         state, _ = self._copy(state, ())
         self._named(*self.comm.local((state.policy, state.critics)))
+
+    def _blank(self) -> ActorCriticPart:
+        """A shard's part of a minibatch of zeros."""
+        return ActorCriticPart.blank(self.policy, self.rows, self._num_actions)
 
     def _params(self) -> Params:
         """The parameters of the policy by name, on this process' first device."""

@@ -4,7 +4,8 @@ Shapes: K shards of this process, L of them on a device, S of all ranks, B envir
 shard's part of a minibatch, A actions, Z points of a return's distribution, P parameters.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple, Self, cast
 
 import jax
@@ -24,6 +25,7 @@ from lockstep.jax.adam import Adam, AdamState, clip_by_global_norm
 from lockstep.jax.batch import slots
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import FlatParameters, Params, subtree, with_prefix
+from lockstep.jax.loops import StepCalls, in_turn, stacked
 from lockstep.jax.networks import actor_of
 from lockstep.jax.non_finite import LossReader
 from lockstep.jax.q_networks import QPolicy, noisy_actor
@@ -33,7 +35,7 @@ from lockstep.record.metric_means import MetricMeans
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
-from lockstep.session.shard_replays import TAKEN, ShardReplays, announce
+from lockstep.session.shard_replays import TAKEN, Replayed, ShardReplays, announce
 from lockstep.world import block, stream, stream_seed
 
 _NO_SUMS = np.zeros(1 + len(VALUE_METRICS) + 2, np.float32)
@@ -92,7 +94,9 @@ class DQN:
         self.metrics = MetricMeans(METRICS)
         self._stop_on_non_finite = run.non_finite == "stop"
         self._precision = run.precision
+        self._calls = StepCalls(run, policy.spec, comm.devices[0].platform, [self._blank()] * comm.num_slots)
         self._step = comm.spmd(self.step)
+        self._steps = comm.spmd(self.steps)
         self._copy = comm.spmd(self._copied)
         self._split = jax.jit(self.flat.split)
         values = self.flat.join(policy.params)
@@ -122,13 +126,12 @@ class DQN:
         if replayed.due:
             fresh = self.comm.replicate({"learning_rate": np.float32(rate), "sums": _NO_SUMS})
             self.state = self.state._replace(**fresh)
-        minibatches = list[list[Part]]()
-        for drawn, weights in self._shards.minibatches(replayed):
-            noise = self._draw_noise()
-            parts = [Part(TransitionBatch.of(*pair), *noise) for pair in zip(drawn, weights, strict=True)]
-            self._learn(parts, drawn)
+        minibatches, draws = list[list[Part]](), self._draw(replayed)
+        for length in self._calls.lengths(replayed.due, int(self.counters[TAKEN])):
+            steps = list(islice(draws, length))
+            self._learn(steps)
             if self._stop_on_non_finite:
-                minibatches.append(parts)
+                minibatches += [parts for parts, _ in steps]
         # One host sync per rollout; acting would wait for the device anyway.
         sums = self.comm.read(self.state.sums)
         if sums[-1] and self._stop_on_non_finite:
@@ -143,15 +146,50 @@ class DQN:
             self.metrics.add(("optim/learning_rate",), [rate], 1.0)
         return totals
 
-    def _learn(self, parts: Sequence[Part], drawn: Sequence[Transitions]) -> None:
-        """Take one gradient step on a minibatch, of which every local shard sampled its part."""
-        c = self.config
-        self.state, priorities = self._step(self.state, self.comm.shard(parts))
+    def _draw(self, replayed: Replayed) -> Iterator[tuple[list[Part], list[Transitions]]]:
+        """The minibatch of each gradient step that is due: each local shard's part, and the transitions in it."""
+        for drawn, weights in self._shards.minibatches(replayed):
+            yield self._parts(drawn, weights), drawn
+
+    def _parts(self, drawn: Sequence[Transitions], weights: Sequence[np.ndarray]) -> list[Part]:
+        """Each local shard's part of the minibatch of the next gradient step, with its random numbers."""
+        noise = self._draw_noise()
         self.counters[TAKEN] += 1
-        if c.target_rate is None and not self.counters[TAKEN] % c.target_update_every:
+        return [Part(TransitionBatch.of(*pair), *noise) for pair in zip(drawn, weights, strict=True)]
+
+    def _learn(self, steps: Sequence[tuple[list[Part], list[Transitions]]]) -> None:
+        """Take a gradient step on each minibatch, in one compiled call, with the copies into the target network."""
+        c, taken = self.config, int(self.counters[TAKEN])
+        copies = np.arange(taken - len(steps) + 1, taken + 1) % c.target_update_every == 0
+        if len(steps) > 1:
+            own = self.comm.shard(stacked([parts for parts, _ in steps]))
+            (self.state, _), _ = self._steps((self.state, copies), own)
+            return
+        ((parts, drawn),) = steps
+        self.state, priorities = self._step(self.state, self.comm.shard(parts))
+        if c.target_rate is None and copies[-1]:
             self.copy_to_target()
         if c.prioritized:
             self._shards.update_priorities(drawn, self.comm.unshard(priorities))
+
+    def steps(self, shared: tuple[State, Array], own: Part) -> tuple[tuple[State, Array], tuple[()]]:
+        """Take one gradient step after another on minibatches [L, M, ...].
+
+        Args:
+            shared: the state, and whether the target network becomes a copy after each of M steps.
+            own: every shard's part of each minibatch.
+        """
+        state, copies = shared
+
+        def step(state: State, given: tuple[Part, Array]) -> tuple[State, None]:
+            part, copied = given
+            state, _ = self.step(state, part)
+            if self.config.target_rate is None:
+                state = state._replace(target=jnp.where(copied, state.values, state.target))
+            return state, None
+
+        state, _ = jax.lax.scan(step, state, (in_turn(own), copies))
+        return (state, copies), ()
 
     def step(self, state: State, own: Part) -> tuple[State, Array]:
         """Take one gradient step on every shard's part of a minibatch; a no-op if any number is not finite.
@@ -230,11 +268,20 @@ class DQN:
 
     def warmup(self) -> None:
         """Compile everything that an update calls, without changing the state; collective."""
-        batch, noise = TransitionBatch.blank(self.policy.spec, self.rows), self._draw_noise()
-        own = self.comm.shard([Part(batch, *noise) for _ in self.replays])
-        state, priorities = self._step(self.comm.replicate(self.comm.read(self.state)), own)
-        self.comm.unshard(priorities)
+        blank = [self._blank()] * len(self.replays)
+        state: State = self.comm.replicate(self.comm.read(self.state))
+        for length in sorted(self._calls.occurring()):
+            if length > 1:
+                own = self.comm.shard(stacked([blank] * length))
+                (state, _), _ = self._steps((state, np.zeros(length, np.bool_)), own)
+            else:
+                state, priorities = self._step(state, self.comm.shard(blank))
+                self.comm.unshard(priorities)
         self._split(self.comm.local(self._copy(state, ())[0].values))
+
+    def _blank(self) -> Part:
+        """A shard's part of a minibatch of zeros."""
+        return Part(TransitionBatch.blank(self.policy.spec, self.rows), *self._draw_noise())
 
     def copy_to_target(self) -> None:
         """Copy the online network into the target network."""

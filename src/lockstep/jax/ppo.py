@@ -4,7 +4,7 @@ Shapes: K shards of this process, L of them on a device, T steps of a rollout, B
 transitions of a shard's part of a minibatch, O observation, P parameters of the policy.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,6 @@ from jax import Array
 from lockstep.algorithms.ppo import BOUND, METRICS, PPOConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.envs.make import reads_tensors
-from lockstep.envs.spec import EnvSpec
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
 from lockstep.experience.rollout import Collector, Rollout, split_groups
 from lockstep.experience.sequences import rows_of_sequences
@@ -25,6 +24,7 @@ from lockstep.jax.batch import Batch, slots
 from lockstep.jax.batch_builder import BatchBuilder
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import FlatParameters, Params, divisor
+from lockstep.jax.loops import may_scan, repeat
 from lockstep.jax.metrics import Metrics
 from lockstep.jax.networks import Policy, actor_of
 from lockstep.jax.non_finite import LossReader
@@ -340,27 +340,6 @@ class PPO:
         reader = LossReader(gradient_and_sums, self.rows)
         hosts = [on_host(rollout) for rollout in rollouts]
         return locate_non_finite(self.comm, hosts, parts, progress, reader, self.rows)
-
-
-def may_scan(run: Run, spec: EnvSpec, platform: str) -> bool:
-    """Whether the gradient steps of a run's network may be one `lax.scan`.
-
-    On CPUs XLA's convolutions are 20 times slower inside a loop. A user-defined network may contain some.
-    """
-    return platform != "cpu" or (spec.image is None and run.network.module is None)
-
-
-def repeat(
-    scan: bool, step: Callable[[State, Array], tuple[State, Array]], state: State, rows: Array
-) -> tuple[State, Array]:
-    """Apply `step` to each of `rows` in turn: as a `lax.scan`, or unrolled; the outputs are stacked."""
-    if scan:
-        return jax.lax.scan(step, state, rows)
-    outputs: list[Array] = []
-    for row in rows:
-        state, one = step(state, row)
-        outputs.append(one)
-    return state, jnp.stack(outputs)
 
 
 def _kl(sums: Array) -> Array:

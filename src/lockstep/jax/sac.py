@@ -111,12 +111,7 @@ class SAC(ActorCritic[SACConfig]):
             raise self._locate_non_finite(rollouts, [], progress)
         if replayed.due:
             self._begin(progress.fraction)
-        minibatches = list[list[ActorCriticPart]]()
-        for drawn, weights in self._shards.minibatches(replayed):
-            parts = self._parts(drawn, weights)
-            self._learn(parts, drawn)
-            if self._stop_on_non_finite:
-                minibatches.append(parts)
+        minibatches = self._learn(replayed)
         # One host sync per rollout; acting would wait for the device anyway.
         sums = self.comm.read(self.state.sums)
         if sums[-1] and self._stop_on_non_finite:

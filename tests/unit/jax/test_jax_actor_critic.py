@@ -19,6 +19,7 @@ from quick import others_slow
 
 pytest.importorskip("jax")
 
+from lockstep.jax import loops
 from lockstep.jax.comm import Comm
 from lockstep.jax.continuous_policy import ContinuousPolicy
 from lockstep.jax.sac import SAC
@@ -132,6 +133,24 @@ def test_warmup_compiles_everything_and_changes_nothing(learner, comm, algo):
     update(one, rollouts())
     assert one.counters[0] == 4
     assert comm.num_compilations == compiled, "something was compiled again"
+
+
+@slow
+@pytest.mark.parametrize("algo", ["sac", "td3"])
+def test_steps_of_one_call_have_the_bits_of_single_steps(learner, comm, monkeypatch, algo):
+    found = []
+    for longest in (64, 1):
+        monkeypatch.setattr(loops, "MAX_STEPS", longest)
+        one = learner(algo, policy_delay=2, updates_per_step=7 / ROWS, num_critics=3, target_critics=2, dropout=0.2)
+        assert one._calls.size == {64: 6, 1: 1}[longest]
+        one.warmup()
+        compiled = comm.num_compilations.copy()
+        for i in range(3):
+            update(one, rollouts(i), before=i * ROWS)
+        assert one.counters[0] == 21
+        assert comm.num_compilations == compiled, "something was compiled again"
+        found.append(one.shared_arrays())
+    assert [name for name, array in found[0].items() if not np.array_equal(array, found[1][name])] == []
 
 
 @slow

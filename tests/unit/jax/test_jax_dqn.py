@@ -22,6 +22,7 @@ from quick import others_slow
 
 pytest.importorskip("jax")
 
+from lockstep.jax import loops
 from lockstep.jax.comm import Comm
 from lockstep.jax.dqn import DQN
 from lockstep.jax.q_networks import QPolicy
@@ -122,12 +123,55 @@ def test_actions_are_chosen_by_the_newest_parameters(learner):
         assert (np.asarray(array) != np.asarray(before[name])).any()
 
 
-def test_one_function_is_compiled_once_however_many_steps_are_due(learner, comm):
+def test_two_programs_serve_however_many_steps_are_due(learner, comm):
     dqn = learner(updates_per_step=2.5 / ROWS, target_update_every=2, learning_rate_schedule="linear")
+    dqn.warmup()
     for i in range(4):
         update(dqn, rollouts(i), before=i * ROWS)
     assert take_native_calls(dqn) == 10
-    assert comm.num_compilations == {"step": 1, "_copied": 1}
+    assert comm.num_compilations == {"step": 1, "steps": 1, "_copied": 1}
+
+
+@pytest.mark.parametrize(
+    "config",
+    others_slow(
+        [{"target_update_every": 3}, {"target_rate": 0.1, "noisy": True, "value_distribution": "quantile"}],
+        {"target_update_every": 3},
+    ),
+)
+def test_steps_of_one_call_have_the_bits_of_single_steps(learner, monkeypatch, config):
+    found = []
+    for longest in (64, 4, 1):
+        monkeypatch.setattr(loops, "MAX_STEPS", longest)
+        dqn = learner(updates_per_step=7.5 / ROWS, **config)
+        assert dqn._calls.size == {64: 7, 4: 3, 1: 1}[longest]
+        for i in range(4):
+            update(dqn, rollouts(i), before=i * ROWS)
+        assert take_native_calls(dqn) == 30
+        found.append(dqn.shared_arrays())
+    for other in found[1:]:
+        assert [name for name, array in found[0].items() if not np.array_equal(array, other[name])] == []
+
+
+def test_calls_hold_so_many_steps_that_few_programs_are_needed(learner, monkeypatch):
+    def calls(due, group=1, **config):
+        spec = dataclasses.replace(SPEC, image=(1, 6, 6), observation_size=36) if config.pop("image", False) else SPEC
+        config = DQNConfig(num_steps=STEPS, updates_per_step=due / ROWS, **config)
+        run = Run(task="t", algo="dqn", num_envs=2 * ENVS, algorithm=config)
+        return loops.StepCalls(run, spec, "cpu", np.zeros(1 << 20, np.uint8), group)
+
+    assert calls(4).lengths(4, 0) == [4] and calls(4).occurring() == {4}
+    assert calls(4.5).lengths(5, 4) == [4, 1] and calls(4.5).occurring() == {1, 4}
+    assert calls(0.25).occurring() == {1}
+    assert calls(20).lengths(20, 0) == [6, 6, 6, 1, 1], "a call's minibatches are more than 8 MB"
+    assert calls(6, group=2).occurring() == {6}
+    odd = calls(7, group=2)  # updates begin at even and at odd steps
+    assert odd.lengths(7, 0) == [6, 1] and odd.lengths(7, 7) == [1, 6] and odd.occurring() == {1, 6}
+    assert calls(3, group=4).occurring() == {1}
+    assert calls(4, prioritized=True).lengths(4, 0) == [1] * 4, "the draw depends on the step before"
+    assert calls(4, image=True).occurring() == {1}, "convolutions are slow in loops on CPUs"
+    monkeypatch.setattr(loops, "MAX_BYTES", 1)
+    assert calls(4).occurring() == {1}
 
 
 @pytest.mark.parametrize("config", [{}, {"noisy": True, "prioritized": True}])
@@ -221,13 +265,14 @@ def test_distributions_are_learned(learner, name):
 
 def test_noise_is_never_twice_the_same_and_of_all_shards_alike(learner):
     dqn = learner(noisy=True, updates_per_step=2 / ROWS)
-    seen, learn = [], dqn._learn
+    seen, drawn_parts = [], dqn._parts
 
-    def kept(parts, drawn):
+    def kept(*drawn):
+        parts = drawn_parts(*drawn)
         seen.append([np.stack([part.noise, part.noise_of_target]) for part in parts])
-        learn(parts, drawn)
+        return parts
 
-    dqn._learn = kept
+    dqn._parts = kept
     update(dqn, rollouts())
     (first, second), (later, _) = seen
     assert (first == second).all(), "shards of one step have one noise"
@@ -305,16 +350,17 @@ def test_a_gradient_that_is_not_finite_stops_with_the_transition(learner, tmp_pa
 def test_no_step_is_taken_after_one_that_was_not_finite(learner):
     """A row of what the first step draws is spoiled; the second draws none of it, and would be fine."""
     dqn = learner(loss="mse", max_grad_norm=None, updates_per_step=2 / ROWS)
-    learn, steps = dqn._learn, []
+    drawn_parts, steps = dqn._parts, []
 
-    def spoiled(parts, drawn):
+    def spoiled(*drawn):
+        parts = drawn_parts(*drawn)
         if not steps:
             batch = parts[0].batch._replace(reward=np.full_like(parts[0].batch.reward, 1e30))
             parts = [parts[0]._replace(batch=batch), *parts[1:]]
         steps.append(values(dqn))
-        learn(parts, drawn)
+        return parts
 
-    dqn._learn = spoiled
+    dqn._parts = spoiled
     with pytest.raises(NonFiniteError):
         update(dqn, rollouts())
     assert len(steps) == 2
