@@ -17,7 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -311,17 +313,13 @@ def _step_of(network: str, rows: int, device: str, way: str) -> Callable[[], obj
     return lambda: dqn._take_step([transitions])
 
 
-def _replayed_step(device: str, scale: float, replay_device: str) -> dict[str, Any]:
+def _replayed_step(device: str, scale: float, framework: str, replay_device: str) -> dict[str, Any]:
     """Microseconds of a gradient step of DQN on pixels, from the draw in the replay buffer on."""
     from lockstep.algorithms.dqn import DQNConfig
     from lockstep.envs.spec import ActionSpec, EnvSpec
     from lockstep.experience.rollout import Rollout
     from lockstep.record.progress import Progress
     from lockstep.run import Run
-    from lockstep.torch.comm import Comm
-    from lockstep.torch.dqn import DQN
-    from lockstep.torch.q_networks import QPolicy
-    from lockstep.world import World
 
     if device == "cpu" and replay_device == "cuda":
         raise SystemExit("needs a GPU")
@@ -331,24 +329,48 @@ def _replayed_step(device: str, scale: float, replay_device: str) -> dict[str, A
         num_steps=num_steps, batch_size=32, capacity=max(int(100_000 * scale), 1024), learning_starts=0,
         updates_per_step=count / size, replay_device=cast(Any, replay_device),
     )  # fmt: skip
-    run = Run(task="t", algo="dqn", num_envs=num_envs, algorithm=config, non_finite="skip")
+    run = Run(
+        task="t", algo="dqn", ml_framework=cast(Any, framework), num_envs=num_envs, algorithm=config, non_finite="skip"
+    )
     action = ActionSpec("discrete", (6,))
     spec = EnvSpec(4 * 84 * 84, action, "same_step", True, image=(4, 84, 84), frames=4)
-    comm = Comm(World(), device=device)
-    dqn = DQN(run, QPolicy(spec, run.network, config, seed=0).to(comm.device), comm)
     draw = np.random.default_rng(0)
     frames = draw.integers(256, size=(num_steps + 4, num_envs, 84, 84), dtype=np.uint8)
     stacks = np.stack([frames[t : t + 4].swapaxes(0, 1) for t in range(num_steps + 1)])
     goes_on, ones = np.zeros((num_steps, num_envs), np.bool_), np.ones((num_steps, num_envs), np.float32)
     chosen = draw.integers(6, size=goes_on.shape)
     took: list[float] = []
-    for _ in range(5):
-        _synchronize(device)
-        start = time.perf_counter()
-        dqn.update([Rollout(stacks, chosen, ones, goes_on, goes_on, ones, [])], np.zeros((1, 1)), Progress(100 * size))
-        _synchronize(device)
-        took.append((time.perf_counter() - start) / count)
+    with _dqn_of(framework, run, spec, device) as dqn:
+        for _ in range(5):
+            rollout = Rollout(stacks, chosen, ones, goes_on, goes_on, ones, [])
+            start = time.perf_counter()
+            dqn.update([rollout], np.zeros((1, 1)), Progress(100 * size))
+            if framework == "torch":  # an update of JAX waits for the device
+                _synchronize(device)
+            took.append((time.perf_counter() - start) / count)
     return {"rows": 32, "microseconds": round(1e6 * min(took), 1)}
+
+
+@contextmanager
+def _dqn_of(framework: str, run: Any, spec: Any, device: str) -> Iterator[Any]:
+    """DQN in a world of one."""
+    from lockstep.world import World
+
+    if framework == "torch":
+        from lockstep.torch.comm import Comm
+        from lockstep.torch.dqn import DQN
+        from lockstep.torch.q_networks import QPolicy
+
+        comm = Comm(World(), device=device)
+        yield DQN(run, QPolicy(spec, run.network, run.algorithm, seed=0).to(comm.device), comm)
+        return
+    from lockstep.jax import comm as jax_comm
+    from lockstep.jax import dqn, q_networks
+
+    with jax_comm.Comm(World(), device=device) as opened:
+        learner = dqn.DQN(run, q_networks.QPolicy(spec, run.network, run.algorithm, seed=0), opened)
+        learner.warmup()
+        yield learner
 
 
 def _offline_dqn(device: str, scale: float, way: str) -> dict[str, Any]:
@@ -442,8 +464,8 @@ def _items() -> dict[str, Item]:
         items |= _gradient_step_items(way, NETWORKS)
         items[f"offline_dqn/{way}"] = lambda d, s, w=way: _offline_dqn(d, s, w)
     items |= _gradient_step_items("deterministic", NETWORKS)
-    for where in ("cuda", "cpu"):
-        items[f"replay/{where}"] = lambda d, s, w=where: _replayed_step(d, s, w)
+    for library, where in product(("torch", "jax"), ("cuda", "cpu")):
+        items[f"replay/{library}/{where}"] = lambda d, s, n=library, w=where: _replayed_step(d, s, n, w)
     for size in (4, 2048):
         items[f"purejaxrl/{size}/jax"] = lambda d, s, n=size: _pure_jax_rl(d, s, n)
     items |= {f"atari/{algo}": lambda d, s, a=algo: _atari(d, s, a) for algo in CLEAN_RL}

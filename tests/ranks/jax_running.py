@@ -18,10 +18,15 @@ from lockstep import World, spawn
 from lockstep.run import Run
 
 
-def train_all(processes: int, jobs: dict[str, Job], devices: int = 1) -> dict[str, list[Outcome]]:
-    """Every job on `processes` processes of `devices` devices each, in the same processes; for each what they saw."""
+def train_all(
+    processes: int, jobs: dict[str, Job], devices: int = 1, free_memory: int | None = None
+) -> dict[str, list[Outcome]]:
+    """Every job on `processes` processes of `devices` devices each, in the same processes; for each what they saw.
+
+    With `free_memory` each device pretends to be a GPU with so many bytes of memory for replay buffers.
+    """
     jobs = {name: in_jax(one, devices) for name, one in jobs.items()}
-    told = spawn(train_each, processes, (jobs,), timeout_s=600)
+    told = spawn(train_each, processes, (jobs, free_memory), timeout_s=600)
     return {name: [outcomes[name] for outcomes in told] for name in jobs}
 
 
@@ -31,9 +36,12 @@ def in_jax(one: Job, devices: int) -> Job:
     return dataclasses.replace(one, run=run)
 
 
-def train_each(rank: int, jobs: dict[str, Job]) -> dict[str, Outcome]:
+def train_each(rank: int, jobs: dict[str, Job], free_memory: int | None = None) -> dict[str, Outcome]:
     keep_compiled(rank, max(one.run.devices_per_process for one in jobs.values()))
-    return {name: train_one(rank, one) for name, one in jobs.items()}
+    from lockstep.jax import hardware
+
+    with mock.patch.object(hardware, "free_memory", lambda device: free_memory):
+        return {name: train_one(rank, one) for name, one in jobs.items()}
 
 
 class Seen:

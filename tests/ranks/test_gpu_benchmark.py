@@ -15,7 +15,8 @@ SOME = (
     "gradient_step/ppo_pixels/eager",
     "gradient_step/dqn_pixels/deterministic",
     "offline_dqn/eager",
-    "replay/cpu",
+    "replay/torch/cpu",
+    "replay/jax/cpu",
 )
 WHOLE = ("cartpole/4096/torch/eager", "pixels/1024/torch/eager")
 

@@ -48,9 +48,10 @@ def one_device(tmp_path_factory):
     return short_runs(tmp_path_factory.mktemp("one"), 1, 1)
 
 
-def short_runs(folder, processes, devices):
+def short_runs(folder, processes, devices, free_memory=None):
     """The fingerprints of a run whose gradient steps are single calls, and of one whose steps are one call."""
-    told = train_all(processes, {name: job(RUNS[name], folder, name) for name in ("prioritized", "uniform")}, devices)
+    jobs = {name: job(RUNS[name], folder, name) for name in ("prioritized", "uniform")}
+    told = train_all(processes, jobs, devices, free_memory)
     return {name: {r["params_fingerprint"] for o in seen for r in o.summary["ranks"]} for name, seen in told.items()}
 
 
@@ -69,6 +70,12 @@ def fingerprints(trained, name):
 def test_a_short_run_has_the_bits_of_one_device(tmp_path, one_device, processes_and_devices):
     assert all(len(found) == 1 for found in one_device.values())
     assert short_runs(tmp_path, *processes_and_devices) == one_device
+
+
+@slow
+@pytest.mark.parametrize("processes_and_devices", [(1, 2), (2, 1)])
+def test_observations_on_devices_give_the_bits_of_the_host(tmp_path, one_device, processes_and_devices):
+    assert short_runs(tmp_path, *processes_and_devices, free_memory=1 << 30) == one_device
 
 
 @slow

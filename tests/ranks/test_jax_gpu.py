@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from lockstep.launch.gpus import visible_gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not visible_gpus("jax"), reason="JAX finds no GPU")]
+REPLAY = ("num_envs=8", "total_steps=4096", "learning_starts=512", "capacity=2048", "prioritized=false")
 RUNS = {
     "environments on the device": ["cartpole_jax", "--set", "total_steps=40960"],
     "environments on the host": ["cartpole", "--ml-framework", "jax", "--set", "total_steps=8192"],
@@ -28,5 +30,30 @@ def train(folder, words):
 def test_one_gpu_trains_and_repeats_itself(tmp_path, name):
     first, second = (train(tmp_path / folder, RUNS[name]) for folder in ("a", "b"))
     assert first["devices"][0].startswith("cuda:0")
+    assert first["params_fingerprint"] == second["params_fingerprint"]
+    assert first["ranks"][0]["peak_device_memory"] > 0
+
+
+PICTURES = str(Path(__file__).with_name("image_envs.py")) + ":Dot"
+
+
+@pytest.mark.parametrize(
+    ("task", "settings"),
+    [("CartPole-v1", ()), ("CartPole-v1", ("prioritized=true",)), (PICTURES, ("features=16", "encoder=nature"))],
+)
+def test_replay_on_the_gpu_has_the_same_bits(tmp_path, task, settings):
+    found = {}
+    for where in ("cuda", "cpu"):
+        words = [task, "--algo", "dqn", "--ml-framework", "jax"]
+        words += [word for one in (*REPLAY, *settings, f"replay_device={where}") for word in ("--set", one)]
+        found[where] = train(tmp_path / where, words)["params_fingerprint"]
+    assert found["cuda"] == found["cpu"]
+
+
+@pytest.mark.parametrize("algo", ["sac", "td3"])
+def test_actor_critic_trains_from_replay_on_the_gpu_and_repeats_itself(tmp_path, algo):
+    words = ["Pendulum-v1", "--algo", algo, "--ml-framework", "jax", "--set", "replay_device=cuda"]
+    words += [word for one in REPLAY for word in ("--set", one)]
+    first, second = (train(tmp_path / folder, words) for folder in ("a", "b"))
     assert first["params_fingerprint"] == second["params_fingerprint"]
     assert first["ranks"][0]["peak_device_memory"] > 0

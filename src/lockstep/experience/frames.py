@@ -27,8 +27,11 @@ class Rows(Protocol):
         """Set the rows at `index` [E], without duplicates, to `rows` [E, *row]."""
         ...
 
-    def read(self, index: np.ndarray, absent: np.ndarray | None = None) -> Any:
-        """New memory with the rows at `index`, of any shape; 0 where `absent`, of the same shape."""
+    def read(self, index: np.ndarray, shape: tuple[int, ...], absent: np.ndarray | None = None) -> Any:
+        """Observations of `shape` from the rows at `index`, of any shape; rows are 0 where `absent`, of the same shape.
+
+        They are new memory, or what compiled code needs to read them.
+        """
         ...
 
     def to_numpy(self) -> np.ndarray:
@@ -55,12 +58,12 @@ class HostRows:
         """Set the rows at `index` [E] to `rows` [E, *row]."""
         self._rows[index] = rows
 
-    def read(self, index: np.ndarray, absent: np.ndarray | None = None) -> np.ndarray:
-        """The rows at `index`, of any shape; 0 where `absent`."""
+    def read(self, index: np.ndarray, shape: tuple[int, ...], absent: np.ndarray | None = None) -> np.ndarray:
+        """Observations of `shape` from the rows at `index`; rows are 0 where `absent`."""
         rows = self._rows[index]
         if absent is not None and absent.any():
             rows[absent] = 0
-        return rows
+        return rows.reshape(shape)
 
     def to_numpy(self) -> np.ndarray:
         """All rows, without a copy."""
@@ -160,11 +163,11 @@ class Frames:
 
     def observation(self, index: np.ndarray) -> Any:
         """Observations [..., *O] at rows [...], where the rows are stored."""
+        shape = (*index.shape, *self._shape)
         if self._depth == 1:
-            return self._rows.read(index)
+            return self._rows.read(index, shape)
         absent = self.age[index][..., None] < self._back
-        stack = self._rows.read(self.after(index[..., None], -self._back), absent)
-        return stack.reshape(*index.shape, *self._shape)
+        return self._rows.read(self.after(index[..., None], -self._back), shape, absent)
 
     def to_numpy(self) -> np.ndarray:
         """All rows, for a checkpoint; those in the host's memory without a copy."""

@@ -29,7 +29,7 @@ class Transitions:
     """Sampled transitions, as new arrays; observations where the buffer stores them."""
 
     observation: Any
-    """[N, *O], uint8 or float32: an array, or a tensor on the device."""
+    """[N, *O], uint8 or float32: an array, or a tensor on the device; in JAX the indices of the rows on the device."""
     action: np.ndarray
     """[N] or [N, D], as drawn."""
     return_: np.ndarray

@@ -23,6 +23,7 @@ from lockstep.jax.adam import Adam, AdamState, clip_by_global_norm
 from lockstep.jax.batch import slots
 from lockstep.jax.comm import Comm
 from lockstep.jax.continuous_policy import LOG_ALPHA, ContinuousPolicy
+from lockstep.jax.device_rows import ReplayObservations, observed
 from lockstep.jax.flat import FlatParameters, Params, subtree, with_prefix
 from lockstep.jax.loops import StepCalls, in_turn, stacked
 from lockstep.jax.non_finite import LossReader
@@ -34,6 +35,8 @@ from lockstep.session.checks import check_task
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
 from lockstep.session.shard_replays import TAKEN, Replayed, ShardReplays
 
+Own = tuple[ActorCriticPart, Array | None]
+"""Every shard's part of a minibatch, and the rows of observations on the device, if they are there."""
 SomeConfig = TypeVar("SomeConfig", bound=SACConfig | TD3Config)
 
 
@@ -92,7 +95,8 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         self.config = config = cast(SomeConfig, run.algorithm)
         self.policy = policy
         self.comm = comm
-        self._shards = ShardReplays(run, policy.spec, comm)
+        self.observations = ReplayObservations(run, policy.spec, comm)
+        self._shards = ShardReplays(run, policy.spec, comm, self.observations.storage)
         self.rows = self._shards.rows
         self.replays = self._shards.replays
         self.counters = self._shards.counters
@@ -182,7 +186,8 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         for length in self._calls.lengths(replayed.due, int(self.counters[TAKEN])):
             steps = list(islice(draws, length))
             if length > 1:
-                self.state, _ = self._steps(self.state, self.comm.shard(stacked([parts for parts, _ in steps])))
+                own = self.comm.shard(stacked([parts for parts, _ in steps]))
+                self.state, _ = self._steps(self.state, (own, self.observations.rows()))
             else:
                 self._learn_one(*steps[0])
             if self._stop_on_non_finite:
@@ -193,28 +198,28 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         """Take a gradient step on a minibatch, of which each local shard has its part."""
         moves_policy = int(self.counters[TAKEN]) % self.config.policy_delay == 0
         step = self._step if moves_policy else self._critic_step
-        self.state, priorities = step(self.state, self.comm.shard(parts))
+        self.state, priorities = step(self.state, (self.comm.shard(parts), self.observations.rows()))
         if self.config.prioritized:
             self._shards.update_priorities(drawn, self.comm.unshard(priorities))
 
-    def steps(self, state: State, own: ActorCriticPart) -> tuple[State, tuple[()]]:
+    def steps(self, state: State, own: Own) -> tuple[State, tuple[()]]:
         """Take one gradient step after another on every shard's parts of minibatches [L, M, ...]; see `step`.
 
         The last of every `policy_delay` steps moves the policy.
         """
-        delay = self.config.policy_delay
+        delay, (stacks, observations) = self.config.policy_delay, own
 
         def group(state: State, parts: ActorCriticPart) -> tuple[State, None]:
             for i in range(delay):
                 part = jax.tree.map(lambda leaf, i=i: leaf[i], parts)
-                state, _ = self._stepped(state, part, moves_policy=i == delay - 1)
+                state, _ = self._stepped(state, (part, observations), moves_policy=i == delay - 1)
                 state = jax.lax.optimization_barrier(state)  # steps are not fused, to have the bits of single calls
             return state, None
 
-        parts = jax.tree.map(lambda leaf: leaf.reshape(-1, delay, *leaf.shape[1:]), in_turn(own))
+        parts = jax.tree.map(lambda leaf: leaf.reshape(-1, delay, *leaf.shape[1:]), in_turn(stacks))
         return jax.lax.scan(group, state, parts)[0], ()
 
-    def step(self, state: State, own: ActorCriticPart) -> tuple[State, Array]:
+    def step(self, state: State, own: Own) -> tuple[State, Array]:
         """Take one gradient step of all networks on every shard's part of a minibatch.
 
         All gradients are taken at the parameters before the step and sent in one message. If any number is not finite,
@@ -224,14 +229,15 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         """
         return self._stepped(state, own, moves_policy=True)
 
-    def critic_step(self, state: State, own: ActorCriticPart) -> tuple[State, Array]:
+    def critic_step(self, state: State, own: Own) -> tuple[State, Array]:
         """Take one gradient step of the critics alone, between those of the policy (`policy_delay`); see `step`."""
         return self._stepped(state, own, moves_policy=False)
 
-    def _stepped(self, state: State, own: ActorCriticPart, *, moves_policy: bool) -> tuple[State, Array]:
+    def _stepped(self, state: State, own: Own, *, moves_policy: bool) -> tuple[State, Array]:
         c, comm, adam = self.config, self.comm, self._adam
-        rows, priorities = list[Array](), list[Array]()
-        for number, part in zip(comm.shard_numbers(), slots(own, comm.num_slots), strict=True):
+        rows, priorities, (parts, observations) = list[Array](), list[Array](), own
+        for number, part in zip(comm.shard_numbers(), slots(parts, comm.num_slots), strict=True):
+            part = observed(part, observations, self.policy.spec)
             row, priority = self._shard_sums(state, number, part, moves_policy=moves_policy)
             rows.append(row)
             priorities.append(priority)
@@ -308,17 +314,17 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         state: State = self.comm.replicate(self.comm.read(self.state))
         for length in sorted(self._calls.occurring()):
             if length > 1:
-                state, _ = self._steps(state, self.comm.shard(stacked([blank] * length)))
+                state, _ = self._steps(state, (self.comm.shard(stacked([blank] * length)), self.observations.rows()))
                 continue
             for step in [self._step] if self.config.policy_delay == 1 else [self._step, self._critic_step]:
-                state, priorities = step(state, self.comm.shard(blank))
+                state, priorities = step(state, (self.comm.shard(blank), self.observations.rows()))
                 self.comm.unshard(priorities)
         state, _ = self._copy(state, ())
         self._named(*self.comm.local((state.policy, state.critics)))
 
     def _blank(self) -> ActorCriticPart:
         """A shard's part of a minibatch of zeros."""
-        return ActorCriticPart.blank(self.policy, self.rows, self._num_actions)
+        return self.observations.blank(ActorCriticPart.blank(self.policy, self.rows, self._num_actions))
 
     def _params(self) -> Params:
         """The parameters of the policy by name, on this process' first device."""
@@ -338,7 +344,8 @@ class ActorCritic(ABC, Generic[SomeConfig]):
             return jnp.split(self._shard_sums(state, number, part, moves_policy=True)[0], [end])
 
         reader = LossReader(gradient_and_sums, self.rows)
-        return locate_non_finite_replayed(self.comm, rollouts, minibatches, progress, reader)
+        batches = [self.observations.on_host(parts) for parts in minibatches]
+        return locate_non_finite_replayed(self.comm, rollouts, batches, progress, reader)
 
     def _add_metrics(self, replayed: Replayed, sums: np.ndarray) -> None:
         """Add the metrics of an update, from `State.sums` after its steps."""

@@ -125,6 +125,16 @@ class Comm:
         """Arrays [devices * num_slots, ...] over all devices, from one pytree of equal shapes per local shard."""
         return self._arrays.shard(parts)
 
+    def join(self, parts: Sequence[Array]) -> Array:
+        """One array over all devices from the part of each device of this process, of equal shapes; without a copy."""
+        return self._arrays.join(parts)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The index in `devices` and the slot of each local shard."""
+        shards = self._device_map.own_shards
+        return [(device, slot) for device, owned in enumerate(shards) for slot in range(len(owned))]
+
     def unshard(self, own: Tree) -> list[Tree]:
         """The numpy pytree of each local shard; the inverse of `shard`."""
         return self._arrays.unshard(own)

@@ -24,6 +24,7 @@ from lockstep.jax import value_losses as losses
 from lockstep.jax.adam import Adam, AdamState, clip_by_global_norm
 from lockstep.jax.batch import slots
 from lockstep.jax.comm import Comm
+from lockstep.jax.device_rows import ReplayObservations, observed
 from lockstep.jax.flat import FlatParameters, Params, subtree, with_prefix
 from lockstep.jax.loops import StepCalls, in_turn, stacked
 from lockstep.jax.networks import actor_of
@@ -82,7 +83,8 @@ class DQN:
         self.policy = policy
         self.comm = comm
         self._seed = run.seed
-        self._shards = ShardReplays(run, policy.spec, comm)
+        self.observations = ReplayObservations(run, policy.spec, comm)
+        self._shards = ShardReplays(run, policy.spec, comm, self.observations.storage)
         self.rows = self._shards.rows
         self.replays = self._shards.replays
         self.counters = self._shards.counters
@@ -163,43 +165,47 @@ class DQN:
         copies = np.arange(taken - len(steps) + 1, taken + 1) % c.target_update_every == 0
         if len(steps) > 1:
             own = self.comm.shard(stacked([parts for parts, _ in steps]))
-            (self.state, _), _ = self._steps((self.state, copies), own)
+            (self.state, _), _ = self._steps((self.state, copies), (own, self.observations.rows()))
             return
         ((parts, drawn),) = steps
-        self.state, priorities = self._step(self.state, self.comm.shard(parts))
+        self.state, priorities = self._step(self.state, (self.comm.shard(parts), self.observations.rows()))
         if c.target_rate is None and copies[-1]:
             self.copy_to_target()
         if c.prioritized:
             self._shards.update_priorities(drawn, self.comm.unshard(priorities))
 
-    def steps(self, shared: tuple[State, Array], own: Part) -> tuple[tuple[State, Array], tuple[()]]:
+    def steps(
+        self, shared: tuple[State, Array], own: tuple[Part, Array | None]
+    ) -> tuple[tuple[State, Array], tuple[()]]:
         """Take one gradient step after another on minibatches [L, M, ...].
 
         Args:
             shared: the state, and whether the target network becomes a copy after each of M steps.
-            own: every shard's part of each minibatch.
+            own: every shard's part of each minibatch, and the rows of observations on the device, if they are there.
         """
-        state, copies = shared
+        (state, copies), (parts, observations) = shared, own
 
         def step(state: State, given: tuple[Part, Array]) -> tuple[State, None]:
             part, copied = given
-            state, _ = self.step(state, part)
+            state, _ = self.step(state, (part, observations))
             if self.config.target_rate is None:
                 state = state._replace(target=jnp.where(copied, state.values, state.target))
             return state, None
 
-        state, _ = jax.lax.scan(step, state, (in_turn(own), copies))
+        state, _ = jax.lax.scan(step, state, (in_turn(parts), copies))
         return (state, copies), ()
 
-    def step(self, state: State, own: Part) -> tuple[State, Array]:
+    def step(self, state: State, own: tuple[Part, Array | None]) -> tuple[State, Array]:
         """Take one gradient step on every shard's part of a minibatch; a no-op if any number is not finite.
+
+        `own` has the parts, and the rows of observations on the device, if they are there.
 
         Also returns the priorities [L, N] of this device's rows; NaN, which replay buffers ignore, for a skipped step.
         """
         c, end = self.config, self.flat.num_parameters
-        rows, priorities = list[Array](), list[Array]()
-        for number, part in zip(self.comm.shard_numbers(), slots(own, self.comm.num_slots), strict=True):
-            row, priority = self._shard_sums(state, number, part)
+        rows, priorities, (parts, observations) = list[Array](), list[Array](), own
+        for number, part in zip(self.comm.shard_numbers(), slots(parts, self.comm.num_slots), strict=True):
+            row, priority = self._shard_sums(state, number, observed(part, observations, self.policy.spec))
             rows.append(row)
             priorities.append(priority)
         total = self.comm.sum_shards(jnp.stack(rows), "average_gradients")
@@ -272,16 +278,16 @@ class DQN:
         state: State = self.comm.replicate(self.comm.read(self.state))
         for length in sorted(self._calls.occurring()):
             if length > 1:
-                own = self.comm.shard(stacked([blank] * length))
+                own = self.comm.shard(stacked([blank] * length)), self.observations.rows()
                 (state, _), _ = self._steps((state, np.zeros(length, np.bool_)), own)
             else:
-                state, priorities = self._step(state, self.comm.shard(blank))
+                state, priorities = self._step(state, (self.comm.shard(blank), self.observations.rows()))
                 self.comm.unshard(priorities)
         self._split(self.comm.local(self._copy(state, ())[0].values))
 
     def _blank(self) -> Part:
         """A shard's part of a minibatch of zeros."""
-        return Part(TransitionBatch.blank(self.policy.spec, self.rows), *self._draw_noise())
+        return self.observations.blank(Part(TransitionBatch.blank(self.policy.spec, self.rows), *self._draw_noise()))
 
     def copy_to_target(self) -> None:
         """Copy the online network into the target network."""
@@ -299,7 +305,8 @@ class DQN:
             return jnp.split(self._shard_sums(state, number, part)[0], [self.flat.num_parameters])
 
         reader = LossReader(gradient_and_sums, self.rows)
-        return locate_non_finite_replayed(self.comm, rollouts, minibatches, progress, reader)
+        batches = [self.observations.on_host(parts) for parts in minibatches]
+        return locate_non_finite_replayed(self.comm, rollouts, batches, progress, reader)
 
     def _draw_noise(self) -> list[np.ndarray | None]:
         """Noise of the online, target and selecting networks; keyed by the gradient step, so equal on all ranks."""
@@ -331,7 +338,7 @@ def train(session: Session) -> None:
     dqn = DQN(run, policy, comm)
     session.begin(policy, None, dqn)
     dqn.copy_to_target()  # `session.begin` may have loaded another run's policy
-    announce(session.journal, run, policy.spec, comm.world)
+    announce(session.journal, run, policy.spec, comm.world, dqn.observations.storage)
     envs = [block(run.num_envs, comm.world.num_shards, shard) for shard in comm.world.shards]
     actor = noisy_actor(policy, run.seed, envs, device) if config.noisy else actor_of(policy, device)
     explorer = EpsilonGreedy(session.spec.action)

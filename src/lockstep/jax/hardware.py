@@ -171,3 +171,11 @@ def peak_memory(device: Any) -> int | None:
     """The most memory of a GPU that arrays of this process have used so far, in bytes; None on a CPU."""
     statistics: dict[str, int] | None = None if device.platform == "cpu" else device.memory_stats()
     return None if statistics is None else statistics.get("peak_bytes_in_use")
+
+
+def free_memory(device: Any) -> int | None:
+    """Bytes of a GPU's memory that JAX may still take; None on a CPU, 0 where JAX's allocator does not tell."""
+    if device.platform == "cpu":
+        return None
+    statistics: dict[str, int] = device.memory_stats() or {}
+    return max(statistics.get("bytes_limit", 0) - statistics.get("bytes_in_use", 0), 0)

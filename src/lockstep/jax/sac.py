@@ -132,7 +132,7 @@ def train(session: Session) -> None:
     sac = SAC(run, policy, comm)
     session.begin(policy, None, sac)
     sac.copy_to_target()  # `session.begin` may have loaded another run's policy
-    announce(session.journal, run, policy.spec, comm.world)
+    announce(session.journal, run, policy.spec, comm.world, sac.observations.storage)
     explorer = UniformStart(session.spec.action, policy.sampler)
     collector = session.make_collector(actor_of(policy, comm.devices[0]), explorer)
     sac.warmup()

@@ -116,7 +116,7 @@ def train(session: Session) -> None:
     td3 = TD3(run, policy, comm)
     session.begin(policy, None, td3)
     td3.copy_to_target()  # `session.begin` may have loaded another run's policy
-    announce(session.journal, run, policy.spec, comm.world)
+    announce(session.journal, run, policy.spec, comm.world, td3.observations.storage)
     explorer = UniformStart(session.spec.action, policy.sampler)
     collector = session.make_collector(actor_of(policy, comm.devices[0]), explorer)
     td3.warmup()

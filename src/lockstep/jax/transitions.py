@@ -3,7 +3,7 @@
 Shapes: N transitions of a shard's part of a minibatch, O observation.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ class TransitionBatch(NamedTuple):
     """Transitions of one shard [N]; a pytree of numpy arrays, or of JAX's inside compiled code."""
 
     observation: Any
+    """[N, *O]; with `replay_device` the indices of its rows on the device, until `device_rows.observed` reads them."""
     action: Any
     reward: Any
     """The n-step return: the sum of gamma^k r_k over the steps before the bootstrap."""
@@ -72,3 +73,6 @@ class ActorCriticPart(NamedTuple):
         seed = np.uint32(0) if c.dropout else None
         chosen = None if c.target_critics is None else np.arange(c.target_critics, dtype=np.int32)
         return ActorCriticPart(TransitionBatch.blank(policy.spec, rows, num_actions), seed, chosen)
+
+
+SomePart = TypeVar("SomePart", Part, ActorCriticPart)

@@ -31,8 +31,9 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
     from lockstep.run import Run
     from lockstep.session.checks import check_host, check_replay_device, check_rows
 
-    on_gpus = run.device != "cpu" and run.ml_framework == "torch"
-    gpus = installed_gpus() if on_gpus else 0  # without torch, whose import takes seconds; the ranks ask torch itself
+    on_gpus = run.device != "cpu"
+    # Without the framework, whose import takes seconds; the ranks ask it.
+    gpus = installed_gpus(run.ml_framework) if on_gpus else 0
     if not isinstance(run, Run):
         check_rows(run, shards)
     elif isinstance(run.algorithm, ReplayConfig):
@@ -42,7 +43,7 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
         # The ranks compare with the memory of their GPUs, and check again.
         may_be_on_gpus = gpus > 0 and run.algorithm.replay_device != "cpu" and run.algorithm.replay_path is None
         check_host(run, env_spec(run.task, run.env), shards, on_device=may_be_on_gpus)
-    if not on_gpus or world.launcher != "none":
+    if not on_gpus or run.ml_framework == "jax" or world.launcher != "none":
         return  # under a launcher, and in JAX, every rank checks its own device
     if run.device == "cuda" or run.backend == "nccl":
         wanted = "device=cuda" if run.device == "cuda" else "backend=nccl"

@@ -340,12 +340,10 @@ def check_replay_device(run: Run, num_gpus: int) -> None:
     if not isinstance(config, ReplayConfig) or config.replay_device != "cuda":
         return
     reason = None
-    if run.ml_framework == "jax":
-        reason = "ml_framework=jax samples from the host's memory"
-    elif run.device == "cpu":
+    if run.device == "cpu":
         reason = "device=cpu computes on CPUs"
     elif num_gpus == 0:
-        reason = "there is no GPU that torch can use (`lockstep doctor` says why)"
+        reason = f"there is no GPU that {run.ml_framework} can use (`lockstep doctor` says why)"
     if reason is not None:
         raise ConfigError(f"replay_device=cuda, but {reason}; use --set replay_device=auto")
 

@@ -175,7 +175,7 @@ class TestDecision:
         [
             ([], "there is no GPU"),
             (["--device", "cpu"], "device=cpu"),
-            (["--ml-framework", "jax"], "ml_framework=jax"),
+            (["--ml-framework", "jax"], "no GPU that jax can use"),
         ],
     )
     def test_cuda_without_a_gpu_is_refused_before_the_start(self, monkeypatch, capfd, tmp_path, words, reason):

@@ -1,0 +1,69 @@
+"""Whether the observations of replay buffers are stored in the memory of the ranks' devices (`replay_device`)."""
+
+from typing import NamedTuple
+
+from lockstep.algorithms.replay import ReplayConfig
+from lockstep.distributed.comm import Comm
+from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.experience.frames import observation_bytes, ring_rows
+from lockstep.experience.memory import in_words
+from lockstep.run import Run
+
+_SHARE = 0.5
+"""The most that `replay_device=auto` takes of a GPU's free memory: optimizer, activations and graphs need the rest."""
+
+
+class Placement(NamedTuple):
+    """Where observations are stored; equal on all ranks."""
+
+    on_device: bool
+    decision: str = ""
+    """Why there, for the log; empty where there was nothing to decide."""
+
+
+def place_observations(run: Run, spec: EnvSpec, comm: Comm, free: int | None, shards: int) -> Placement:
+    """Decide where observations are stored, for all ranks alike; *collective* where ranks have GPUs.
+
+    Args:
+        run: the config, of an algorithm with a replay buffer.
+        spec: of the environments.
+        comm: the ranks.
+        free: bytes of the memory of this rank's GPU that are free; None without a GPU.
+        shards: whose observations are on one GPU.
+
+    Raises:
+        ConfigError: on all ranks, if `replay_device` is `cuda` and a rank's GPU has too little memory.
+    """
+    config, world = run.algorithm, comm.world
+    assert isinstance(config, ReplayConfig)
+    if free is None or config.replay_device == "cpu" or config.replay_path is not None:
+        return Placement(on_device=False)
+    num_envs, capacity = world.shard_size(run.num_envs, "num_envs"), world.shard_size(config.capacity, "capacity")
+    rows = num_envs * ring_rows(spec, num_envs, capacity, config.n_step)
+    # All ranks decide from the numbers of the rank that has the least room.
+    every: list[tuple[int, int]] = comm.gather_object((shards * observation_bytes(spec, rows), free), "replay device")
+    needed, free = min(every, key=lambda sizes: sizes[1] - sizes[0])
+    share = _SHARE if config.replay_device == "auto" else 1.0
+    if needed <= share * free:
+        decision = f"{in_words(needed)} of observations in each GPU's memory, of {in_words(free)} that are free"
+        return Placement(on_device=True, decision=decision)
+    if config.replay_device == "auto":
+        return Placement(
+            on_device=False,
+            decision=f"in the host's memory, since {in_words(needed)} of observations are more than {_SHARE:.0%} of "
+            f"the {in_words(free)} that are free on a GPU",
+        )
+    raise ConfigError(
+        f"replay_device=cuda needs {in_words(needed)} for the observations of capacity={config.capacity}, and "
+        f"{in_words(free)} are free on a GPU; use replay_device=auto, "
+        f"or capacity={int(config.capacity * _SHARE * free / needed)} or less"
+    )
+
+
+def no_room(device: object, reason: str) -> ConfigError:
+    """The error of a device that lacks the memory after all."""
+    return ConfigError(
+        f"the replay buffer does not fit into the memory of {device} ({reason.splitlines()[0]}); "
+        "use --set replay_device=cpu or a smaller capacity"
+    )
