@@ -281,3 +281,39 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def sums_between_devices(rank: int, port: int, device: str, backend: str) -> dict[str, Any]:
+    """A sum over shards in compiled code between processes with a device each: where it runs, and its bits."""
+    import jax.numpy as jnp
+
+    from lockstep.jax.comm import Comm
+
+    world = World(
+        rank=rank, size=2, local_rank=rank, local_size=2, port=port
+    ).with_shards(4)  # fmt: skip
+    with Comm(world, device=device, backend=backend, timeout_s=60.0, startup_timeout_s=120.0) as comm:
+
+        def add(shared: Any, own: Any) -> tuple[Any, Any]:
+            return comm.sum_shards(own), own
+
+        given = comm.replicate(np.zeros(COLUMNS, np.float32)), comm.shard([rows_of(4)[k] for k in world.shards])
+        total, _ = comm.spmd(add, donate=False)(*given)
+        return {
+            "backend": comm.backend,
+            "platforms": sorted({one.platform for one in total.devices()}),
+            "devices": [one.local_hardware_id for one in comm.devices],
+            "replicas": len(total.sharding.device_set),
+            "total": np.asarray(jnp.asarray(comm.read(total))).tobytes(),
+            "sent by the host": comm.num_messages["sum_shards"],
+        }
+
+
+def check_sums_between_devices(ranks: list[dict[str, Any]], platform: str, backend: str) -> None:
+    """The sum is that of the tree over shards, on devices of both processes, and no message went through the host."""
+    rows = rows_of(4)
+    expected = (rows[0] + rows[1]) + (rows[2] + rows[3])
+    for one in ranks:
+        assert (one["backend"], one["platforms"], one["replicas"]) == (backend, [platform], 2)
+        assert one["total"] == expected.tobytes()
+        assert one["sent by the host"] == 0

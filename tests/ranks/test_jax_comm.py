@@ -197,3 +197,9 @@ def test_ranks_of_torchrun_meet_although_its_agent_keeps_the_port():
     assert done.returncode == 0, done.stderr
     total = float(expected_sum(4, 0.3).sum())
     assert sorted(done.stdout.splitlines()) == [f"torchrun {rank} [0, 1] {total}" for rank in (0, 1)]
+
+
+@pytest.mark.slow  # on GPUs: test_jax_gpu.py
+def test_processes_with_devices_of_jax_sum_between_these_devices():
+    ranks = spawn(called.sums_between_devices, 2, (free_port(), "cpu", "gloo"), timeout_s=240)
+    called.check_sums_between_devices(ranks, "cpu", "gloo")

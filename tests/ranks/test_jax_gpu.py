@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax_comm_calls as called
 import pytest
 
+from lockstep import spawn
 from lockstep.launch.gpus import visible_gpus
+from lockstep.launch.rank_environment import free_port
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not visible_gpus("jax"), reason="JAX finds no GPU")]
 REPLAY = ("num_envs=8", "total_steps=4096", "learning_starts=512", "capacity=2048", "prioritized=false")
@@ -15,6 +18,9 @@ RUNS = {
     "environments on the device": ["cartpole_jax", "--set", "total_steps=40960"],
     "environments on the host": ["cartpole", "--ml-framework", "jax", "--set", "total_steps=8192"],
 }
+
+
+TWO_GPUS = pytest.mark.skipif(visible_gpus("jax") < 2, reason="fewer than 2 GPUs")
 
 
 def train(folder, words):
@@ -57,3 +63,20 @@ def test_actor_critic_trains_from_replay_on_the_gpu_and_repeats_itself(tmp_path,
     first, second = (train(tmp_path / folder, words) for folder in ("a", "b"))
     assert first["params_fingerprint"] == second["params_fingerprint"]
     assert first["ranks"][0]["peak_device_memory"] > 0
+
+
+@TWO_GPUS
+@pytest.mark.parametrize("name", RUNS)
+def test_two_ranks_on_two_gpus_give_the_bits_of_one(tmp_path, name):
+    one = train(tmp_path / "a", RUNS[name])
+    two = train(tmp_path / "b", [*RUNS[name], "--ranks", "2"])
+    assert (two["backend"], two["world_size"]) == ("nccl", 2)
+    assert [device.partition(" ")[0] for device in two["devices"]] == ["cuda:0", "cuda:1"]
+    assert one["params_fingerprint"] == two["params_fingerprint"]
+
+
+@TWO_GPUS
+def test_collectives_of_compiled_code_are_between_the_gpus():
+    ranks = spawn(called.sums_between_devices, 2, (free_port(), "cuda", "auto"), timeout_s=240)
+    called.check_sums_between_devices(ranks, "gpu", "nccl")
+    assert [one["devices"] for one in ranks] == [[0], [1]]

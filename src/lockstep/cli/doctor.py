@@ -129,6 +129,7 @@ def _devices() -> Iterator[str]:
         yield "no NVIDIA GPU: ranks compute on the CPU"
     elif driver := gpus.driver_version():
         yield f"NVIDIA driver {driver}"
+        yield gpus.multi_process_service()
     for framework, lines in (("torch", _torch_devices), ("jax", _jax_devices)):
         if find_spec(framework) is not None:
             yield from lines()

@@ -133,7 +133,18 @@ def _set(name: str, value: object) -> None:
 
 def local_devices(world: World, kind: str, count: int) -> list[Any]:
     """The devices of this process. Raises `ConfigError` on every rank of a host with too few."""
-    found = cast("list[Any]", jax.local_devices(backend=kind))
+    try:
+        found = cast("list[Any]", jax.local_devices(backend=kind))
+    except RuntimeError as error:  # also where `jax.distributed` was given a GPU that does not exist
+        if kind == "cpu":
+            raise
+        wanted = ", ".join(map(str, local_gpu_ids(world, kind, count) or ()))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        among = "" if visible is None else f" of CUDA_VISIBLE_DEVICES={visible}"
+        raise ConfigError(
+            f"local rank {world.local_rank} was to compute on GPU {wanted}{among}, and JAX cannot use it "
+            f"({str(error).splitlines()[0]}); use fewer processes, or device=cpu"
+        ) from error
     assigned = kind == "gpu" and jax.process_count() > 1  # `jax.distributed` was given this process' GPUs
     needed = count if kind == "cpu" or assigned else count * world.local_size
     if len(found) < needed:

@@ -8,10 +8,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 _CUDA_TORCH = "install a CUDA build instead; https://pytorch.org/get-started/locally has the command for your driver"
 
 
 _DRIVER = Path("/proc/driver/nvidia/version")
+_MPS_FOLDER = "/tmp/nvidia-mps"
+"""Where programs look for the Multi-Process Service, unless CUDA_MPS_PIPE_DIRECTORY names another folder."""
+_MPS_DAEMON = "nvidia-cuda-mps-control"
 
 
 def nvidia_gpu_present() -> bool:
@@ -23,6 +28,22 @@ def driver_version() -> str | None:
     """The version of NVIDIA's driver, as `560.35.03`; None where the system does not show it."""
     found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _DRIVER.read_text()) if _DRIVER.exists() else None
     return found[0] if found else None
+
+
+def multi_process_service() -> str:
+    """Whether NVIDIA MPS is on, in a sentence. With it, kernels of several processes run on a GPU at the same time."""
+    given = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
+    folder = Path(given or _MPS_FOLDER)
+    daemons = [found.pid for found in psutil.process_iter(["name"]) if found.info["name"] == _MPS_DAEMON]
+    piped = (folder / "control").exists()
+    if piped and daemons:
+        return f"MPS is on (pid {daemons[0]}, {folder}): kernels of ranks that share a GPU run at the same time"
+    if piped:
+        return f"MPS may be on: {folder} has a control pipe, whose daemon is outside of this container or has ended"
+    if daemons:
+        where = f"CUDA_MPS_PIPE_DIRECTORY={given}" if given else f"CUDA_MPS_PIPE_DIRECTORY is not set, and {folder}"
+        return f"MPS runs (pid {daemons[0]}), and is not used from here: {where} has no control pipe"
+    return "MPS is off: ranks that share a GPU (share_gpus=true) take turns on it"
 
 
 def visible_gpus(framework: str = "torch") -> int:

@@ -134,6 +134,25 @@ def test_gpus_have_driver_copies_peers_and_nccl(pretended_gpus):
     ]
 
 
+@pytest.mark.parametrize(
+    ("daemon", "control", "said"),
+    [
+        (True, True, r"MPS is on \(pid 7, .*\): kernels of ranks that share a GPU run at the same time"),
+        (False, True, "MPS may be on: .* has a control pipe, whose daemon is outside of this container or has ended"),
+        (True, False, r"MPS runs \(pid 7\), and is not used from here: CUDA_MPS_PIPE_DIRECTORY=.* has no control pipe"),
+        (False, False, "MPS is off: ranks that share a GPU .share_gpus=true. take turns on it"),
+    ],
+)
+def test_the_doctor_says_whether_mps_is_on(pretended_gpus, monkeypatch, tmp_path, daemon, control, said):
+    processes = [SimpleNamespace(pid=7, info={"name": "nvidia-cuda-mps-control"})] if daemon else []
+    others = [SimpleNamespace(pid=8, info={"name": "nvidia-cuda-mps-server"})]
+    monkeypatch.setattr(gpus.psutil, "process_iter", lambda names: [*others, *processes])
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    if control:
+        (tmp_path / "control").touch()
+    assert re.match(said, [*doctor._devices()][1])
+
+
 def test_copy_rates_of_a_cpu_are_measured():
     from lockstep.torch.transfer import copy_rates
 

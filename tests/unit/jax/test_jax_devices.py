@@ -245,3 +245,16 @@ def test_peak_memory_is_that_of_the_gpu():
 
     assert hardware.peak_memory(Gpu()) == 12
     assert hardware.peak_memory(jax.devices()[0]) is None
+
+
+def test_a_gpu_that_does_not_exist_is_named(monkeypatch):
+    def refused(backend):
+        raise RuntimeError(f"Unable to initialize backend '{backend}'\nand more")
+
+    monkeypatch.setattr(jax, "local_devices", refused)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    world = World(rank=1, size=2, local_rank=1, local_size=2, port=1)
+    with pytest.raises(ConfigError, match=r"local rank 1 was to compute on GPU 1 of CUDA_VISIBLE_DEVICES=0, .*'gpu'\)"):
+        hardware.local_devices(world, "gpu", 1)
+    with pytest.raises(RuntimeError, match="'cpu'"):
+        hardware.local_devices(world, "cpu", 1)
