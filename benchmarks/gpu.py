@@ -44,6 +44,8 @@ WAYS = {
 COMPILED = ("compiled", "compiled_captured", "max_autotune")
 PURE_JAX_RL = ("num_steps=128", "num_epochs=4", "num_minibatches=4", "learning_rate=2.5e-4")
 """PureJaxRL's settings of PPO for CartPole-v1."""
+PURE_JAX_RL_FOLDER = "PURE_JAX_RL_FOLDER"
+"""Environment variable: where its source is."""
 CLEAN_RL = {
     "dqn": (
         "num_envs=1", "capacity=100000", "batch_size=32", "updates_per_step=0.25", "learning_starts=1000",
@@ -64,11 +66,16 @@ def main() -> None:
         "--scale", type=float, default=1.0, help="multiplies the number of environments, rows and steps"
     )
     parser.add_argument("--only", nargs="*", metavar="ITEM", help="some of the items, by the beginning of their names")
+    parser.add_argument(
+        "--purejaxrl", type=Path, metavar="DIR", help="PureJaxRL's source, which is on no package index"
+    )
     parser.add_argument("--item", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.item:
         print(json.dumps(ITEMS[args.item](args.device, args.scale)))
         return
+    if args.purejaxrl:
+        os.environ[PURE_JAX_RL_FOLDER] = str(args.purejaxrl.resolve())  # inherited by the processes of the items
     deadline = time.monotonic() + 60 * args.minutes
     found: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
     for name in ITEMS:
@@ -127,6 +134,21 @@ def _pure_jax_rl(device: str, scale: float, num_envs: int) -> dict[str, Any]:
     num_envs = max(int(num_envs * scale), 4)
     given = (f"num_envs={num_envs}", f"total_steps={num_envs * 128 * (100 if scale == 1 else 4)}", *PURE_JAX_RL)
     return _run(["cartpole_jax"], device, num_envs, given)
+
+
+def _pure_jax_rl_itself(device: str, scale: float, num_envs: int) -> dict[str, Any]:
+    """The same by PureJaxRL itself; steps per second of one compiled call, without the time of compiling it."""
+    if PURE_JAX_RL_FOLDER not in os.environ:
+        raise SystemExit("give --purejaxrl DIR, the folder with its source")
+    num_envs = max(int(num_envs * scale), 4)
+    script = ROOT / "src/lockstep/cli/bench/arms/with_purejaxrl.py"
+    steps = num_envs * 128 * (100 if scale == 1 else 4)
+    command = [sys.executable, str(script), str(num_envs), os.environ[PURE_JAX_RL_FOLDER], "--measured", str(steps)]
+    platforms = os.environ | ({"JAX_PLATFORMS": "cpu"} if device == "cpu" else {})
+    done = subprocess.run(command, env=platforms, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit((done.stderr.strip().splitlines() or ["PureJaxRL failed"])[-1])
+    return {"num_envs": num_envs, "steps_per_second": round(json.loads(done.stdout.splitlines()[-1])["value"])}
 
 
 def _atari(device: str, scale: float, algo: str) -> dict[str, Any]:
@@ -468,6 +490,7 @@ def _items() -> dict[str, Item]:
         items[f"replay/{library}/{where}"] = lambda d, s, n=library, w=where: _replayed_step(d, s, n, w)
     for size in (4, 2048):
         items[f"purejaxrl/{size}/jax"] = lambda d, s, n=size: _pure_jax_rl(d, s, n)
+        items[f"purejaxrl/{size}/itself"] = lambda d, s, n=size: _pure_jax_rl_itself(d, s, n)
     items |= {f"atari/{algo}": lambda d, s, a=algo: _atari(d, s, a) for algo in CLEAN_RL}
     items |= {"copy": _copy, "all_reduce": _all_reduce}
     items |= _gradient_step_items("channels_last_bfloat16", ("ppo_pixels", "dqn_pixels"))

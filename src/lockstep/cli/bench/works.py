@@ -191,8 +191,8 @@ WORKS: Mapping[str, Work] = {
         arms=(
             _ours("jax/CartPole-v1", _CARTPOLE, _JAX),
             Arm(
-                name="purejaxrl", title="PureJaxRL", script="with_purejaxrl.py", environment="purejaxrl",
-                only_with=_WITH_PUREJAXRL,
+                name="purejaxrl", title="PureJaxRL", script="with_purejaxrl.py", words=("8",),
+                environment="purejaxrl", only_with=_WITH_PUREJAXRL,
             ),
             _ours("jax/CartPole-v1", _doubled(_CARTPOLE, "num_envs"), _TWO_JAX),
         ),

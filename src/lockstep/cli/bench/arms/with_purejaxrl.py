@@ -8,7 +8,7 @@ from typing import Any
 
 from clock import arguments, report
 
-ROLLOUT = 1024
+STEPS = 128
 
 
 def with_five_results(gymnax: Any) -> None:
@@ -47,18 +47,21 @@ def main(args: argparse.Namespace) -> None:
     with_five_results(gymnax)
     from purejaxrl.ppo import make_train
 
-    updates = args.measured // ROLLOUT
+    num_envs = int(args.num_envs)
+    rollout = num_envs * STEPS
+    updates = args.measured // rollout
     config = {
-        "LR": 2.5e-4, "NUM_ENVS": 8, "NUM_STEPS": 128, "TOTAL_TIMESTEPS": updates * ROLLOUT, "UPDATE_EPOCHS": 4,
-        "NUM_MINIBATCHES": 4, "GAMMA": 0.99, "GAE_LAMBDA": 0.95, "CLIP_EPS": 0.2, "ENT_COEF": 0.01, "VF_COEF": 0.5,
-        "MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh", "ENV_NAME": "CartPole-v1", "ANNEAL_LR": True, "DEBUG": False,
+        "LR": 2.5e-4, "NUM_ENVS": num_envs, "NUM_STEPS": STEPS, "TOTAL_TIMESTEPS": updates * rollout,
+        "UPDATE_EPOCHS": 4, "NUM_MINIBATCHES": 4, "GAMMA": 0.99, "GAE_LAMBDA": 0.95, "CLIP_EPS": 0.2, "ENT_COEF": 0.01,
+        "VF_COEF": 0.5, "MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh", "ENV_NAME": "CartPole-v1", "ANNEAL_LR": True,
+        "DEBUG": False,
     }  # fmt: skip
     key = jax.random.PRNGKey(0)
     compiled = jax.jit(make_train(config)).lower(key).compile()
     start = time.perf_counter()
     jax.block_until_ready(compiled(key))
-    report(updates * ROLLOUT / (time.perf_counter() - start), ["jax", "flax", "gymnax"])
+    report(updates * rollout / (time.perf_counter() - start), ["jax", "flax", "gymnax"])
 
 
 if __name__ == "__main__":
-    main(arguments("folder"))
+    main(arguments("num_envs", "folder"))
