@@ -61,8 +61,8 @@ class NetworkConfig:
     """`mlp` only: units of each hidden layer."""
     critic_hidden: tuple[int, ...] | None = None
     """`mlp` only: units of each hidden layer of the value network; `null`: those of `hidden`."""
-    activation: Literal["tanh", "relu", "elu"] = "tanh"
-    """`mlp` only: between layers."""
+    activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
+    """`mlp` only: between layers. `silu`: x sigmoid(x), also named swish."""
     initialization: Literal["orthogonal", "uniform"] = "orthogonal"
     """`mlp` only: first weights. `uniform`: within 1 / sqrt(fan-in), torch's default. Biases are 0."""
     shared: bool | None = None
@@ -108,7 +108,7 @@ class ScoreNetworkConfig:
 
     hidden: tuple[int, ...] = (128, 64)
     """Units of each hidden layer."""
-    activation: Literal["relu", "tanh", "elu"] = "relu"
+    activation: Literal["relu", "tanh", "elu", "silu"] = "relu"
     """Between layers."""
 
 

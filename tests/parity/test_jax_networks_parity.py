@@ -20,6 +20,7 @@ CASES = {
     "separate": (None, {"hidden": (16, 8)}),
     "shared": (None, {"hidden": (16, 8), "shared": True, "activation": "relu"}),
     "elu": (None, {"hidden": (8,), "activation": "elu"}),
+    "silu": (None, {"hidden": (8,), "activation": "silu"}),
     "linear": (None, {"hidden": ()}),
     "pixels in a row": ((1, 4, 5), {"encoder": "mlp", "hidden": (8,)}),
     "nature": (PIXELS, {"features": 16}),
@@ -114,7 +115,9 @@ def test_bfloat16_is_near_torchs(case):
     assert np.linalg.norm(found - wanted) < 0.1 * np.linalg.norm(wanted)
 
 
-@pytest.mark.parametrize("case", others_slow(["separate", "shared", "elu", "nature", "pixels in a row"], *QUICK))
+@pytest.mark.parametrize(
+    "case", others_slow(["separate", "shared", "elu", "silu", "nature", "pixels in a row"], *QUICK)
+)
 def test_actors_act_alike(case):
     mine, theirs = both(*CASES[case])
     observation = np.stack([observed(theirs.spec, seed=k) for k in range(2)])

@@ -255,7 +255,7 @@ SYNONYMS = (
     Synonym(
         "activation_fn fcnet_activation nonlinearity",
         "activation",
-        "tanh, relu or elu",
+        "tanh, relu, elu or silu",
         lambda text, known: text.lower(),
     ),
     Synonym("log_std_init init_log_std", "initial_log_std"),

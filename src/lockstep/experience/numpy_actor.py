@@ -21,7 +21,17 @@ def _elu(x: np.ndarray) -> np.ndarray:
     return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
 
 
-_ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"tanh": np.tanh, "relu": _relu, "elu": _elu}
+def _silu(x: np.ndarray) -> np.ndarray:
+    half = np.float32(0.5) * x
+    return half + half * np.tanh(half)  # x sigmoid(x), without an exponential that overflows
+
+
+_ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "tanh": np.tanh,
+    "relu": _relu,
+    "elu": _elu,
+    "silu": _silu,
+}
 
 
 class NumpyActor:

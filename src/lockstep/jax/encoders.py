@@ -27,7 +27,12 @@ from lockstep.world import stream
 InitStreams = Callable[[str], np.random.Generator]
 """Returns the random stream for a parameter's initial values, by its name."""
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": jax.nn.relu, "elu": jax.nn.elu}
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "elu": jax.nn.elu,
+    "silu": jax.nn.silu,
+}
 _CONVOLUTIONS = {
     "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
     "wide": ((128, 8, 4), (128, 4, 2), (512, 3, 1)),

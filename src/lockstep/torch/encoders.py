@@ -19,7 +19,7 @@ from lockstep.run import NetworkConfig
 from lockstep.session.checks import check_encoder
 from lockstep.torch.layers import conv2d, elu, linear
 
-ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "elu": F.elu}
+ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "elu": F.elu, "silu": F.silu}
 _CONVOLUTIONS = {
     "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
     "wide": ((128, 8, 4), (128, 4, 2), (512, 3, 1)),

@@ -8,7 +8,12 @@ import pytest
 
 from lockstep.experience.numpy_actor import NumpyActor
 
-ACTIVATIONS = {"tanh": math.tanh, "relu": lambda x: max(x, 0.0), "elu": lambda x: x if x > 0 else math.exp(x) - 1}
+ACTIVATIONS = {
+    "tanh": math.tanh,
+    "relu": lambda x: max(x, 0.0),
+    "elu": lambda x: x if x > 0 else math.exp(x) - 1,
+    "silu": lambda x: x / (1 + math.exp(-x)),
+}
 
 
 def layers(*sizes, seed=0):
@@ -51,7 +56,11 @@ def test_memory_that_changes_and_layers_that_are_replaced_count_at_once():
     np.testing.assert_array_equal(actor(seen), NumpyActor(other, "tanh")(seen))
 
 
-def test_elu_of_large_numbers_gives_no_warning():
+@pytest.mark.parametrize("activation", ["elu", "silu"])
+def test_large_numbers_give_no_warning(activation):
     """No warning of an overflow where the exponential is not wanted."""
     weight = (np.eye(1, dtype=np.float32), np.zeros(1, np.float32))
-    assert NumpyActor([weight, weight], "elu")(np.float32([[1e30]])).tolist() == [[np.float32(1e30)]]
+    assert NumpyActor([weight, weight], activation)(np.float32([[1e30]])).tolist() == [[np.float32(1e30)]]
+    assert NumpyActor([weight, weight], activation)(np.float32([[-1e30]])).tolist() == [
+        [{"elu": -1, "silu": 0}[activation]]
+    ]

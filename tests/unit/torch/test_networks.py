@@ -37,7 +37,7 @@ def equal(a, b):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "silu"])
 @pytest.mark.parametrize("hidden", [(), (8,), (8, 5)])
 def test_acting_in_numpy_is_acting_in_torch(shared, activation, hidden):
     policy = Policy(SPEC, NetworkConfig(hidden=hidden, activation=activation, shared=shared), seed=1)

@@ -9,7 +9,7 @@ from lockstep.config import settings
 from lockstep.errors import ConfigError
 from lockstep.run import OfflineRun
 
-_ACTIVATIONS = ("relu", "tanh", "elu")
+_ACTIVATIONS = ("relu", "tanh", "elu", "silu")
 _SCHEDULES = {"fixed": "constant", "constant": "constant", "linear": "linear", "exponential": "exponential"}
 _CLASSIC_DEFAULTS: Mapping[tuple[str, str], tuple[Any, str]] = {
     ("rl", "gamma"): (0.9, "algorithm.gamma"),

@@ -2,7 +2,7 @@
 
 from lockstep.config.agents.reader import AgentReader
 
-_ACTIVATIONS = {"nn.ELU": "elu", "nn.ReLU": "relu", "nn.Tanh": "tanh"}
+_ACTIVATIONS = {"nn.ELU": "elu", "nn.ReLU": "relu", "nn.SiLU": "silu", "nn.Tanh": "tanh"}
 
 
 def read_sb3(agent: AgentReader, num_envs: int) -> None:
