@@ -1,7 +1,4 @@
-"""mjlab, EnvPool and gymnax themselves, on 1, 2 and 4 CPU ranks.
-
-`tests/unit/jax/test_jax_env_adapters.py` has Brax and MuJoCo Playground, whose compilation takes minutes.
-"""
+"""mjlab, EnvPool, gymnax, Brax and MuJoCo Playground themselves, on 1, 2 and 4 CPU ranks, and their recipes."""
 
 import json
 import os
@@ -12,7 +9,11 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from lockstep import recipes
+from lockstep.config.agents.settings import agent_settings
 from lockstep.config.env import EnvConfig
+from lockstep.envs.make import env_spec
+from lockstep.run import override, to_dict
 from lockstep.torch.envs.make import make_tensor_env
 
 pytestmark = [pytest.mark.suites, pytest.mark.filterwarnings("default")]  # mjlab uses what is deprecated
@@ -26,7 +27,11 @@ PACKAGES = {
     "envpool/Go1JoystickFlatTerrain-v1": "envpool",
     "envpool/CartpoleBalance-v1": "envpool",
     "gymnax/CartPole-v1": "gymnax",
+    "brax/inverted_pendulum": "brax",
+    "playground/CartpoleBalance": "mujoco_playground",
 }
+OF_TASK = {"brax/inverted_pendulum": ("env.kwargs.backend=positional",)}
+"""Settings of a task: this simulation compiles in less time than the others of Brax."""
 TASKS = [
     pytest.param(task, marks=pytest.mark.skipif(find_spec(package) is None, reason=f"needs {package}"))
     for task, package in PACKAGES.items()
@@ -36,8 +41,8 @@ TASKS = [
 def train(folder, task, ranks):
     """The summary of a short run."""
     clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    on_jax = task.partition("/")[0] == "gymnax"
-    flags = [word for setting in SHORT for word in ("--set", setting)]
+    on_jax = task.startswith(("gymnax/", "brax/", "playground/"))
+    flags = [word for setting in (*SHORT, *OF_TASK.get(task, ())) for word in ("--set", setting)]
     run_dir = f"{ranks}-ranks"
     done = subprocess.run(
         [sys.executable, "-m", "lockstep", "train", task, "--ranks", str(ranks), "--run-dir", run_dir, *flags]
@@ -93,3 +98,60 @@ def test_environments_of_envpool_have_the_numbers_of_their_own_seeds():
     assert torch.equal(together.observation.critic[2:], apart.observation.critic)
     assert torch.equal(together.reward[2:], apart.reward)
     assert not torch.equal(together.observation.policy[0], together.observation.policy[1])
+
+
+RECIPES = {
+    "ant_brax": ("brax", 27, None),
+    "cartpole_gymnax": ("gymnax", 4, None),
+    "go1_mjlab": ("mjlab", 48, 72),
+    "go1_playground": ("mujoco_playground", 48, 123),
+    "pong_envpool": ("envpool", 4 * 84 * 84, None),
+}
+"""Of each suite's recipe its package, and how many numbers policy and critic observe."""
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_makes_its_environment(name):
+    package, size, critic_size = RECIPES[name]
+    pytest.importorskip(package)
+    run = recipes.load(name)
+    spec = env_spec(run.task, run.env)
+    assert (spec.observation_size, spec.critic_size) == (size, critic_size)
+
+
+def test_the_recipe_of_mjlab_has_the_settings_that_mjlab_publishes():
+    pytest.importorskip("mjlab")
+    from lockstep.torch.envs.published_agents import published_agents
+
+    run = recipes.load("go1_mjlab")
+    config = published_agents(run.task).configs["rsl_rl"]
+    published = agent_settings("rsl_rl", config, run.num_envs).settings
+    groups = {name: value for name, value in published.items() if name.endswith("_keys")}
+    assert groups == {"env.policy_keys": ("actor",), "env.critic_keys": ("critic",)}, "as without these settings"
+    assert override(run, {name: value for name, value in published.items() if name not in groups}) == override(
+        run, {"network.critic_hidden": run.network.hidden}
+    )
+
+
+def test_the_recipe_of_the_playground_has_the_settings_that_it_publishes():
+    pytest.importorskip("mujoco_playground")
+    from mujoco_playground.config import locomotion_params
+
+    run = recipes.load("go1_playground")
+    theirs = locomotion_params.brax_ppo_config(run.task.removeprefix("playground/"))
+    ours = to_dict(run)["algorithm"]
+    assert (run.num_envs, run.total_steps) == (theirs.num_envs, theirs.num_timesteps)
+    assert ours["num_steps"] * run.num_envs == theirs.unroll_length * theirs.batch_size * theirs.num_minibatches
+    assert ours["num_steps"] == theirs.unroll_length
+    for name, of_theirs in (
+        ("num_minibatches", "num_minibatches"), ("num_epochs", "num_updates_per_batch"), ("gamma", "discounting"),
+        ("learning_rate", "learning_rate"), ("entropy_coef", "entropy_cost"), ("max_grad_norm", "max_grad_norm"),
+        ("reward_scale", "reward_scaling"), ("normalize_observation", "normalize_observations"),
+    ):  # fmt: skip
+        assert ours[name] == theirs[of_theirs], name
+    assert run.network.hidden == tuple(theirs.network_factory.policy_hidden_layer_sizes)
+    assert run.network.value_hidden == tuple(theirs.network_factory.value_hidden_layer_sizes)
+    assert (theirs.network_factory.policy_obs_key, theirs.network_factory.value_obs_key) == (
+        "state",
+        "privileged_state",
+    )

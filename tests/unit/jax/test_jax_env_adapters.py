@@ -115,6 +115,21 @@ def test_the_playground_plays():
     assert env_spec("playground/CartpoleBalance", EnvConfig()).max_episode_steps == 1000
 
 
+def test_a_robot_of_the_playground_gives_the_critic_its_privileged_state():
+    """It begins with the numbers of the policy's state."""
+    pytest.importorskip("mujoco_playground")
+    env = make_vector_env("playground/Go1JoystickFlatTerrain", EnvConfig(max_episode_steps=2), 1)
+    seen = env.reset([3])
+    for _ in range(2):
+        np.testing.assert_array_equal(env.critic_observation()[0][:, :48], seen)
+        seen, _, _, truncated, final = env.step(np.full((1, 12), 0.1, np.float32))
+    assert truncated.all()
+    critic, last = env.critic_observation()
+    assert (critic.shape, last.shape) == ((1, 123), (1, 123))
+    np.testing.assert_array_equal(last[:, :48], final)
+    assert (critic != last).any()
+
+
 def test_missing_libraries_are_named(monkeypatch):
     import sys
 
