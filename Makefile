@@ -72,7 +72,7 @@ test-isaac: .venv-isaac/.installed  ## Real Isaac Lab, skrl, rl_games and rsl_rl
 test-isaac-short: .venv-isaac/.installed  ## Of test-isaac: two ranks of each trainer, and a rank that fails. Three minutes.
 	.venv-isaac/bin/python -m pytest -m isaac_short tests/isaac
 
-test-suites: .venv-suites/.installed  ## Real mjlab, EnvPool and gymnax on 1, 2 and 4 CPU ranks, Brax and MuJoCo Playground, in an environment of their own that stays.
+test-suites: .venv-suites/.installed  ## Real mjlab, EnvPool, gymnax, Brax and MuJoCo Playground on 1, 2 and 4 CPU ranks; rsl_rl, skrl and rl_games on mjlab; in an environment of their own that stays.
 	.venv-suites/bin/python -m pytest -m suites tests/suites
 	.venv-suites/bin/python -m pytest tests/unit/jax/test_jax_env_adapters.py
 
@@ -140,10 +140,13 @@ endef
 		-e '.[torch,jax,ray,classic]' 'ray[tune]' pytest hypothesis
 	@touch $@
 
-.venv-suites/.installed: tests/suites/requirements.txt pyproject.toml
+# rl-games asks for a psutil that is older than ours; what else it needs is in the requirements.
+.venv-suites/.installed: tests/suites/requirements.txt tests/suites/link_menagerie.py pyproject.toml
 	$(call new_venv,.venv-suites)
 	.venv-suites/bin/pip install $(PIP_FLAGS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r tests/suites/requirements.txt \
 		-e '.[torch,jax,mjlab,envpool,gymnax,brax,playground]' pytest hypothesis
+	.venv-suites/bin/pip install $(PIP_FLAGS) --no-deps rl-games==1.6.5
+	.venv-suites/bin/python tests/suites/link_menagerie.py
 	@touch $@
 
 .venv-docs/.installed: requirements-docs.lock
