@@ -55,8 +55,22 @@ class Drift:
         reward = jnp.where(spoiled & (self.spoil == "reward"), jnp.nan, reward)
         seen = self.observe(DriftState(position, steps))
         bad = spoiled & (self.spoil == "observation")
-        seen = jax.tree.map(lambda numbers: jnp.where(bad, jnp.inf, numbers), seen)
+        if self.spec.image is None:
+            seen = jax.tree.map(lambda numbers: jnp.where(bad, jnp.inf, numbers), seen)
         return DriftState(position, steps), seen, reward, jnp.abs(position) > 1.0, steps >= self.limit
+
+
+class SeenDrift(Drift):
+    """The policy observes a picture, whose left part is as bright as the number is large; the value network numbers."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.spec = replace(self.spec, observation_size=36 * 36, image=(1, 36, 36), critic_size=2)
+
+    def observe(self, state):
+        critic = super().observe(state)
+        bright = jnp.clip(128 + 127 * critic[0], 0, 255).astype(jnp.uint8)
+        return Observation(jnp.zeros((1, 36, 36), jnp.uint8).at[:, :, :18].set(bright), critic)
 
 
 class GroupedDrift(Drift):

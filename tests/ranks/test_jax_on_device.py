@@ -33,6 +33,10 @@ RUNS = {
         startup_timeout_s=300.0,  # its convolutions are compiled for each shard
         **{"env.placement": "device", "env.max_episode_steps": 7, "env.kwargs": {"size": 21}},
     ),
+    "pictures": small(
+        "device_envs:SeenDrift", num_shards=4, total_steps=4 * 128, log_every=128, normalize_return=True,
+        **EVERY | {"network.features": 16},
+    ),
     "looked at often": small("jax/CartPole-v1", num_shards=4, **EVERY | {"check_every": 1}),
 }  # fmt: skip
 LAYOUTS = {"1 device": (1, 1), "4 devices": (1, 4), "2 processes": (2, 1)}
@@ -46,7 +50,7 @@ def trained(request, tmp_path_factory):
     """Every run that is asked for, on every layout: what each process saw."""
     folder, found = tmp_path_factory.mktemp("runs"), {}
     everything = slow_tests_selected(request)
-    always = ("cartpole", "other seed", "looked at often") if everything else ("cartpole",)
+    always = ("cartpole", "groups", *(("other seed", "looked at often") if everything else ()))
     selected = runs_of_selected_tests(request, RUNS, always)
     for layout in LAYOUTS if everything else QUICK_LAYOUTS:
         processes, devices = LAYOUTS[layout]
@@ -67,7 +71,9 @@ def fingerprints(trained, name):
     return set(found)
 
 
-@pytest.mark.parametrize("name", others_slow(["cartpole", "continuous", "groups", "pong"], "cartpole", "groups"))
+@pytest.mark.parametrize(
+    "name", others_slow(["cartpole", "continuous", "groups", "pictures", "pong"], "cartpole", "groups")
+)
 def test_any_layout_gives_the_same_bits(trained, name):
     assert len(fingerprints(trained, name)) == 1, "parameters depend on the layout"
     logs = [timeless(one.folder) for (of, _), (one, _) in trained.items() if of == name]

@@ -47,7 +47,7 @@ def train(folder, task, ranks):
     done = subprocess.run(
         [sys.executable, "-m", "lockstep", "train", task, "--ranks", str(ranks), "--run-dir", run_dir, *flags]
         + ["--ml-framework", "jax"] * on_jax,
-        cwd=folder, env=clean | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=540,
+        cwd=folder, env=clean | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((folder / run_dir / "summary.json").read_text())

@@ -15,7 +15,7 @@ from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.replay import ReplayConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
-from lockstep.envs.make import make_vector_env
+from lockstep.envs.make import make_vector_env, stays_on_device
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.exploration import EpsilonGreedy
@@ -81,11 +81,11 @@ def check_task(run: Run, spec: EnvSpec) -> None:
             f"bounds_loss_coef={config.bounds_loss_coef} is for continuous actions; those of task={run.task} are "
             f"{spec.action.kind}: use 0"
         )
-    elif spec.image is not None and spec.critic_size is not None and _is_on_host(run):
+    elif spec.image is not None and spec.critic_size is not None and _joins_groups(run):
         raise ConfigError(
-            f"task={run.task}: environments on the host do not give the critic an observation of its own beside "
-            "images; use ml_framework=torch with env.placement=auto, or name one group for both, such as "
-            "--set env.policy_keys=[policy] --set env.critic_keys=[policy]"
+            f"task={run.task}: environments on the host, and torch tensors read in JAX, do not give the critic an "
+            "observation of its own beside images; use ml_framework=torch with env.placement=auto, or name one group "
+            "for both, such as --set env.policy_keys=[policy] --set env.critic_keys=[policy]"
         )
     elif config.normalize_observation and spec.image is not None:
         raise ConfigError("normalize_observation=true is for vectors; the network scales images: set it false")
@@ -97,9 +97,11 @@ def check_task(run: Run, spec: EnvSpec) -> None:
         check_drawing(run)
 
 
-def _is_on_host(run: Run) -> bool:
-    """Whether PPO steps a task on torch tensors through its numpy interface."""
-    return run.ml_framework == "jax" or run.env.placement == "host"
+def _joins_groups(run: Run) -> bool:
+    """Whether PPO collects observations of policy and critic as rows of one array: through numpy, or through DLPack."""
+    if run.ml_framework == "jax":
+        return not stays_on_device(run.task, run.env, "jax", preferred=True)
+    return run.env.placement == "host"
 
 
 def check_agents(num_envs: int, num_shards: int, spec: EnvSpec) -> None:

@@ -18,11 +18,12 @@ from lockstep.errors import ConfigError
 from lockstep.jax.envs.brax_like import BraxLike
 from lockstep.jax.envs.check import check_device_env
 from lockstep.jax.envs.packed import PackedEnv, wrap_key
-from lockstep.run import EnvConfig
+from lockstep.run import EnvConfig, Run, override
+from lockstep.session.checks import check_task
 from lockstep.session.env_checks.report import CheckEndedError, Report
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
-from device_envs import Drift, GroupedDrift
+from device_envs import Drift, GroupedDrift, SeenDrift
 
 
 class Simulated(NamedTuple):
@@ -159,3 +160,15 @@ def test_lockstep_check_accepts_groups():
     report = Report()
     check_device_env("device_envs:GroupedDrift", EnvConfig(), report)
     assert not report.faults
+
+
+@pytest.mark.parametrize(
+    ("placement", "refused"), [("auto", False), ("device", False), ("host", True)], ids=["auto", "device", "host"]
+)
+def test_a_picture_for_the_policy_and_numbers_for_the_critic_stay_on_the_device(placement, refused):
+    run = override(Run(task="device_envs:SeenDrift"), {"ml_framework": "jax", "env.placement": placement})
+    if refused:
+        with pytest.raises(ConfigError, match="do not give the critic an observation of its own beside images"):
+            check_task(run, SeenDrift().spec)
+    else:
+        check_task(run, SeenDrift().spec)
