@@ -33,7 +33,7 @@ EXPECTED = {
     "lockstep offline train data --set cql": ["cql_alpha="],
     "lockstep train --resume runs/": ["runs/new", "runs/old"],
     "lockstep evaluate ": ["runs/new", "runs/old", "runs/"],
-    "lockstep recipe po": ["pong", "pong_ppo", "pong_small"],
+    "lockstep recipe po": ["pong", "pong_envpool", "pong_ppo", "pong_small"],
     "lockstep completion ": ["bash", "zsh", "fish"],
 }
 

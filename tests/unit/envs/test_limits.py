@@ -198,4 +198,4 @@ def test_limits_hold_for_environments_in_jax():
     state = env.reset(wrap_key(np.zeros(2, np.uint32)))
     _, observation, *_ = env.step(state, np.ones(1, np.float32), wrap_key(np.ones(2, np.uint32)))
     for seen in (env.observe(state), observation):
-        assert abs(np.asarray(seen)).max() == np.float32(0.01)
+        assert abs(np.asarray(seen.policy)).max() == np.float32(0.01)
