@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -144,11 +144,8 @@ def _pure_jax_rl_itself(device: str, scale: float, num_envs: int) -> dict[str, A
     script = ROOT / "src/lockstep/cli/bench/arms/with_purejaxrl.py"
     steps = num_envs * 128 * (100 if scale == 1 else 4)
     command = [sys.executable, str(script), str(num_envs), os.environ[PURE_JAX_RL_FOLDER], "--measured", str(steps)]
-    platforms = os.environ | ({"JAX_PLATFORMS": "cpu"} if device == "cpu" else {})
-    done = subprocess.run(command, env=platforms, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit((done.stderr.strip().splitlines() or ["PureJaxRL failed"])[-1])
-    return {"num_envs": num_envs, "steps_per_second": round(json.loads(done.stdout.splitlines()[-1])["value"])}
+    printed = _printed(command, {"JAX_PLATFORMS": "cpu"} if device == "cpu" else {})
+    return {"num_envs": num_envs, "steps_per_second": round(json.loads(printed.splitlines()[-1])["value"])}
 
 
 def _atari(device: str, scale: float, algo: str) -> dict[str, Any]:
@@ -169,10 +166,16 @@ def _run(words: list[str], device: str, num_envs: int, settings: Sequence[str]) 
         command = [sys.executable, "-m", "lockstep", "train", *words, "--run-dir", f"{folder}/run"]
         command += [word for one in given for word in ("--set", one)]
         with _Utilization(device) as utilization:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit((done.stderr.strip().splitlines() or ["lockstep train failed"])[-1])
+            _printed(command)
         return _facts(Path(folder) / "run", num_envs) | {"utilization_percent": utilization.median()}
+
+
+def _printed(command: list[str], variables: Mapping[str, str] | None = None) -> str:
+    """What a command printed; ends this item with the command's last line if it failed."""
+    done = subprocess.run(command, env=os.environ | dict(variables or {}), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    return done.stdout
 
 
 class _Utilization:
@@ -217,9 +220,7 @@ def _of_peer(device: str, scale: float, library: str, num_envs: int) -> dict[str
     words = [sys.executable, "-m", f"lockstep.workflows.{library}", "--task", TASK, "--num_envs", str(num_envs)]
     with tempfile.TemporaryDirectory() as folder:
         command = [*words, "--max_iterations", str(150 if scale == 1 else 4), "--device", device]
-        done = subprocess.run([*command, "--run_dir", f"{folder}/run"], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit((done.stderr.strip().splitlines() or ["failed"])[-1])
+        _printed([*command, "--run_dir", f"{folder}/run"])
         return _facts(Path(folder) / "run", num_envs)
 
 
