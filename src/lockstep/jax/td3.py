@@ -81,8 +81,9 @@ class TD3(ActorCritic[TD3Config]):
         """
         policy, batch, precision = self.policy, part.batch, self._precision
         action = jnp.tanh(policy.parameters(actor, batch.observation, precision))
-        q = policy.q(critics, batch.observation, action, key, precision)
-        row = -(q[0] if self.config.target_critics is None else q.mean(0))
+        count = 1 if self.config.target_critics is None else self.config.num_critics
+        critics = {name: leaf[:count] for name, leaf in critics.items()}
+        row = -policy.q(critics, batch.observation, action, key, precision).mean(0)
         return row.sum(), jnp.stack([jnp.ones_like(row), row]).sum(1)
 
     # -- order ---------------------------------------------------------------------------------------------------------

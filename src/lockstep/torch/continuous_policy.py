@@ -29,8 +29,11 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(count, out))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[C, N, I] to [C, N, H]."""
-        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.transpose(1, 2))
+        """[C, N, I] to [C, N, H]; fewer inputs are those of the first layers."""
+        weight, bias = self.weight, self.bias
+        if len(x) < len(weight):
+            weight, bias = weight[: len(x)], bias[: len(x)]
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
 
 class StackedLayerNorm(nn.Module):
@@ -42,8 +45,9 @@ class StackedLayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(count, size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[C, N, H] to [C, N, H]."""
-        return torch.addcmul(self.bias.unsqueeze(1), F.layer_norm(x, x.shape[-1:]), self.weight.unsqueeze(1))
+        """[C, N, H] to [C, N, H]; fewer inputs are those of the first normalizations."""
+        weight, bias = self.weight[: len(x)], self.bias[: len(x)]
+        return torch.addcmul(bias.unsqueeze(1), F.layer_norm(x, x.shape[-1:]), weight.unsqueeze(1))
 
 
 class Critics(nn.Module):
@@ -73,11 +77,11 @@ class Critics(nn.Module):
         self.dropout = algorithm.dropout
         self.generator: torch.Generator | None = None
 
-    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
-        """[N, O] and actions scaled to [-1, 1], [N, D], to Q [C, N]."""
+    def forward(self, observation: Tensor, action: Tensor, count: int | None = None) -> Tensor:
+        """[N, O] and actions scaled to [-1, 1], [N, D], to Q [C, N]; `count` computes the first critics alone."""
         last = len(self.layers) - 1
         x = torch.cat([observation, action], -1)
-        x = x.expand(len(cast(StackedLinear, self.layers[0]).weight), -1, -1)
+        x = x.expand(count or len(cast(StackedLinear, self.layers[0]).weight), -1, -1)
         for i, layer in enumerate(self.layers):
             x = layer(x)
             if i == last:

@@ -77,7 +77,7 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
         a'   = clip(pi'(s') + clip(target_noise e, -noise_clip, noise_clip), -1, 1),  e standard normal
         y    = R + discount min_c Q'_c(s', a')
         L_Q  = w sum_c (y - Q_c(s, a))^2 / 2
-        L_pi = -Q_1(s, pi(s))
+        L_pi = -Q_1(s, pi(s)), or minus the mean of all critics with `target_critics`
 
         Args:
             batch: transitions of one shard, with the noise e.
@@ -109,8 +109,9 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
             return total, torch.cat([value_sums, value_sums.new_zeros(1 + len(_POLICY_SUMS))]), priority
 
         with self._precision:
-            q = self.critics(batch.observation, policy.actor(batch.observation).tanh()).float()
-        policy_row = -(q[0] if c.target_critics is None else q.mean(0))
+            count = 1 if c.target_critics is None else c.num_critics
+            q = self.critics(batch.observation, policy.actor(batch.observation).tanh(), count).float()
+        policy_row = -q.mean(0)
         total = total + policy_row.sum()
         with torch.no_grad():
             policy_sums = torch.stack([ones, policy_row]).sum(1)

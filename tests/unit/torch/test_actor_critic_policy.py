@@ -70,6 +70,13 @@ def test_numpy_and_torch_act_alike(config):
     assert np.allclose(fast, plain, atol=1e-6)
 
 
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_the_first_critics_alone_have_the_values_that_they_have_among_all(layer_norm):
+    critics = ContinuousPolicy(SPEC, NETWORK, SACConfig(layer_norm=layer_norm, num_critics=3), seed=1).critics
+    observation, action = torch.randn(6, 3), torch.rand(6, 2)
+    assert torch.allclose(critics(observation, action, 2), critics(observation, action)[:2], atol=1e-6)
+
+
 @pytest.mark.parametrize("algo", ["sac", "td3"])
 def test_policy_file_plays_the_mean_action(tmp_path, algo):
     run = Run(task="Pendulum-v1", algo=algo, network=NETWORK)

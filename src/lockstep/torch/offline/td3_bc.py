@@ -106,7 +106,7 @@ class TD3BC(LoggedLearner[ActorPolicy]):
         """
         weight = batch.weight
         with self._autocast:
-            q = self._frozen_critics(batch.state, self.actor(batch.state))[0].float()
+            q = self._frozen_critics(batch.state, self.actor(batch.state), 1)[0].float()
             imitation = (self._copy(batch.state).float() - batch.action).square().mean(-1)
         sums = [weight, weight * q.detach().abs(), -weight * q.detach(), weight * imitation.detach()]
         return torch.dot(weight, imitation - q), torch.stack(sums).sum(1)
