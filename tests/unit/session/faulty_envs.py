@@ -189,7 +189,7 @@ class ForgetsTheCell(Grid):
 class SeedIgnored(Grid):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.cell = (random.randrange(50) + np.random.randint(50)) % 50
+        self.cell = 25 * (random.random() + np.random.random())
         return self.observe(), {}
 
 
