@@ -175,7 +175,8 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
     from lockstep.envs.make import env_spec
     from lockstep.preflight.user_code_paths import with_absolute_paths
     from lockstep.run import OfflineRun
-    from lockstep.session.checks import check_data, check_packages, check_task
+    from lockstep.session.checks import check_packages, check_task
+    from lockstep.session.data_checks import check_data
     from lockstep.session.task_defaults import defaults_note
 
     args.note = None

@@ -34,8 +34,8 @@ def resume(args: argparse.Namespace) -> int:
 def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = None) -> int:
     """Train on the ranks that the arguments ask for, from `found` if a run is resumed; returns the exit code."""
     from lockstep.run import OfflineRun, Run
-    from lockstep.session.checks import check_model_path
     from lockstep.session.env_checks.before_run import check_before_run
+    from lockstep.session.host_checks import check_model_path
     from lockstep.world import World
 
     num_shards = None if found is None else found.num_shards

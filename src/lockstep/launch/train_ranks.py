@@ -156,7 +156,8 @@ def train_on_ranks(
 def _check(run: "AnyRun") -> None:
     from lockstep.envs.make import env_spec
     from lockstep.run import OfflineRun
-    from lockstep.session.checks import check_data, check_task
+    from lockstep.session.checks import check_task
+    from lockstep.session.data_checks import check_data
 
     if isinstance(run, OfflineRun):
         check_data(run)

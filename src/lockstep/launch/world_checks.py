@@ -29,7 +29,8 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
     from lockstep.algorithms.replay import ReplayConfig
     from lockstep.launch.gpus import installed_gpus
     from lockstep.run import Run
-    from lockstep.session.checks import check_host, check_replay_device, check_rows
+    from lockstep.session.data_checks import check_rows
+    from lockstep.session.host_checks import check_host, check_replay_device
 
     on_gpus = run.device != "cpu"
     # Without the framework, whose import takes seconds; the ranks ask it.

@@ -18,7 +18,7 @@ from lockstep.experience.rollout import Rollout
 from lockstep.record.journal import Journal
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.checks import bytes_of_host, check_host, check_replay_device
+from lockstep.session.host_checks import bytes_of_host, check_host, check_replay_device
 from lockstep.world import World, stream
 
 TAKEN, _BEGIN, _PENDING = range(3)

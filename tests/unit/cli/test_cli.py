@@ -116,7 +116,7 @@ def test_dqn_on_a_task_of_its_own(trained):
 
 def test_a_replay_is_asked_to_fit_before_ranks_start(launched, here, monkeypatch):
     asked = []
-    monkeypatch.setattr("lockstep.session.checks.check_host", lambda run, spec, world, **_: asked.append(world))
+    monkeypatch.setattr("lockstep.session.host_checks.check_host", lambda run, spec, world, **_: asked.append(world))
     monkeypatch.setattr("lockstep.launch.commands.train_on_nodes", lambda *args: 0)
     assert cli.main(["train", "CartPole-v1", "--algo", "dqn", "--ranks", "2"]) == 7
     nodes = ["--nnodes", "2", "--nproc-per-node", "2", "--node-rank", "0", "--master-addr", "localhost"]

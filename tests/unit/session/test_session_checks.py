@@ -12,8 +12,10 @@ from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.memory import replay_bytes
 from lockstep.run import OfflineRun, Run, override
-from lockstep.session import checks as demands
-from lockstep.session.checks import bytes_of_host, check_data, check_host, check_model_path, check_task
+from lockstep.session import checks, data_checks, host_checks
+from lockstep.session.checks import check_task
+from lockstep.session.data_checks import check_data
+from lockstep.session.host_checks import bytes_of_host, check_host, check_model_path
 from lockstep.world import World
 from made_logs import parametric, write
 
@@ -90,7 +92,7 @@ def test_a_host_counts_the_parts_of_its_ranks():
 
 def test_memory_is_asked_for_what_this_host_holds(monkeypatch):
     asked = []
-    monkeypatch.setattr(demands, "check_memory", lambda capacity, wanted, *, copy: asked.append((wanted, copy)))
+    monkeypatch.setattr(host_checks, "check_memory", lambda capacity, wanted, *, copy: asked.append((wanted, copy)))
     here = World(rank=2, size=4, local_rank=0, local_size=2)
     check_host(RUN, VECTOR, here)
     check_host(override(RUN, {"checkpoint_replay": "false"}), VECTOR, here)
@@ -165,7 +167,7 @@ def test_large_data_are_not_read_whole_before_a_run(tmp_path, monkeypatch):
     data = made_data.discrete(tmp_path / "data")
     column = data / "part_00000" / "reward.npy"
     column.write_bytes(column.read_bytes()[:-1] + b"\x7f")
-    monkeypatch.setattr(demands, "_VERIFIED", 100)
+    monkeypatch.setattr(data_checks, "_VERIFIED", 100)
     check_data(OfflineRun(data=str(data)), verify=True)
 
 
@@ -183,7 +185,7 @@ def test_a_folder_named_like_a_framework_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     with pytest.raises(ConfigError, match=r"ml_framework=torch needs the package torch: pip install"):
-        demands.check_package("torch")
+        checks.check_package("torch")
 
 
 @pytest.mark.parametrize(
@@ -196,11 +198,11 @@ def test_a_folder_named_like_a_framework_is_none(tmp_path, monkeypatch):
     ],
 )
 def test_a_framework_that_is_not_installed_is_named(monkeypatch, framework, installed, words):
-    monkeypatch.setattr(demands, "_installed", lambda name: name in installed)
+    monkeypatch.setattr(checks, "_installed", lambda name: name in installed)
     run = Run(task="CartPole-v1", ml_framework=framework)
     if words is None:
-        demands.check_packages(run)
+        checks.check_packages(run)
         return
     with pytest.raises(ConfigError, match=f"ml_framework={framework} needs") as caught:
-        demands.check_packages(run)
+        checks.check_packages(run)
     assert str(caught.value).endswith(words)

@@ -9,7 +9,7 @@ from lockstep.distributed.comm import Comm
 from lockstep.errors import ConfigError
 from lockstep.record.journal import Journal
 from lockstep.run import OfflineRun
-from lockstep.session.checks import check_boost, without_candidates
+from lockstep.session.data_checks import check_boost, without_candidates
 
 _CHUNK = 1 << 20
 """Rows of a column that are read at once."""

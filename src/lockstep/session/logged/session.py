@@ -18,7 +18,7 @@ from lockstep.estimators.result import ESTIMATES_FILE, Estimates
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
 from lockstep.session.backend import Backend, SomeComm, SomeLearner, SomePolicy
-from lockstep.session.checks import check_data
+from lockstep.session.data_checks import check_data
 from lockstep.session.logged.estimate import estimate
 from lockstep.session.logged.evaluator import Scorer
 from lockstep.session.logged.policy_spec import PolicySpec, check_simulator

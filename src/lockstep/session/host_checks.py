@@ -1,0 +1,105 @@
+"""Checks of a host, before memory is allocated: its GPUs, the memory and the disk space for replay buffers, paths."""
+
+import os
+import shutil
+from pathlib import Path
+
+from lockstep.algorithms.replay import ReplayConfig
+from lockstep.envs.spec import EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.experience.memory import check_memory, in_words, replay_bytes
+from lockstep.run import OfflineRun, Run
+from lockstep.world import World
+
+
+def check_model_path(run: OfflineRun) -> None:
+    """Raise `ConfigError` if the finished policy could not be written."""
+    if run.model_path is not None and (why := _closed(Path(run.model_path))):
+        raise ConfigError(f"model_path={run.model_path} cannot be written ({why}); use another directory")
+
+
+def check_replay_device(run: Run, num_gpus: int) -> None:
+    """Raise `ConfigError` for `replay_device=cuda` where no rank has a GPU for its replay buffers.
+
+    Args:
+        run: the config.
+        num_gpus: GPUs that the ranks of this host can use.
+    """
+    config = run.algorithm
+    if not isinstance(config, ReplayConfig) or config.replay_device != "cuda":
+        return
+    reason = None
+    if run.device == "cpu":
+        reason = "device=cpu computes on CPUs"
+    elif num_gpus == 0:
+        reason = f"there is no GPU that {run.ml_framework} can use (`lockstep doctor` says why)"
+    if reason is not None:
+        raise ConfigError(f"replay_device=cuda, but {reason}; use --set replay_device=auto")
+
+
+def check_host(run: Run, spec: EnvSpec, world: World, *, on_device: bool = False) -> None:
+    """Raise `ConfigError` if this host lacks the memory or the disk space for the replay buffers of its ranks.
+
+    Args:
+        run: the config.
+        spec: of its environments.
+        world: the ranks.
+        on_device: whether observations are in the memory of devices.
+    """
+    config = run.algorithm
+    if not isinstance(config, ReplayConfig):
+        return
+    memory = bytes_of_host(run, spec, world, mapped=on_device or None)
+    whole = bytes_of_host(run, spec, world, mapped=False)
+    from_device = whole - memory if on_device else 0  # copied to the host before they are copied for the checkpoint
+    check_memory(config.capacity, memory, copy=whole + from_device if config.checkpoint_replay else 0)
+    if config.replay_path is not None:
+        _check_disk(Path(config.replay_path), whole - memory)
+
+
+def bytes_of_host(run: Run, spec: EnvSpec, world: World, *, mapped: bool | None = None) -> int:
+    """Memory of all replay buffers on this rank's host.
+
+    Args:
+        run: the config, of an algorithm with a replay buffer.
+        spec: of its environments.
+        world: the ranks.
+        mapped: exclude observations, which are in mapped files or on devices; default: those in files of the config.
+    """
+    config = run.algorithm
+    assert isinstance(config, ReplayConfig)
+    first = world.rank - world.local_rank
+    shards = sum(len(world.shards_of(rank)) for rank in range(first, first + world.local_size))
+    return shards * replay_bytes(
+        spec,
+        world.shard_size(run.num_envs, "num_envs"),
+        world.shard_size(config.capacity, "capacity"),
+        n_step=config.n_step,
+        prioritized=config.prioritized,
+        mapped=config.replay_path is not None if mapped is None else mapped,
+    )
+
+
+def _check_disk(path: Path, wanted: int) -> None:
+    """Raise `ConfigError` for a directory that is not writable or has too little space."""
+    free = shutil.disk_usage(_existing(path)).free
+    why = _closed(path) or (f"{in_words(free)} are free there" if wanted > free else None)
+    if why is None:
+        return
+    raise ConfigError(
+        f"algorithm.replay_path={path} cannot take {in_words(wanted)} ({why}); "
+        "use another directory or a smaller algorithm.capacity"
+    )
+
+
+def _existing(path: Path) -> Path:
+    """The path if it exists, else its nearest existing parent."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+
+
+def _closed(path: Path) -> str | None:
+    """Why a directory, existing or not, is not writable; `None` if it is."""
+    there = _existing(path)
+    if not there.is_dir():
+        return f"{there} is a file"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written to"
