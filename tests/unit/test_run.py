@@ -205,6 +205,9 @@ def test_a_name_with_two_meanings_asks_for_the_full_one(monkeypatch):
         ("task: 3\n", ["task=3", "text"]),
         ("task: a\nnum_envs: 0\n", ["num_envs=0"]),
         ("task: a\n  b: [\n", ["line 2", "not YAML"]),
+        ("task: a\nnum_envs: 4\nnum_envs: 8\n", ["line 3", "num_envs is there twice"]),
+        ("task: a\nalgorithm: {gamma: 1, gamma: 0.5}\n", ["line 2", "gamma is there twice"]),
+        ("task: a\nnum_envs: 1:4\n", ["num_envs='1:4'", "a whole number"]),
         ("task: !!python/object/apply:os.system [ls]\n", ["not YAML"]),
     ],
 )
@@ -215,6 +218,13 @@ def test_a_bad_file_is_named_with_its_fault(text, words, tmp_path):
         load(path)
     assert all(word in str(caught.value) for word in ["mine.yaml", *words]), caught.value
     assert "\n" not in str(caught.value)
+
+
+def test_a_merged_mapping_may_be_overridden():
+    from lockstep.config import settings
+
+    text = "base: &base {gamma: 0.9, num_steps: 8}\nmine: {<<: *base, gamma: 0.5}\n"
+    assert settings.parse(text, "mine.yaml")["mine"] == {"gamma": 0.5, "num_steps": 8}
 
 
 def test_a_missing_file_is_one_line(tmp_path):

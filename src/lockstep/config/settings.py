@@ -15,12 +15,20 @@ import yaml
 from lockstep.errors import ConfigError
 
 Tree = TypeVar("Tree")
+_TEXT = "tag:yaml.org,2002:str"
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def parse(text: str, where: str) -> Any:
-    """Read YAML 1.1, with `1e-3` as a number; `where` names the source in errors."""
+    """Read YAML 1.1, with `1e-3` as a number and `1:5` as text; `where` names the source in errors.
+
+    Raises:
+        ConfigError: the text is not YAML, or a mapping has a name twice.
+    """
     try:
         return yaml.load(text, Loader=_Loader)
+    except _RepeatedNameError as error:
+        raise ConfigError(f"{where}, line {error.line}: {error.name} is there twice; leave one out") from None
     except yaml.YAMLError as error:
         mark: Any = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}," if mark and "\n" in text else ""
@@ -100,8 +108,31 @@ def override(tree: Tree, changes: Mapping[str, Any]) -> Tree:
     return updated(tree, leaves)
 
 
+class _RepeatedNameError(Exception):
+    """A mapping has a name twice; PyYAML would take the last value and drop the others."""
+
+    def __init__(self, name: str, line: int) -> None:
+        super().__init__(name)
+        self.name, self.line = name, line
+
+
 class _Loader(yaml.SafeLoader):
-    """A safe loader that also reads `1e-3` as a number."""
+    """A safe loader that reads `1e-3` as a number and `1:5` as text, and refuses repeated names."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = cast(yaml.MappingNode, cast(Any, super()).compose_mapping_node(anchor))
+        names = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in names:
+                    raise _RepeatedNameError(key.value, key.start_mark.line + 1)
+                names.add(key.value)
+        return node
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
+        tag = cast(str, cast(Any, super()).resolve(kind, value, implicit))
+        # YAML 1.1 counts in sixties: it reads the seeds 1:5 as 65.
+        return _TEXT if kind is yaml.ScalarNode and ":" in value and tag in _NUMBERS else tag
 
 
 class _Dumper(yaml.SafeDumper):
@@ -113,7 +144,7 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     """Text of several lines, such as a script, is written as a block."""
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    return dumper.represent_scalar(_TEXT, text, style="|" if "\n" in text else None)
 
 
 _Dumper.add_representer(str, _represent_text)

@@ -122,7 +122,7 @@ def parse_seeds(value: Any, name: str = "seeds") -> tuple[int, ...]:
     for part in parts:
         first, colon, last = str(part).strip().partition(":")
         begin = number(first or ("0" if colon else ""), name, "a number, first:end or a list of them", least=0)
-        end = number(last, name, "a number, first:end or a list of them") if colon else begin + 1
+        end = number(last, name, "a number, first:end or a list of them", least=0) if colon else begin + 1
         if end <= begin or end - begin > _LIMIT:
             raise ConfigError(f"{name} {value}: {part} must be first:end with 1 to {_LIMIT} seeds; 0:5 is 0 to 4")
         seeds += range(begin, end)

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import yaml
-
 from lockstep.cli.workflow_files.fields import classic_words, known_fields, settings_of
 from lockstep.cli.workflow_files.learner import differing_defaults, learner_settings
 from lockstep.config import settings
@@ -117,9 +115,7 @@ def _parsed(path: Path) -> Any:
             return json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))
         except json.JSONDecodeError as error:
             raise ConfigError(f"{path}, line {error.lineno} is not JSON: {error.msg}") from None
-    data = settings.parse(text, str(path))
-    _check_once(path, yaml.compose(text, Loader=yaml.SafeLoader))
-    return data
+    return settings.parse(text, str(path))
 
 
 def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -130,17 +126,6 @@ def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ConfigError(f"{path}: {name} is there twice, {found[name]!r} and {value!r}; leave one out{hint}")
         found[name] = value
     return found
-
-
-def _check_once(path: Path, node: Any) -> None:
-    """Check the nodes of a YAML document for duplicate keys."""
-    if isinstance(node, yaml.MappingNode):
-        _once(path, [(str(key.value), getattr(value, "value", None)) for key, value in node.value])
-        for _, value in node.value:
-            _check_once(path, value)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _check_once(path, item)
 
 
 def cache_root(environment: Mapping[str, str] = os.environ) -> Path:

@@ -204,6 +204,7 @@ def test_run_of_a_killed_start_is_waited_for(sweeps, capsys):
     [
         (["--seeds", "0:2", "--seed", "1"], "--seed 1 and --seeds 0:2"),
         (["--seeds", "2:2"], "first:end"),
+        (["--seeds", "5:0"], "5:0 must be first:end"),
         (["--seeds", "1,1"], "seed 1 occurs twice"),
         (["--seeds", "x"], "--seeds x must be a number"),
         (["--seeds", "0:2", "--nnodes", "2"], "no flags of a launcher"),
@@ -229,6 +230,8 @@ def test_wrong_arguments_are_refused_before_anything_starts(sweeps, capsys, word
         ("train: cartpole\nsettings: {learning_rate: {low: 1, high: 2}}", "is a range, and sampler=grid"),
         ("train: cartpole\nsettings: {learning_rat: [1]}", "learning_rate"),
         ("train: cartpole\nsettings: {seed: [1]}", "write seeds"),
+        ("train: cartpole\nseeds: -1:2", "seeds -1 must be"),
+        ("train: cartpole\nseeds: 0\nseeds: 3", "line 3: seeds is there twice"),
         ("train: cartpole\nsettings: {num_envs: [0, 8]}", "the run with num_envs=0 cannot work"),
         ("train: cartpole\nsampler: random\nsettings: {gamma: [1]}", "needs the number of trials"),
         ("train: cartpole\nmetric: best", "must be last_return"),
@@ -240,6 +243,13 @@ def test_wrong_sweep_file_is_refused(sweeps, capsys, text, wanted):
     assert sweeps.run("sweep", "my.yaml") == 2
     assert wanted in capsys.readouterr().err
     assert not (sweeps.path / "runs").exists()
+
+
+def test_seeds_of_a_sweep_file_are_no_number_of_sixties(sweeps, capsys):
+    """YAML 1.1 reads 1:4 as 64."""
+    sweeps.write("train: cartpole\nseeds: 1:4")
+    assert sweeps.run("sweep", "my.yaml", "--dry-run") == 0
+    assert "seeds 1,2,3" in capsys.readouterr().out
 
 
 def test_runs_of_a_sweep_keep_their_settings(sweeps, capsys):
