@@ -56,7 +56,7 @@ def parse_space(data: Any) -> Space:
     """The search space that the entry `settings` of a sweep file describes.
 
     Raises:
-        ConfigError: an entry is neither a value, nor a list, nor a range.
+        ConfigError: an entry is neither a value, nor a list, nor a range, or a list has a value twice.
     """
     if not isinstance(data, Mapping):
         raise ConfigError(f"settings={data} must be a mapping from settings to lists of values or ranges")
@@ -73,6 +73,8 @@ def parse_space(data: Any) -> Space:
             values = tuple(cast(list[Any], entry)) if isinstance(entry, list) else (entry,)
             if not values:
                 raise ConfigError(f"settings.{key} is an empty list; give at least one value")
+            if repeated := [value for index, value in enumerate(values) if value in values[:index]]:
+                raise ConfigError(f"settings.{key}: {repeated[0]} occurs twice; both would be the same runs")
             found[key] = values
     return found
 

@@ -232,6 +232,7 @@ def test_wrong_arguments_are_refused_before_anything_starts(sweeps, capsys, word
         ("train: cartpole\nsettings: {seed: [1]}", "write seeds"),
         ("train: cartpole\nseeds: -1:2", "seeds -1 must be"),
         ("train: cartpole\nseeds: 0\nseeds: 3", "line 3: seeds is there twice"),
+        ("train: cartpole\nsettings: {gamma: [0.9, 0.99, 0.9]}", "settings.gamma: 0.9 occurs twice"),
         ("train: cartpole\nsettings: {num_envs: [0, 8]}", "the run with num_envs=0 cannot work"),
         ("train: cartpole\nsampler: random\nsettings: {gamma: [1]}", "needs the number of trials"),
         ("train: cartpole\nmetric: best", "must be last_return"),
