@@ -54,6 +54,8 @@ def evaluate_run(  # noqa: PLR0913  # keyword arguments of one evaluation
     """
     found = find_policy(path, best=best, last=last, step=step)
     run = _run_of(found)
+    if run.task is None:
+        raise policy_file.no_simulator_error(path)
     name = ml_framework or run.ml_framework
     check_package(name)
     # Not the seed of the evaluations during training, which selected the best policy and the stop.

@@ -183,6 +183,8 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
     check_packages(run)
     if isinstance(run, OfflineRun):
         check_data(run)
+        if run.task is not None:
+            env_spec(run.task, run.env)
         return run
     run = _with_current_task(run)
     with _suggest_recipes(run.task) if run.task == (args.target or args.task) else nullcontext():

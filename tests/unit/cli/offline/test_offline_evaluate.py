@@ -131,3 +131,8 @@ def test_mistakes(case, here, capsys):
     assert error.count("\n") == 1
     assert re.search(message, error), error
     assert not (path / "estimates.json").exists()
+
+
+def test_playing_a_run_without_a_simulator_is_refused(here, capsys):
+    assert cli.main(["evaluate", str(run_dir(here))]) == 2
+    assert "learned from a log and has no simulator to play in" in capsys.readouterr().err

@@ -253,3 +253,11 @@ def test_prepared_data_under_another_command_or_by_their_description(tmp_path, l
     assert f"{data} is prepared data; lockstep offline train {data} learns from it" in capsys.readouterr().err
     assert cli.main(["offline", "train", str(data / "dataset.json")]) == 2
     assert f"name their directory: lockstep offline train {data}" in capsys.readouterr().err
+
+
+def test_an_unknown_task_is_refused_before_a_run_directory_is_made(tmp_path, log, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call(capsys, log, "--out", "data")[0] == 0
+    assert cli.main(["offline", "train", "data", "--task", "CartPole-v9"]) == 2
+    assert "task=CartPole-v9 is unknown" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
