@@ -47,12 +47,15 @@ class Critics(nn.Module):
             for weight in layer.weight:
                 nn.init.orthogonal_(weight, 1.0 if i == last else math.sqrt(2), generator=generator)
 
-    def forward(self, state: Tensor, action: Tensor) -> Tensor:
-        """Q of one action [N, K], or of J actions [N, J, K], in each state [N, S]; [C, N] or [C, N, J]."""
+    def forward(self, state: Tensor, action: Tensor, count: int | None = None) -> Tensor:
+        """Q of one action [N, K], or of J actions [N, J, K], in each state [N, S]; [C, N] or [C, N, J].
+
+        `count` computes the first critics alone.
+        """
         if action.ndim == 3:
             state = state.unsqueeze(1).expand(-1, action.shape[1], -1)
-            return self(state.flatten(0, 1), action.flatten(0, 1)).unflatten(1, action.shape[:2])
-        x = torch.cat([state, action], -1).expand(self.num_critics, -1, -1)
+            return self(state.flatten(0, 1), action.flatten(0, 1), count).unflatten(1, action.shape[:2])
+        x = torch.cat([state, action], -1).expand(count or self.num_critics, -1, -1)
         for i, layer in enumerate(self.layers):
             x = layer(x if i == 0 else self.activation(x))
         return x.squeeze(-1)
