@@ -255,9 +255,11 @@ def test_prepared_data_under_another_command_or_by_their_description(tmp_path, l
     assert f"name their directory: lockstep offline train {data}" in capsys.readouterr().err
 
 
-def test_an_unknown_task_is_refused_before_a_run_directory_is_made(tmp_path, log, capsys, monkeypatch):
+def test_an_unknown_task_is_refused_before_the_run_begins(tmp_path, log, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert call(capsys, log, "--out", "data")[0] == 0
     assert cli.main(["offline", "train", "data", "--task", "CartPole-v9"]) == 2
-    assert "task=CartPole-v9 is unknown" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "task=CartPole-v9 is unknown" in printed.err
+    assert "run directory" not in printed.out
     assert not (tmp_path / "runs").exists()
