@@ -288,9 +288,16 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def policy_source(given: str | None) -> Path | None:
-    """The path of `--init-from`. Raises `ConfigError` if it does not exist."""
+    """The path of `--init-from`. Raises `ConfigError` if no policy can be read there."""
     if given is None:
         return None
-    if not Path(given).exists():
+    path = Path(given)
+    if not path.exists():
         raise ConfigError(f"--init-from {given} does not exist; give a run directory or a policy file")
-    return Path(given)
+    from lockstep.session import policy_file
+
+    try:
+        policy_file.read(path)
+    except ConfigError as error:
+        raise ConfigError(f"--init-from {given}: {error}") from error
+    return path

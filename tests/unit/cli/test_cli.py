@@ -15,6 +15,7 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.cli import main as cli
 from lockstep.launch import gpus
 from lockstep.run import Run, load, override
+from lockstep.session import policy_file
 from lockstep.session.task_defaults import task_defaults
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -194,26 +195,34 @@ def test_version(capsys):
     assert capsys.readouterr().out.startswith("lockstep 0.")
 
 
-def test_one_rank_trains_in_this_process(trained, launched, here):
-    assert cli.main(["train", "cartpole", "--run-dir", "here", "--init-from", str(here)]) == 0
+@pytest.fixture
+def policy(tmp_path_factory):
+    """A policy file without parameters."""
+    path = tmp_path_factory.mktemp("earlier") / policy_file.POLICY_FILE
+    policy_file.write(path, {}, None, {"format": 2})
+    return path
+
+
+def test_one_rank_trains_in_this_process(trained, launched, policy, here):
+    assert cli.main(["train", "cartpole", "--run-dir", "here", "--init-from", str(policy)]) == 0
     (call,) = trained
-    assert (str(call.run_dir), call.init_from, call.joined) == ("here", here, False)
+    assert (str(call.run_dir), call.init_from, call.joined) == ("here", policy, False)
     assert launched == []
     assert os.listdir(here) == []
 
 
-def test_checkpoint_is_another_word_for_init_from(trained, here):
-    assert cli.main(["train", "cartpole", "--checkpoint", str(here)]) == 0
-    assert trained[0].init_from == here
+def test_checkpoint_is_another_word_for_init_from(trained, policy):
+    assert cli.main(["train", "cartpole", "--checkpoint", str(policy.parent)]) == 0
+    assert trained[0].init_from == policy.parent
 
 
-def test_several_ranks_get_one_run_directory_and_one_command(launched, trained, here, monkeypatch):
+def test_several_ranks_get_one_run_directory_and_one_command(launched, trained, policy, here, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/mine")
     (here / "beside").mkdir()
     (here / "beside" / "own.py").write_text(
         "from lockstep.recipes import load\ndef recipe(): return load('cartpole')\n"
     )
-    code = cli.main(["train", "beside/own.py", "--ranks", "2", "--seed", "5", "--init-from", str(here), "--debug"])
+    code = cli.main(["train", "beside/own.py", "--ranks", "2", "--seed", "5", "--init-from", str(policy), "--debug"])
     assert code == 7
     assert trained == []
     (call,) = launched
@@ -221,7 +230,7 @@ def test_several_ranks_get_one_run_directory_and_one_command(launched, trained, 
     assert load(call.run_dir / "run.yaml") == override(recipes.load("cartpole"), {"seed": 5})
     file, folder = str(call.run_dir / "run.yaml"), str(call.run_dir)
     assert call.command[1:7] == ["-m", "lockstep.train", file, "--run-dir", folder, "--joined"]
-    assert call.command[7:] == ["--debug", "--init-from", str(here)]
+    assert call.command[7:] == ["--debug", "--init-from", str(policy)]
     assert call.restarts.maximum == 0
     search = call.environment["PYTHONPATH"].split(":")
     assert {str(here), str(here / "beside"), "/mine"} <= set(search)
@@ -301,6 +310,8 @@ def test_exit_codes(status, error, code, monkeypatch):
         ("cartpole --max-restarts many", ["--max-restarts many", "a number"]),
         ("--task=lockstep/Reach-v0 --video", ["a video was asked for", "lockstep/Reach-v0 cannot be drawn"]),
         ("cartpole --init-from nowhere", ["--init-from nowhere", "does not exist"]),
+        ("cartpole --init-from .", ["--init-from .: policy.safetensors does not exist", "when it ends"]),
+        ("cartpole --init-from broken.py", ["--init-from broken.py", "not a Lockstep policy file"]),
         ("cartpole --ranks 2 --run-dir /proc/nowhere/a", ["run_dir=/proc/nowhere/a", "--run-dir"]),
         ("nothing.yaml", ["nothing.yaml"]),
         ("nothing.py:recipe", ["nothing.py"]),
