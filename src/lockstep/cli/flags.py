@@ -30,11 +30,18 @@ def add_learning_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ml-framework", metavar="torch|jax", help="backend (default: torch)")
     add("--ranks", metavar="N|auto", help="learner processes to start; auto: one per GPU (default: 1; chaos: 2)")
     add("--seed", metavar="S", help="same seed, same parameters")
-    add("--run-dir", metavar="DIR", help="where results go (default: runs/TASK-ALGO-TIME)")
+    add("--run-dir", metavar="DIR", type=_directory, help="where results go (default: runs/TASK-ALGO-TIME)")
     add_set_argument(parser)
     add("--device", metavar="auto|cpu|cuda", help="where to compute")
     add("--video", action="store_true", help="draw an episode at each evaluation: videos/step_N.gif")
     add("--debug", action="store_true", help="show tracebacks")
+
+
+def _directory(text: str) -> str:
+    """The value of `--run-dir`. A script's unset variable would make it empty, which names no directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; name a directory, or leave it out")
+    return text
 
 
 def add_set_argument(

@@ -67,14 +67,14 @@ def has_task_defaults(args: argparse.Namespace, run: "Run") -> bool:
 
 @contextmanager
 def _suggest_recipes(task: str) -> Generator[None]:
-    """Add recipes of similar names to an error about a task."""
+    """Add recipes of similar names to the error that this task is unknown."""
     from lockstep import recipes
 
     try:
         yield
     except ConfigError as error:
         near: list[str] = difflib.get_close_matches(task.lower().replace("-", "_"), recipes.names(), 2, 0.7)
-        if not near:
+        if not near or not str(error).startswith(f"task={task} is unknown"):
             raise
         raise ConfigError(f"{error}; recipes: {', '.join(near)}") from error
 
@@ -177,14 +177,15 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
     from lockstep.run import OfflineRun
     from lockstep.session.checks import check_packages, check_task
     from lockstep.session.data_checks import check_data
+    from lockstep.session.logged.policy_spec import PolicySpec, check_simulator
     from lockstep.session.task_defaults import defaults_note
 
     args.note = None
     check_packages(run)
     if isinstance(run, OfflineRun):
-        check_data(run)
+        dataset, _ = check_data(run)
         if run.task is not None:
-            env_spec(run.task, run.env)
+            check_simulator(PolicySpec.of_run(run, dataset, env_spec(run.task, run.env)), run.task)
         return run
     run = _with_current_task(run)
     with _suggest_recipes(run.task) if run.task == (args.target or args.task) else nullcontext():

@@ -272,10 +272,16 @@ def test_exit_codes(status, error, code, monkeypatch):
     assert cli.main(["train", "cartpole"]) == code
 
 
+def test_recipes_are_suggested_for_unknown_tasks_alone(capsys):
+    assert cli.main(["train", "CartPole-v1", "--set", "env.kwargs=3"]) == 2
+    assert "recipes:" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ("", ["nothing to train"]),
+        ("cartpole --run-dir=", ["--run-dir", "is empty"]),
         ("cartpol", ["cartpol", "CartPole-v1", "recipes: cartpole"]),
         ("CartPole-v9", ["CartPole-v9", "CartPole-v1"]),
         ("CartPole-v1 --task=Pendulum-v1", ["two tasks"]),

@@ -12,7 +12,7 @@ from lockstep.data.feature_file import features_from_dict, features_to_dict
 from lockstep.data.features import Features
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
-from lockstep.run import OFFLINE_ALGORITHMS, OfflineConfig, ScoreNetworkConfig
+from lockstep.run import OFFLINE_ALGORITHMS, OfflineConfig, OfflineRun, ScoreNetworkConfig
 from lockstep.session.policy_file import FROM_LOG, PolicySignature
 
 FORMAT = 1
@@ -32,6 +32,19 @@ class PolicySpec:
     algorithm: OfflineConfig
     spec: EnvSpec | None = None
     """Of the simulator, if there is one."""
+
+    @classmethod
+    def of_run(cls, run: OfflineRun, dataset: Dataset, spec: EnvSpec | None) -> "PolicySpec":
+        """Of the policy that a run learns from `dataset`; `spec` is of its simulator, if it names one."""
+        return cls(
+            info=dataset.info,
+            state=dataset.state_features,
+            action=dataset.action_features,
+            network=run.network,
+            algo=run.algo,
+            algorithm=run.algorithm,
+            spec=spec,
+        )
 
     @property
     def action_spec(self) -> ActionSpec:

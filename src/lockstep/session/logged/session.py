@@ -76,15 +76,7 @@ class LoggedSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
         run, problem, restricted = self.run, "", False
         try:
             self.dataset, self._eval_dataset = check_data(run, verify=self.world.local_rank == 0)
-            self.policy_spec = PolicySpec(
-                info=self.dataset.info,
-                state=self.dataset.state_features,
-                action=self.dataset.action_features,
-                network=run.network,
-                algo=run.algo,
-                algorithm=run.algorithm,
-                spec=self._spec,
-            )
+            self.policy_spec = PolicySpec.of_run(run, self.dataset, self._spec)
             check_simulator(self.policy_spec, run.task or "")
             restricted = self.dataset.info.restricts_actions
         except ConfigError as error:

@@ -255,11 +255,15 @@ def test_prepared_data_under_another_command_or_by_their_description(tmp_path, l
     assert f"name their directory: lockstep offline train {data}" in capsys.readouterr().err
 
 
-def test_an_unknown_task_is_refused_before_the_run_begins(tmp_path, log, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [("CartPole-v9", "task=CartPole-v9 is unknown"), ("Acrobot-v1", "task=Acrobot-v1 observes 6 numbers, the log has")],
+)
+def test_a_task_that_does_not_fit_is_refused_before_the_run_begins(task, reason, tmp_path, log, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert call(capsys, log, "--out", "data")[0] == 0
-    assert cli.main(["offline", "train", "data", "--task", "CartPole-v9"]) == 2
+    assert cli.main(["offline", "train", "data", "--task", task]) == 2
     printed = capsys.readouterr()
-    assert "task=CartPole-v9 is unknown" in printed.err
+    assert reason in printed.err
     assert "run directory" not in printed.out
     assert not (tmp_path / "runs").exists()
