@@ -134,10 +134,11 @@ def train_one(rank: int, one: Job) -> Outcome:
     """Train, counting what happens in this process: steps of environments, rows acted on, rows learned from."""
     import jax
 
-    from lockstep.jax import session
+    from lockstep.jax import actor_critic_on_device, session
     from lockstep.session import session as session_module
     from lockstep.train import train
 
+    del actor_critic_on_device  # imported before `SAC` and `TD3` are replaced below, which its annotations name
     jax.config.update("jax_numpy_rank_promotion", "raise")
     if jax.config.jax_num_cpu_devices < one.run.devices_per_process:
         jax.config.update("jax_num_cpu_devices", one.run.devices_per_process)

@@ -31,7 +31,8 @@ class EnvConfig:
     clip_observation: float | None = None
     """Clip observations, before they are normalized, to within this of 0."""
     placement: Literal["auto", "host", "device"] = "auto"
-    """Where PPO steps the environments: `host` (numpy) or `device` (tensors of `ml_framework` on the learner's device).
+    """Where PPO, and in JAX also SAC and TD3, step the environments: `host` (numpy) or `device` (tensors of
+    `ml_framework` on the learner's device).
     `auto`: on the device if the task is only there, or is there faster. JAX reads torch tensors through DLPack."""
 
     def __post_init__(self) -> None:

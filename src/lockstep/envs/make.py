@@ -129,7 +129,7 @@ def on_tensors(task: str) -> bool:
 
 
 def stays_on_device(task: str, config: EnvConfig, framework: Literal["torch", "jax"], *, preferred: bool) -> bool:
-    """Whether PPO in `framework` steps the environments of `task` on the learner's device; see `env.placement`.
+    """Whether a learner in `framework` steps the environments of `task` on the learner's device; see `env.placement`.
 
     False for torch tensors that a learner in JAX reads through DLPack; see `reads_tensors`.
 

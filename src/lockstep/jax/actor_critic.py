@@ -7,7 +7,7 @@ P parameters of actor and temperature, Q of the critics.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +32,9 @@ from lockstep.record.metric_means import MetricMeans
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
+from lockstep.session.gradient_schedule import TAKEN, GradientSchedule
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
-from lockstep.session.shard_replays import TAKEN, Replayed, ShardReplays
+from lockstep.session.shard_replays import Replayed, ShardReplays
 
 Own = tuple[ActorCriticPart, Array | None]
 """Every shard's part of a minibatch, and the rows of observations on the device, if they are there."""
@@ -72,15 +73,18 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         num_actions: actions to draw for a transition, which needs noise for them.
         target_actor: whether there is a target actor. The target networks then move with the policy, else with the
             critics.
+        on_device: whether the environments and their transitions are on the device, out of this object's sight: it then
+            has no replay buffers, and `update` cannot be called.
 
     Attributes:
+        schedule: of the gradient steps.
         state: what updates change on the devices; equal on all of them.
         flat: layout of the parameters of actor and temperature.
         flat_critics: layout of the parameters of the critics.
         flat_target: layout of the parameters of the target networks.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # of subclasses alone, which name what is theirs
         self,
         run: Run,
         policy: ContinuousPolicy,
@@ -90,24 +94,27 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         num_actions: int,
         *,
         target_actor: bool,
+        on_device: bool = False,
     ) -> None:
         check_task(run, policy.spec)
         self.config = config = cast(SomeConfig, run.algorithm)
         self.policy = policy
         self.comm = comm
-        self.observations = ReplayObservations(run, policy.spec, comm)
-        self._shards = ShardReplays(run, policy.spec, comm, self.observations.storage)
-        self.rows = self._shards.rows
-        self.replays = self._shards.replays
-        self.counters = self._shards.counters
-        self.shard_state = self._shards.shard_state
-        self.restore_shard = self._shards.restore_shard
+        if on_device:
+            self.schedule = GradientSchedule(run, comm.world)
+        else:
+            self.observations = ReplayObservations(run, policy.spec, comm)
+            self._shards = ShardReplays(run, policy.spec, comm, self.observations.storage)
+            self.schedule = self._shards
+            self.replays = self._shards.replays
+        self.rows = self.schedule.rows
+        self.counters = self.schedule.counters
         self.metrics = MetricMeans(metrics)
         policy.params = comm.read(comm.broadcast(policy.params))
         self._policy_sums = policy_sums
         self._num_sums = 2 + len(VALUE_METRICS) + len(policy_sums)
         self._no_sums = np.zeros(self._num_sums + 3, np.float32)
-        self._num_actions = num_actions
+        self.num_actions = num_actions
         self._target_actor = target_actor
         self._stop_on_non_finite = run.non_finite == "stop"
         self._precision = run.precision
@@ -119,25 +126,28 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         self._actor_size = self.flat.num_parameters - (LOG_ALPHA in actor)
         self._adam = Adam(config.adam_eps)
         rates = [config.learning_rate, config.critic_learning_rate or config.learning_rate]
-        self._initial_rates = np.array(rates, np.float32)
-        blank = [self._blank()] * comm.num_slots
-        self._calls = StepCalls(run, policy.spec, comm.devices[0].platform, blank, config.policy_delay)
+        self.initial_rates = np.array(rates, np.float32)
+        if not on_device:
+            blank = [self._blank()] * comm.num_slots
+            self._calls = StepCalls(run, policy.spec, comm.devices[0].platform, blank, config.policy_delay)
         self._step = comm.spmd(self.step)
         self._steps = comm.spmd(self.steps)
         self._critic_step = comm.spmd(self.critic_step)
         self._copy = comm.spmd(self._copied)
         self._named = jax.jit(self._by_name)
-        values, critic_values = self.flat.join(actor), self.flat_critics.join(critics)
-        start = State(
+        self.state: State = comm.replicate(self._first_state(self.flat.join(actor), self.flat_critics.join(critics)))
+
+    def _first_state(self, values: Array, critic_values: Array) -> State:
+        """Before the first gradient step."""
+        return State(
             policy=values,
             critics=critic_values,
             target=self._followed(values, critic_values),
             policy_optimizer=self._adam.init(values),
             critic_optimizer=self._adam.init(critic_values),
-            learning_rates=jnp.asarray(self._initial_rates),
+            learning_rates=jnp.asarray(self.initial_rates),
             sums=jnp.asarray(self._no_sums),
         )
-        self.state: State = comm.replicate(start)
 
     @abstractmethod
     def critic_loss(
@@ -151,9 +161,18 @@ class ActorCritic(ABC, Generic[SomeConfig]):
     ) -> tuple[Array, Array]:
         """The loss of actor and temperature as a *sum* over rows [N]; row count, then metric sums."""
 
-    def _begin(self, fraction: float) -> None:
+    def shard_state(self, k: int) -> dict[str, Any]:
+        """State of local shard `k`; of transitions on the device their collector has it."""
+        return self._shards.shard_state(k) if isinstance(self.schedule, ShardReplays) else {}
+
+    def restore_shard(self, k: int, state: dict[str, Any]) -> None:
+        """Restore local shard `k` from its `shard_state`."""
+        if isinstance(self.schedule, ShardReplays):
+            self._shards.restore_shard(k, state)
+
+    def begin(self, fraction: float) -> None:
         """Reset the sums, and set the learning rates for a run of which this fraction is completed."""
-        rates = self._initial_rates
+        rates = self.initial_rates
         if self.config.learning_rate_schedule == "linear":
             rates = (rates * (1.0 - fraction)).astype(np.float32)
         fresh = self.comm.replicate({"learning_rates": rates, "sums": self._no_sums})
@@ -167,7 +186,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
     def _parts(self, drawn: Sequence[Transitions], weights: Sequence[np.ndarray]) -> list[ActorCriticPart]:
         """Each local shard's part of the minibatch of the next gradient step, with its random numbers."""
         c, shards = self.config, self._shards
-        noise = shards.noise(self._num_actions, self.policy.spec.action.width)
+        noise = shards.noise(self.num_actions, self.policy.spec.action.width)
         seeds = [np.uint32(seed) for seed in shards.seeds()] if c.dropout else [None] * len(drawn)
         chosen = None
         if c.target_critics is not None:
@@ -324,9 +343,9 @@ class ActorCritic(ABC, Generic[SomeConfig]):
 
     def _blank(self) -> ActorCriticPart:
         """A shard's part of a minibatch of zeros."""
-        return self.observations.blank(ActorCriticPart.blank(self.policy, self.rows, self._num_actions))
+        return self.observations.blank(ActorCriticPart.blank(self.policy, self.rows, self.num_actions))
 
-    def _params(self) -> Params:
+    def current_params(self) -> Params:
         """The parameters of the policy by name, on this process' first device."""
         return self._named(*self.comm.local((self.state.policy, self.state.critics)))
 
@@ -350,16 +369,21 @@ class ActorCritic(ABC, Generic[SomeConfig]):
     def _add_metrics(self, replayed: Replayed, sums: np.ndarray) -> None:
         """Add the metrics of an update, from `State.sums` after its steps."""
         self.metrics.add(("replay/size", "replay/skipped"), [replayed.size, replayed.skipped], 1.0)
-        if not replayed.due:
+        if replayed.due:
+            self.add_step_metrics(replayed.due, sums)
+            self.metrics.add(("optim/learning_rate",), self.comm.read(self.state.learning_rates)[:1], 1.0)
+
+    def add_step_metrics(self, count: int, sums: np.ndarray) -> None:
+        """Add the metrics of `count` gradient steps, from `State.sums` after them."""
+        if not count:
             return
-        count, skipped = 1 + len(VALUE_METRICS), sums[-1:]
-        of_critics, of_policy, norms = np.split(sums[:-1], [count, self._num_sums])
+        split, skipped = 1 + len(VALUE_METRICS), sums[-1:]
+        of_critics, of_policy, norms = np.split(sums[:-1], [split, self._num_sums])
         self.metrics.add(VALUE_METRICS, of_critics[1:], of_critics[0])
         self.metrics.add(self._policy_sums, of_policy[1:], of_policy[0])
-        self.metrics.add(("optim/grad_norm",), norms[:1], replayed.due - skipped[0])
+        self.metrics.add(("optim/grad_norm",), norms[:1], count - skipped[0])
         self.metrics.add(("optim/policy_grad_norm",), norms[1:], of_policy[0] / self.config.batch_size)
-        self.metrics.add(("optim/skipped",), skipped, replayed.due)
-        self.metrics.add(("optim/learning_rate",), self.comm.read(self.state.learning_rates)[:1], 1.0)
+        self.metrics.add(("optim/skipped",), skipped, count)
 
     def shared_arrays(self) -> dict[str, np.ndarray]:
         """Copies of all state that is equal on every rank, by name, for checkpoints; torch uses the same names."""
@@ -388,6 +412,6 @@ class ActorCritic(ABC, Generic[SomeConfig]):
             learning_rates=named["learning_rates"],
         )
         self.state = self.comm.replicate(loaded)
-        self.policy.params = self._params()
+        self.policy.params = self.current_params()
         self.counters[:] = arrays.get("counters", self.counters)
         self.metrics.table[:] = arrays.get("metrics", self.metrics.table)

@@ -167,6 +167,20 @@ class ContinuousPolicy:
         actor, observation = cast_inputs(subtree(params, "actor"), observation, precision)
         return self.actor.apply(actor, observation).astype(jnp.float32)
 
+    def act(self, params: Params, observation: Array, noise: Array) -> Array:
+        """The environment's actions [N, D] for [N, O], as the sampler's, from standard normal noise [N, D]."""
+        parameters = self.parameters(params, observation)
+        if self.distribution is not None:
+            scaled = self.distribution.scaled_action_and_log_prob(parameters, noise)[0]
+        else:
+            assert isinstance(self.sampler, NoisyDeterministic)
+            scaled = jnp.clip(jnp.tanh(parameters) + self.sampler.std * noise, -1.0, 1.0)
+        return self.unscaled(scaled)
+
+    def unscaled(self, action: Array) -> Array:
+        """The environment's actions [N, D], from those in [-1, 1]."""
+        return jnp.asarray(self.sampler.center[None]) + self.sampler.half_range[None] * action
+
     def q(
         self, params: Params, observation: Array, action: Array, key: Array | None = None, precision: str = "float32"
     ) -> Array:

@@ -19,10 +19,10 @@ from lockstep.jax.device_shard import (
     Shard,
     StepRecord,
     add_episodes,
-    all_finite,
     checksum,
+    env_keys,
     find_non_finite,
-    no_episodes,
+    first_shard,
 )
 from lockstep.jax.envs.interface import Observation
 from lockstep.jax.envs.packed import Packed, PackedEnv, select_rows, wrap_key
@@ -70,12 +70,7 @@ class DeviceRollout:
 
     def begin(self, keys: Array, action_key: Array, order_key: Array) -> Shard:
         """The shard with new episodes in all environments."""
-        state = jax.vmap(self._env.reset)(jax.vmap(wrap_key)(keys))
-        size, zeros = self._size, jnp.zeros(self._size, jnp.float32)
-        return Shard(
-            state, jax.vmap(self._env.observe)(state), zeros, jnp.zeros(size, jnp.int32), zeros,
-            keys, action_key, order_key, no_episodes(), all_finite(), jnp.zeros((), jnp.uint32),
-        )  # fmt: skip
+        return first_shard(self._env, keys, action_key, order_key)
 
     def rollout(
         self, params: Params, normalizers: Mapping[str, Moments], shard: Shard, update: Array
@@ -127,16 +122,9 @@ class DeviceRollout:
         return shard, steps, jnp.concatenate(sums) if sums else jnp.zeros(0, jnp.float32)
 
     def _draw(self, shard: Shard, update: Array) -> RandomDraws:
-        keys = jax.vmap(jax.random.fold_in, (0, None))(jax.vmap(wrap_key)(shard.keys), update)
-        each = [
-            jax.vmap(
-                lambda key, what=what: jax.random.split(jax.random.fold_in(key, what), self._num_steps), out_axes=1
-            )(keys)
-            for what in range(2)
-        ]
         action_key = jax.random.fold_in(wrap_key(shard.action_key), update)
         noise = self._policy.distribution.draw_noise(action_key, (self._num_steps, self._size))
-        return RandomDraws(noise, *each)
+        return RandomDraws(noise, *env_keys(shard, update, self._num_steps))
 
     def _step(
         self, params: Params, normalizers: Mapping[str, Moments], carry: tuple[Any, ...], drawn: RandomDraws

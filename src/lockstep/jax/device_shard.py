@@ -12,7 +12,7 @@ from jax import Array
 
 from lockstep.jax.batch import Steps
 from lockstep.jax.envs.interface import Observation
-from lockstep.jax.envs.packed import Packed
+from lockstep.jax.envs.packed import Packed, PackedEnv, wrap_key
 from lockstep.record.episodes import KEPT
 from lockstep.world import stream
 
@@ -104,6 +104,25 @@ def keys_of(seed: int, shard: int, shard_envs: int) -> tuple[np.ndarray, np.ndar
 
     envs = np.stack([key("env on device", shard * shard_envs + i) for i in range(shard_envs)])
     return envs, key("action on device", shard), key("minibatch on device", shard)
+
+
+def first_shard(env: PackedEnv, keys: Array, action_key: Array, order_key: Array) -> Shard:
+    """The shard with new episodes in all environments."""
+    state = jax.vmap(env.reset)(jax.vmap(wrap_key)(keys))
+    zeros = jnp.zeros(len(keys), jnp.float32)
+    return Shard(
+        state, jax.vmap(env.observe)(state), zeros, jnp.zeros(len(keys), jnp.int32), zeros,
+        keys, action_key, order_key, no_episodes(), all_finite(), jnp.zeros((), jnp.uint32),
+    )  # fmt: skip
+
+
+def env_keys(shard: Shard, update: Array, num_steps: int) -> list[Array]:
+    """Keys [T, B] of the environments' steps, and of their resets, in a rollout."""
+    keys = jax.vmap(jax.random.fold_in, (0, None))(jax.vmap(wrap_key)(shard.keys), update)
+    return [
+        jax.vmap(lambda key, what=what: jax.random.split(jax.random.fold_in(key, what), num_steps), out_axes=1)(keys)
+        for what in range(2)
+    ]
 
 
 def no_episodes() -> EpisodeTotals:

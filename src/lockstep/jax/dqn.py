@@ -35,8 +35,9 @@ from lockstep.jax.transitions import Part, TransitionBatch
 from lockstep.record.metric_means import MetricMeans
 from lockstep.record.progress import Progress
 from lockstep.run import Run
+from lockstep.session.gradient_schedule import TAKEN
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
-from lockstep.session.shard_replays import TAKEN, Replayed, ShardReplays, announce
+from lockstep.session.shard_replays import Replayed, ShardReplays, announce
 from lockstep.world import block, stream, stream_seed
 
 _NO_SUMS = np.zeros(1 + len(VALUE_METRICS) + 2, np.float32)

@@ -6,7 +6,7 @@ The host synchronizes with the devices only for metrics, evaluations, checkpoint
 Shapes: K shards of this process, L of them on a device, T steps of a rollout, B environments of a shard, E epochs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -14,16 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lockstep.distributed.fingerprint import combine
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.errors import ConfigError
-from lockstep.experience.episodes import EpisodeStats
 from lockstep.jax import moments
 from lockstep.jax.batch import Batch, slots
 from lockstep.jax.batch_builder import batch_of
 from lockstep.jax.device_rollout import DeviceRollout
-from lockstep.jax.device_shard import REWARD, NonFiniteValue, Shard, keys_of, no_episodes
-from lockstep.jax.envs.interface import Observation
+from lockstep.jax.device_shard import Shard, keys_of, no_episodes
+from lockstep.jax.device_source import DeviceSource
 from lockstep.jax.envs.make import make_device_env
 from lockstep.jax.envs.packed import PackedEnv, wrap_key
 from lockstep.jax.moments import Moments
@@ -31,16 +29,13 @@ from lockstep.jax.networks import Policy
 from lockstep.jax.ppo import PPO
 from lockstep.jax.ppo_state import State
 from lockstep.jax.session import Session
-from lockstep.record.episodes import KEPT, RecentEpisodes
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.non_finite import Finding, NonFiniteError, nearest
+from lockstep.session.non_finite import NonFiniteError
 from lockstep.session.normalizers import NormalizerError, UpdateStatistics, begin
 from lockstep.world import stream_seed
 
 _LOW_BITS = 14
-_EPISODES = ("returned", "length", "discounted", "first")
-"""Fields of a `Shard` that are saved beside its environments and their observations."""
 
 
 class Shared(NamedTuple):
@@ -69,7 +64,7 @@ def permutations(key: Array, count: int, size: int) -> Array:
     return (keys & ((1 << low) - 1)).astype(jnp.int32)
 
 
-class DeviceCollector:
+class DeviceCollector(DeviceSource):
     """The environments of this process' shards, on its devices, and the compiled loop that learns from them.
 
     Args:
@@ -79,13 +74,9 @@ class DeviceCollector:
     """
 
     def __init__(self, run: Run, env: PackedEnv, ppo: PPO) -> None:
-        config, comm, world = ppo.config, ppo.comm, ppo.comm.world
-        size = world.shard_size(run.num_envs, "num_envs")
-        self._run = run
+        super().__init__(run, ppo.comm, ppo.config.num_steps)
+        config, comm, world, size = ppo.config, ppo.comm, ppo.comm.world, self._size
         self._ppo = ppo
-        self._comm = comm
-        self._size = size
-        self._batch_size = run.num_envs * config.num_steps
         self._rollout = DeviceRollout(
             env, ppo.policy, num_steps=config.num_steps, shard_envs=size, gamma=config.gamma,
             reward_scale=config.reward_scale, observation_limit=config.observation_limit, symmetry=ppo.symmetry,
@@ -100,7 +91,6 @@ class DeviceCollector:
         begin(comm, first, [np.ones(size)] * len(parts))
         self._own: Shard = comm.shard(parts)
         self._updates = comm.spmd(self._make_updates, donate_own=True)  # environments and rollouts: most of the memory
-        self.episodes = [EpisodeStats(size) for _ in world.shards]  # always empty: see `report_episodes`
 
     # -- in one compiled call ------------------------------------------------------------------------------------------
 
@@ -195,7 +185,7 @@ class DeviceCollector:
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
-        count = self._until_due(progress)
+        count = self.until_due(progress)
         normalizers, halted, left, bad = self._call(progress.updates, count)
         for name, host in self._ppo.normalizers.named().items():
             moments.write(normalizers[name], host)
@@ -203,72 +193,9 @@ class DeviceCollector:
             raise self._locate_non_finite(progress.updates + count - left - 1, bad)
         return count
 
-    def _until_due(self, progress: Progress) -> int:
-        """The number of updates until the next host synchronization."""
-        run, size = self._run, self._batch_size
-        periods = filter(None, (run.log_every, run.evaluate_every, run.checkpoint_every))
-        ends = [(progress.env_steps // every + 1) * every for every in periods]
-        steps = min([run.total_steps, *ends]) - progress.env_steps
-        return max(min(-(-steps // size), run.check_every - progress.updates % run.check_every), 1)
-
-    def report_episodes(self, statistics: np.ndarray, recent: Sequence[RecentEpisodes], first: int) -> None:
-        """Report the episodes that ended in `advance`.
-
-        Args:
-            statistics: [K, ...], of which the first three columns are set: number, returns, lengths.
-            recent: of each local shard; the newest episodes are appended.
-            first: number of the first update of `advance`.
-        """
-        for k, shard in enumerate(self._comm.unshard(self._own)):
-            totals = shard.totals
-            statistics[k, :3] = totals.ended, totals.returns, totals.lengths
-            kept = min(int(totals.ended), KEPT)
-            recent[k].count += int(totals.ended) - kept
-            for i in range(KEPT - kept, KEPT):
-                recent[k].add(int(totals.updates[i]), totals.recent[i : i + 1])
-
-    @property
-    def fingerprints(self) -> list[str]:
-        """Checksums of observations and actions in each local shard's first rollout."""
-        return [f"{int(shard.first):08x}" for shard in self._comm.unshard(self._own)]
-
-    def fingerprint(self) -> str:
-        """Fingerprint of this process' first rollout."""
-        return combine(self.fingerprints)
-
-    def shard_state(self, k: int) -> dict[str, Any]:
-        """Persistent state of local shard number `k`."""
-        shard: Shard = self._comm.unshard(self._own)[k]
-        policy, critic = shard.observation
-        observation = {"observation": policy} | ({} if critic is None else {"critic": critic})
-        return {"state": list(shard.state)} | observation | {name: getattr(shard, name) for name in _EPISODES}
-
-    def restore_shard(self, k: int, state: dict[str, Any], step: int) -> bool:
-        """Load what `shard_state` returned for local shard number `k`; True, because the restore is always exact."""
-        del step
-        parts: list[Shard] = self._comm.unshard(self._own)
-        saved = {name: state[name] for name in _EPISODES} | {
-            "state": tuple(state["state"]),
-            "observation": Observation(state["observation"], state.get("critic")),
-        }
-        current = {name: getattr(parts[k], name) for name in saved}
-        typed = jax.tree.map(lambda old, new: np.asarray(new, old.dtype), current, saved)
-        parts[k] = parts[k]._replace(**typed)
-        self._own = self._comm.shard(parts)
-        return True
-
     def _locate_non_finite(self, update: int, bad: int) -> NonFiniteError:
         """The error that names the environment or the normalizer that a non-finite value comes from; *collective*."""
-        comm = self._comm
-        found: dict[int, Finding] = {}
-        for shard, part in zip(comm.world.shards, comm.unshard(self._own), strict=True):
-            fault: NonFiniteValue = part.fault
-            if fault.what:
-                what = "a reward" if fault.what == REWARD else "an observation"
-                env = shard * self._size + int(fault.env)
-                words = f"environment {env} gave {what} that is not finite ({float(fault.value)})"
-                found[shard] = Finding(0, int(fault.step), env, words)
-        cause = nearest(comm, found)
+        cause = self.find_fault()
         where = f"update {update + 1} (non_finite=stop)"
         if cause is None and bad >= 0:
             columns = [(name, i) for name, m in self._ppo.normalizers.named().items() for i in range(len(m.mean))]

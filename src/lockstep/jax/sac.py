@@ -43,10 +43,12 @@ class SAC(ActorCritic[SACConfig]):
     Persistent across updates: `state`, each shard's replay buffer and random stream, and `counters`, as in DQN.
     """
 
-    def __init__(self, run: Run, policy: ContinuousPolicy, comm: Comm) -> None:
+    def __init__(self, run: Run, policy: ContinuousPolicy, comm: Comm, *, on_device: bool = False) -> None:
         config = run.algorithm
         assert isinstance(config, SACConfig)
-        super().__init__(run, policy, comm, METRICS, _POLICY_SUMS, _NUM_ACTIONS, target_actor=False)
+        super().__init__(
+            run, policy, comm, METRICS, _POLICY_SUMS, _NUM_ACTIONS, target_actor=False, on_device=on_device
+        )
         self.distribution = cast(SquashedGaussian, policy.distribution)
         self._target_entropy = -float(policy.spec.action.width)
         if config.target_entropy is not None:
@@ -110,7 +112,7 @@ class SAC(ActorCritic[SACConfig]):
         if replayed.skipped and self._stop_on_non_finite:
             raise self._locate_non_finite(rollouts, [], progress)
         if replayed.due:
-            self._begin(progress.fraction)
+            self.begin(progress.fraction)
         minibatches = self._learn(replayed)
         # One host sync per rollout; acting would wait for the device anyway.
         sums = self.comm.read(self.state.sums)
@@ -118,7 +120,7 @@ class SAC(ActorCritic[SACConfig]):
             raise self._locate_non_finite(rollouts, minibatches, progress)
         self._add_metrics(replayed, sums)
         if replayed.due:
-            self.policy.params = self._params()
+            self.policy.params = self.current_params()
         return totals
 
 

@@ -41,9 +41,9 @@ class TD3(ActorCritic[TD3Config]):
     Persistent across updates: `state`, each shard's replay buffer and random stream, and `counters`, as in DQN.
     """
 
-    def __init__(self, run: Run, policy: ContinuousPolicy, comm: Comm) -> None:
+    def __init__(self, run: Run, policy: ContinuousPolicy, comm: Comm, *, on_device: bool = False) -> None:
         assert isinstance(run.algorithm, TD3Config)
-        super().__init__(run, policy, comm, METRICS, _POLICY_SUMS, _NUM_ACTIONS, target_actor=True)
+        super().__init__(run, policy, comm, METRICS, _POLICY_SUMS, _NUM_ACTIONS, target_actor=True, on_device=on_device)
 
     # -- maths ---------------------------------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class TD3(ActorCritic[TD3Config]):
         if replayed.skipped and self._stop_on_non_finite:
             raise self._locate_non_finite(rollouts, [], progress)
         if replayed.due:
-            self._begin(progress.fraction)
+            self.begin(progress.fraction)
         minibatches = self._learn(replayed)
         # One host sync per rollout; acting would wait for the device anyway.
         sums = self.comm.read(self.state.sums)
@@ -103,7 +103,7 @@ class TD3(ActorCritic[TD3Config]):
             raise self._locate_non_finite(rollouts, minibatches, progress)
         self._add_metrics(replayed, sums)
         if replayed.due:
-            self.policy.params = self._params()
+            self.policy.params = self.current_params()
         return totals
 
 

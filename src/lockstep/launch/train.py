@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.envs.load import check_not_imported
-from lockstep.envs.make import env_spec, stays_on_device
+from lockstep.envs.make import env_spec
 from lockstep.errors import ConfigError
 from lockstep.launch.restarts import (
     Gather,
@@ -29,7 +29,7 @@ from lockstep.preflight.user_code_paths import with_absolute_paths
 from lockstep.record.console import Console
 from lockstep.record.pending_run import PendingRun
 from lockstep.run import AnyRun, OfflineRun, Run, override
-from lockstep.session.checks import check_packages
+from lockstep.session.checks import check_packages, learns_on_device
 from lockstep.session.env_checks.before_run import check_before_run
 from lockstep.session.profile import check_profile
 from lockstep.session.resume import ended_summary, load_resumption, nothing_left
@@ -187,8 +187,8 @@ def _loop_of(run: AnyRun) -> tuple[Callable[..., "AnySession"], Callable[[Any], 
     if isinstance(run, OfflineRun):
         return _offline_loop_of(run)
     framework, loop = run.ml_framework, run.algo
-    if (framework, loop) == ("jax", "ppo") and stays_on_device(run.task, run.env, "jax", preferred=True):
-        loop = "ppo_on_device"
+    if framework == "jax" and learns_on_device(run):
+        loop = "ppo_on_device" if loop == "ppo" else "actor_critic_on_device"
     session = import_module(f"lockstep.{framework}.session").Session
     return session, import_module(f"lockstep.{framework}.{loop}").train
 

@@ -85,6 +85,31 @@ def _joins_groups(run: Run) -> bool:
     return run.env.placement == "host"
 
 
+def learns_on_device(run: Run) -> bool:
+    """Whether a run in JAX steps environments that are written in JAX inside its compiled updates.
+
+    Raises:
+        ConfigError: `env.placement=device`, and a setting of the replay buffer needs the host.
+    """
+    config = run.algorithm
+    if isinstance(config, DQNConfig) or not stays_on_device(run.task, run.env, "jax", preferred=True):
+        return False
+    if isinstance(config, SACConfig | TD3Config):
+        for name, needs_host in (
+            ("prioritized", config.prioritized),
+            ("replay_path", config.replay_path is not None),
+            ("replay_device", config.replay_device != "auto"),
+        ):
+            if needs_host and run.env.placement == "device":
+                raise ConfigError(
+                    f"{name}={str(getattr(config, name)).lower()} is for transitions that the host collects; use "
+                    f"env.placement=host, or leave {name} out"
+                )
+            if needs_host:
+                return False
+    return True
+
+
 def check_agents(num_envs: int, num_shards: int, spec: EnvSpec) -> None:
     """Raise `ConfigError` if the agents of an environment would be divided between shards."""
     whole = spec.num_agents * num_shards
@@ -115,6 +140,8 @@ def _check_actor_critic(run: Run, spec: EnvSpec) -> None:
         raise ConfigError(
             f"algo={run.algo} has no observation for the critics alone, and task={run.task} has one; use --algo ppo"
         )
+    if run.ml_framework == "jax":
+        learns_on_device(run)
     network = run.network
     for name, default in (("module", None), ("shared", None), ("initial_log_std", 0.0)):
         if getattr(network, name) not in (default, False):

@@ -18,10 +18,9 @@ from lockstep.experience.rollout import Rollout
 from lockstep.record.journal import Journal
 from lockstep.record.progress import Progress
 from lockstep.run import Run
+from lockstep.session.gradient_schedule import GradientSchedule
 from lockstep.session.host_checks import bytes_of_host, check_host, check_replay_device
 from lockstep.world import World, stream
-
-TAKEN, _BEGIN, _PENDING = range(3)
 
 
 class Replayed(NamedTuple):
@@ -49,8 +48,8 @@ class ObservationStorage(NamedTuple):
 ON_HOST = ObservationStorage()
 
 
-class ShardReplays:
-    """The replay buffer and the random stream of each local shard.
+class ShardReplays(GradientSchedule):
+    """The replay buffer and the random stream of each local shard, and the gradient steps that are due.
 
     Args:
         run: the config.
@@ -59,24 +58,15 @@ class ShardReplays:
         storage: of the observations.
 
     Attributes:
-        rows: transitions that each shard draws for a gradient step (N).
         replays: of each local shard.
         streams: of each local shard.
-        counters: equal on all ranks: gradient steps taken, environment step from which learning may begin, fraction of
-            a gradient step that is pending.
     """
 
     def __init__(self, run: Run, spec: EnvSpec, comm: Comm, storage: ObservationStorage = ON_HOST) -> None:
-        config = run.algorithm
-        world = comm.world
-        assert isinstance(config, ReplayConfig)
-        self._config = config
-        self._seed = run.seed
+        super().__init__(run, comm.world)
         self._comm = comm
-        self.rows = config.minibatch_rows(world.shard_size(run.num_envs, "num_envs"), world.num_shards)
         self.replays = make_replays(run, spec, comm, storage)
-        self.streams = [stream(run.seed, "replay", shard) for shard in world.shards]
-        self.counters = np.array([0.0, config.learning_starts, 0.0])
+        self.streams = [stream(run.seed, "replay", shard) for shard in comm.world.shards]
 
     def extend(
         self, rollouts: Sequence[Rollout], extra_sums: np.ndarray, progress: Progress
@@ -99,19 +89,8 @@ class ShardReplays:
         total = self._comm.sum_statistics(np.concatenate([statistics, extra_sums], 1), "facts")
         faults, unready, size = total[:3].tolist()
         num_shards = self._comm.world.num_shards
-        due = self._take_due(progress.env_steps, rollouts[0].reward.size * num_shards, ready=not unready)
+        due = self.take_due(progress.env_steps, rollouts[0].reward.size * num_shards, ready=not unready)
         return Replayed(int(size), faults / num_shards, due, progress.fraction), total[3:]
-
-    def _take_due(self, env_steps: int, new_steps: int, *, ready: bool) -> int:
-        """Gradient steps to take after a rollout of `new_steps`, from numbers that are equal on all ranks."""
-        if self.counters[_BEGIN] < 0:
-            self.counters[_BEGIN] = env_steps + self._config.learning_starts
-        if not ready or env_steps + new_steps < self.counters[_BEGIN]:
-            return 0
-        pending = float(self.counters[_PENDING]) + new_steps * self._config.updates_per_step
-        due = int(pending + 1e-6)  # tolerates rounding: 192 steps at 10 / 192 each are 10
-        self.counters[_PENDING] = pending - due
-        return due
 
     def minibatches(self, replayed: Replayed) -> Iterator[tuple[list[Transitions], list[np.ndarray]]]:
         """Each shard's part of a minibatch, and its importance weights [N], for each gradient step that is due.
@@ -122,7 +101,7 @@ class ShardReplays:
             self._comm.timers.enter(LEARN)  # a heartbeat: many steps may be due
             drawn = [replay.sample(self.rows, s) for replay, s in zip(self.replays, self.streams, strict=True)]
             probabilities = [part.probability / self._comm.world.num_shards for part in drawn]
-            yield drawn, [importance_weights(self._config, p, replayed.size, replayed.fraction) for p in probabilities]
+            yield drawn, [importance_weights(self.config, p, replayed.size, replayed.fraction) for p in probabilities]
 
     def update_priorities(self, drawn: Sequence[Transitions], priorities: Iterable[np.ndarray]) -> None:
         """Set the priorities [N] of each shard's part of a minibatch."""
@@ -137,22 +116,16 @@ class ShardReplays:
         """A seed for further random numbers of each shard's part, from the stream that draws its minibatches."""
         return [int(s.integers(2**32)) for s in self.streams]
 
-    def target_critics(self, num_critics: int, count: int) -> np.ndarray:
-        """`count` different critics of `num_critics`, in order, for this gradient step: equal on all ranks."""
-        generator = stream(self._seed, "target critics", int(self.counters[TAKEN]))
-        return np.sort(generator.choice(num_critics, count, replace=False))
-
     def shard_state(self, k: int) -> dict[str, Any]:
         """State of local shard `k`."""
-        replay = self.replays[k].state() if self._config.checkpoint_replay else None
+        replay = self.replays[k].state() if self.config.checkpoint_replay else None
         return {"stream": self.streams[k].bit_generator.state, "replay": replay}
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
         """Restore local shard `k` from its `shard_state`."""
         self.streams[k].bit_generator.state = state["stream"]
-        if state["replay"] is None or not self._config.checkpoint_replay:
-            self.counters[_BEGIN] = -1  # fill a new buffer first
-            self.counters[_PENDING] = 0
+        if state["replay"] is None or not self.config.checkpoint_replay:
+            self.fill_again()
         else:
             self.replays[k].restore(state["replay"])
 

@@ -20,8 +20,9 @@ from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
+from lockstep.session.gradient_schedule import TAKEN
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
-from lockstep.session.shard_replays import TAKEN, Replayed, ShardReplays
+from lockstep.session.shard_replays import Replayed, ShardReplays
 from lockstep.torch.adam import Adam
 from lockstep.torch.capture import capture_step
 from lockstep.torch.comm import Comm

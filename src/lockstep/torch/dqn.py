@@ -21,8 +21,9 @@ from lockstep.experience.replay import Transitions
 from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import Run
+from lockstep.session.gradient_schedule import TAKEN
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
-from lockstep.session.shard_replays import TAKEN, ShardReplays, announce
+from lockstep.session.shard_replays import ShardReplays, announce
 from lockstep.torch import value_losses as losses
 from lockstep.torch.adam import Adam
 from lockstep.torch.capture import announce_capture, capture_step

@@ -17,7 +17,8 @@ from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
-from lockstep.session.shard_replays import TAKEN, announce
+from lockstep.session.gradient_schedule import TAKEN
+from lockstep.session.shard_replays import announce
 from lockstep.torch import value_losses as losses
 from lockstep.torch.actor_critic import ActorCritic
 from lockstep.torch.capture import announce_capture

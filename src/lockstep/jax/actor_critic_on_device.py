@@ -1,0 +1,285 @@
+"""SAC and TD3 with environments on the device: one compiled call runs several rollouts and their gradient steps.
+
+The host synchronizes with the devices only for metrics, evaluations, checkpoints and the check that all ranks agree
+(`check_every`). A signal waits until the next of these.
+
+Shapes: K shards of this process, L of them on a device, N transitions of a shard's part of a minibatch.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lockstep.distributed.timers import LEARN, OTHER
+from lockstep.errors import ConfigError
+from lockstep.experience.memory import in_words
+from lockstep.jax.actor_critic import State
+from lockstep.jax.batch import slots
+from lockstep.jax.continuous_policy import ContinuousPolicy
+from lockstep.jax.device_replay import DeviceReplay, ReplayRows
+from lockstep.jax.device_shard import Shard, first_shard, keys_of, no_episodes
+from lockstep.jax.device_source import DeviceSource
+from lockstep.jax.device_transitions import TransitionRollout
+from lockstep.jax.envs.make import make_device_env
+from lockstep.jax.envs.packed import PackedEnv, wrap_key
+from lockstep.jax.hardware import free_memory
+from lockstep.jax.sac import SAC
+from lockstep.jax.session import Session
+from lockstep.jax.td3 import TD3
+from lockstep.jax.transitions import ActorCriticPart
+from lockstep.record.progress import Progress
+from lockstep.run import Run
+from lockstep.session.checks import check_task
+from lockstep.session.gradient_schedule import TAKEN
+from lockstep.session.non_finite import NonFiniteError
+from lockstep.system.memory import usable_memory
+from lockstep.world import stream, stream_seed
+
+_MAX_STEPS = 1000
+"""Gradient steps of a compiled call. The watch for stalls sees a rank only between calls."""
+
+
+class Shared(NamedTuple):
+    """State that is replicated on all devices."""
+
+    state: State
+    halted: Array
+    """Whether a number was not finite and the run must stop."""
+    update: Array
+    """int32: updates of the run so far."""
+    left: Array
+    """int32: updates left in this call."""
+    due: Array
+    """int32: gradient steps after each of the last updates of a call, the last one at the end."""
+    taken: Array
+    """int32: gradient steps of the run so far."""
+    counted: Array
+    """Sums over this call's updates: transitions in all buffers, share of rollouts that were not stored, learning rate
+    where steps were due, and 1 there."""
+
+
+class DeviceTrainer(DeviceSource):
+    """The environments and the transitions of this process' shards on its devices, and the loop that learns from them.
+
+    Args:
+        run: the config.
+        env: one environment.
+        learner: SAC or TD3, made for environments on the device.
+    """
+
+    def __init__(self, run: Run, env: PackedEnv, learner: SAC | TD3) -> None:
+        config, comm = learner.config, learner.comm
+        super().__init__(run, comm, config.num_steps)
+        self._learner, self._config, world = learner, config, comm.world
+        self._rollout = TransitionRollout(env, learner.policy, config.num_steps, self._size)
+        capacity = world.shard_size(config.capacity, "capacity")
+        self._rows = ReplayRows(config, env.spec, self._size, capacity, learner.rows)
+        self._check_memory()
+        start = jax.jit(lambda *keys: first_shard(env, *keys))
+        with jax.default_device(comm.devices[0]):
+            parts = [jax.device_get(start(*keys_of(run.seed, shard, self._size))) for shard in world.shards]
+        self._own: Shard = comm.shard(parts)
+        self._replay: DeviceReplay = comm.shard([self._rows.empty()] * len(parts))
+        self._critics_key = stream(run.seed, "target critics on device").integers(0, 1 << 32, 2, np.uint32)
+        self._calls = max(int(_MAX_STEPS // max(config.gradient_steps(run.num_envs), 1.0)), 1)
+        self._updates = comm.spmd(self._make_updates, donate_own=True)
+
+    def _check_memory(self) -> None:
+        """Raise `ConfigError` on all ranks if a rank's buffers do not fit; *collective*."""
+        comm, config = self._comm, self._config
+        wanted = self._rows.num_bytes * comm.num_slots
+        free = free_memory(comm.devices[0])
+        if free is None:  # the memory of the host, which all its ranks share
+            free = usable_memory()
+            wanted *= len(comm.devices) * comm.world.local_size * (2 if config.checkpoint_replay else 1)
+        problem = ""
+        if free is not None and wanted > free:
+            problem = (
+                f"algorithm.capacity={config.capacity} needs {in_words(wanted)} of memory for environments on the "
+                f"device, and {in_words(free)} are free; use algorithm.capacity={int(config.capacity * free / wanted)} "
+                "or less, or env.placement=host"
+            )
+        if problems := [one for one in comm.gather_object(problem, "replay") if one]:
+            raise ConfigError(problems[0])
+
+    # -- in one compiled call ------------------------------------------------------------------------------------------
+
+    def _make_updates(
+        self, shared: Shared, own: tuple[Shard, DeviceReplay]
+    ) -> tuple[Shared, tuple[Shard, DeviceReplay]]:
+        """Run updates until none is left, or until a number is not finite and `non_finite` is `stop`."""
+        shards, replay = own
+        each = [shard._replace(totals=no_episodes()) for shard in slots(shards, self._comm.num_slots)]
+        shared, each, replay = jax.lax.while_loop(
+            lambda carry: (carry[0].left > 0) & ~carry[0].halted, self._make_update, (shared, each, replay)
+        )
+        return shared, (jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), replay)
+
+    def _make_update(self, carry: tuple[Shared, list[Shard], DeviceReplay]) -> tuple[Shared, list[Shard], DeviceReplay]:
+        shared, shards, replay = carry
+        run, config, learner = self._run, self._config, self._learner
+        state, update, stops = shared.state, shared.update, run.non_finite == "stop"
+        random = update < -(-config.learning_starts // self._batch_size)
+        new_shards, facts = list[Shard](), list[Array]()
+        for slot, shard in enumerate(shards):
+            # The barriers isolate the shard's computation: other shards on this device must not change its bits.
+            values, shard, number = jax.lax.optimization_barrier((state.policy, shard, update))
+            rollout = self._rollout.rollout(learner.flat.split(values), shard, number, random)
+            new_shard, steps = jax.lax.optimization_barrier(rollout)
+            finite = new_shard.fault.what == 0
+            replay = self._rows.write(replay, slot, steps, finite)
+            size = self._rows.size(replay, slot)
+            facts.append(jnp.stack([~finite, size == 0, size]).astype(jnp.float32))
+            new_shards.append(new_shard)
+        faults, unready, size = self._comm.sum_shards(jnp.stack(facts), "facts")
+        halted = shared.halted | ((faults > 0) & stops)
+        due = jnp.where(halted | (unready > 0), 0, shared.due[len(shared.due) - shared.left])
+        if config.learning_rate_schedule == "linear":
+            remaining = 1.0 - update.astype(jnp.float32) * (self._batch_size / run.total_steps)
+            state = state._replace(learning_rates=learner.initial_rates * jnp.maximum(remaining, 0.0))
+
+        def step(number: Array, state: State) -> State:
+            return self._take_step(state, replay, new_shards, shared.taken + number + 1)
+
+        state = jax.lax.fori_loop(0, due, step, state)
+        halted |= (state.sums[-1] > 0) & stops
+        share, learned = faults * (1.0 / self._comm.world.num_shards), (due > 0).astype(jnp.float32)
+        counted = shared.counted + jnp.stack([size, share, learned * state.learning_rates[0], learned])
+        shared = Shared(state, halted, update + 1, shared.left - 1, shared.due, shared.taken + due, counted)
+        return shared, new_shards, replay
+
+    def _take_step(self, state: State, replay: DeviceReplay, shards: list[Shard], number: Array) -> State:
+        """Gradient step `number` of the run, counted from 1."""
+        config, learner = self._config, self._learner
+        chosen = None
+        if config.target_critics is not None:
+            key = jax.random.fold_in(wrap_key(jnp.asarray(self._critics_key)), number)
+            order = jax.random.permutation(key, config.num_critics)[: config.target_critics]
+            chosen = jnp.sort(order).astype(jnp.int32)
+        parts = list[ActorCriticPart]()
+        for slot, shard in enumerate(shards):
+            of_batch, of_masks = jax.random.split(jax.random.fold_in(wrap_key(shard.order_key), number))
+            batch = self._rows.draw(replay, slot, of_batch, learner.num_actions)
+            seed = jax.random.bits(of_masks, (), jnp.uint32) if config.dropout else None
+            parts.append(jax.lax.optimization_barrier(ActorCriticPart(batch, seed, chosen)))
+        own = (jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts), None)
+        if config.policy_delay == 1:
+            state = learner.step(state, own)[0]
+        else:
+            state = jax.lax.cond(
+                number % config.policy_delay == 0,
+                lambda: learner.step(state, own)[0],
+                lambda: learner.critic_step(state, own)[0],
+            )
+        return jax.lax.optimization_barrier(state)
+
+    # -- on the host ---------------------------------------------------------------------------------------------------
+
+    def warmup(self) -> None:
+        """Compile, by a call that makes no update; *collective*."""
+        self._call(0, [])
+
+    def _call(self, update: int, due: list[int]) -> tuple[int, np.ndarray, bool, int]:
+        """Make an update for each of `due`. Returns `taken`, `counted`, whether to stop, and the updates left."""
+        comm, learner = self._comm, self._learner
+        steps = np.zeros(self._calls, np.int32)
+        steps[len(steps) - len(due) :] = due
+        taken = int(learner.counters[TAKEN])
+        host = (np.bool_(False), np.int32(update), np.int32(len(due)), steps, np.int32(taken), np.zeros(4, np.float32))
+        shared = Shared(learner.state, *comm.replicate(host))
+        shared, (self._own, self._replay) = self._updates(shared, (self._own, self._replay))
+        learner.state = shared.state
+        taken, counted, halted, left = comm.read((shared.taken, shared.counted, shared.halted, shared.left))
+        return int(taken), counted, bool(halted), int(left)
+
+    def advance(self, progress: Progress) -> int:
+        """Collect and learn until the next host synchronization; *collective*. Returns the number of updates.
+
+        Raises:
+            NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
+        """
+        learner, size = self._learner, self._batch_size
+        count = min(self.until_due(progress), self._calls)
+        due = [learner.schedule.take_due(progress.env_steps + i * size, size, ready=True) for i in range(count)]
+        learner.begin(progress.fraction)
+        taken, counted, halted, left = self._call(progress.updates, due)
+        done = taken - int(learner.counters[TAKEN])
+        learner.counters[TAKEN] = taken
+        if halted:
+            raise self._locate_non_finite(progress.updates + count - left - 1)
+        learner.metrics.add(("replay/size", "replay/skipped"), counted[:2], count)
+        learner.metrics.add(("optim/learning_rate",), counted[2:3], float(counted[3]))
+        learner.add_step_metrics(done, self._comm.read(learner.state.sums))
+        learner.policy.params = learner.current_params()
+        return count
+
+    def shard_state(self, k: int) -> dict[str, Any]:
+        """Persistent state of local shard number `k`."""
+        state = super().shard_state(k)
+        if not self._config.checkpoint_replay:
+            return state
+        rings, written = self._comm.unshard(self._replay)[k]
+        return state | {"replay": rings._asdict() | {"written": written}}
+
+    def restore_shard(self, k: int, state: dict[str, Any], step: int) -> bool:
+        """Load what `shard_state` returned for local shard number `k`; True, because the restore is always exact."""
+        parts: list[DeviceReplay] = self._comm.unshard(self._replay)
+        saved = state.get("replay")
+        if saved is None or not self._config.checkpoint_replay:
+            self._learner.schedule.fill_again()
+        else:
+            rings = parts[k].rings
+            typed = {name: np.asarray(saved[name], leaf.dtype) for name, leaf in rings._asdict().items()}
+            if any(typed[name].shape != leaf.shape for name, leaf in rings._asdict().items()):
+                raise ConfigError(
+                    "the checkpoint holds a replay of another shape; resume with the num_envs, algorithm.capacity and "
+                    "algorithm.n_step that it was made with"
+                )
+            parts[k] = DeviceReplay(rings._replace(**typed), np.asarray(saved["written"], np.int32))  # type: ignore[arg-type]
+            self._replay = self._comm.shard(parts)
+        return super().restore_shard(k, state, step)
+
+    def _locate_non_finite(self, update: int) -> NonFiniteError:
+        """The error that names the environment that a non-finite number comes from; *collective*."""
+        cause, where = self.find_fault(), f"update {update + 1} (non_finite=stop)"
+        if cause is None:
+            return NonFiniteError(
+                f"loss or gradient is not finite in {where}, and all that the environments gave is; try a smaller "
+                "learning_rate, or non_finite=skip",
+                None,
+                {},
+            )
+        return NonFiniteError(
+            f"{cause.description} in step {cause.step} of the rollout of {where}; "
+            "look for a division by 0 or a diverging simulation",
+            cause.rank,
+            {},
+        )
+
+
+def train(session: Session) -> None:
+    """Collect and learn on the devices until all ranks together have taken `run.total_steps` steps."""
+    run, comm, timers = session.run, session.comm, session.timers
+    check_task(run, session.spec)
+    make = SAC if run.algo == "sac" else TD3
+    config = run.algorithm
+    policy = ContinuousPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init"))  # type: ignore[arg-type]
+    learner = make(run, policy, comm, on_device=True)
+    session.begin(policy, None, learner)
+    learner.copy_to_target()  # `session.begin` may have loaded another run's policy
+    trainer = DeviceTrainer(run, PackedEnv(make_device_env(run.task, run.env)), learner)
+    trainer.warmup()
+    progress, batch_size = Progress(run.total_steps), run.num_envs * config.num_steps
+    with session.training(progress, trainer):
+        while not session.over:
+            timers.enter(LEARN)
+            count = trainer.advance(progress)
+            timers.enter(OTHER)
+            statistics = session.local_statistics()
+            trainer.report_episodes(statistics, session.journal.episodes, progress.updates)
+            session.advance(count * batch_size, comm.sum_statistics(statistics, "facts"), updates=count)
+            session.log_evaluate_checkpoint(count * batch_size, learner.metrics.read)
+        session.checkpoint_last(learner.metrics.read)

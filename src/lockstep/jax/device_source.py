@@ -1,0 +1,111 @@
+"""Environments on the devices of this process, as a source of data between compiled calls.
+
+Shapes: K shards of this process.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from lockstep.distributed.fingerprint import combine
+from lockstep.experience.episodes import EpisodeStats
+from lockstep.jax.comm import Comm
+from lockstep.jax.device_shard import REWARD, NonFiniteValue, Shard
+from lockstep.jax.envs.interface import Observation
+from lockstep.record.episodes import KEPT, RecentEpisodes
+from lockstep.record.progress import Progress
+from lockstep.run import Run
+from lockstep.session.non_finite import Finding, nearest
+
+_EPISODES = ("returned", "length", "discounted", "first")
+"""Fields of a `Shard` that are saved beside its environments and their observations."""
+
+
+class DeviceSource:
+    """The shards of this process and what the host reads of them; a subclass has the compiled loop.
+
+    Args:
+        run: the config.
+        comm: the ranks.
+        num_steps: of each environment in an update.
+
+    Attributes:
+        episodes: always empty; see `report_episodes`.
+    """
+
+    _own: Shard
+    """The shards of this process, on its devices."""
+
+    def __init__(self, run: Run, comm: Comm, num_steps: int) -> None:
+        self._run, self._comm = run, comm
+        self._size = comm.world.shard_size(run.num_envs, "num_envs")
+        self._batch_size = run.num_envs * num_steps
+        self.episodes = [EpisodeStats(self._size) for _ in comm.world.shards]
+
+    def until_due(self, progress: Progress) -> int:
+        """The number of updates until the next host synchronization."""
+        run, size = self._run, self._batch_size
+        periods = filter(None, (run.log_every, run.evaluate_every, run.checkpoint_every))
+        ends = [(progress.env_steps // every + 1) * every for every in periods]
+        steps = min([run.total_steps, *ends]) - progress.env_steps
+        return max(min(-(-steps // size), run.check_every - progress.updates % run.check_every), 1)
+
+    def report_episodes(self, statistics: np.ndarray, recent: Sequence[RecentEpisodes], first: int) -> None:
+        """Report the episodes that ended in `advance`.
+
+        Args:
+            statistics: [K, ...], of which the first three columns are set: number, returns, lengths.
+            recent: of each local shard; the newest episodes are appended.
+            first: number of the first update of `advance`.
+        """
+        for k, shard in enumerate(self._comm.unshard(self._own)):
+            totals = shard.totals
+            statistics[k, :3] = totals.ended, totals.returns, totals.lengths
+            kept = min(int(totals.ended), KEPT)
+            recent[k].count += int(totals.ended) - kept
+            for i in range(KEPT - kept, KEPT):
+                recent[k].add(int(totals.updates[i]), totals.recent[i : i + 1])
+
+    @property
+    def fingerprints(self) -> list[str]:
+        """Checksums of observations and actions in each local shard's first rollout."""
+        return [f"{int(shard.first):08x}" for shard in self._comm.unshard(self._own)]
+
+    def fingerprint(self) -> str:
+        """Fingerprint of this process' first rollout."""
+        return combine(self.fingerprints)
+
+    def shard_state(self, k: int) -> dict[str, Any]:
+        """Persistent state of local shard number `k`."""
+        shard: Shard = self._comm.unshard(self._own)[k]
+        policy, critic = shard.observation
+        observation = {"observation": policy} | ({} if critic is None else {"critic": critic})
+        return {"state": list(shard.state)} | observation | {name: getattr(shard, name) for name in _EPISODES}
+
+    def restore_shard(self, k: int, state: dict[str, Any], step: int) -> bool:
+        """Load what `shard_state` returned for local shard number `k`; True, because the restore is always exact."""
+        del step
+        parts: list[Shard] = self._comm.unshard(self._own)
+        saved = {name: state[name] for name in _EPISODES} | {
+            "state": tuple(state["state"]),
+            "observation": Observation(state["observation"], state.get("critic")),
+        }
+        current = {name: getattr(parts[k], name) for name in saved}
+        typed = jax.tree.map(lambda old, new: np.asarray(new, old.dtype), current, saved)
+        parts[k] = parts[k]._replace(**typed)
+        self._own = self._comm.shard(parts)
+        return True
+
+    def find_fault(self) -> Finding | None:
+        """The first environment of all ranks that gave a non-finite number; *collective*."""
+        found: dict[int, Finding] = {}
+        for shard, part in zip(self._comm.world.shards, self._comm.unshard(self._own), strict=True):
+            fault: NonFiniteValue = part.fault
+            if fault.what:
+                what = "a reward" if fault.what == REWARD else "an observation"
+                env = shard * self._size + int(fault.env)
+                words = f"environment {env} gave {what} that is not finite ({float(fault.value)})"
+                found[shard] = Finding(0, int(fault.step), env, words)
+        return nearest(self._comm, found)

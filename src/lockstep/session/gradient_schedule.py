@@ -1,0 +1,59 @@
+"""How many gradient steps are due after each rollout, from numbers that are equal on all ranks."""
+
+import numpy as np
+
+from lockstep.algorithms.replay import ReplayConfig
+from lockstep.run import Run
+from lockstep.world import World, stream
+
+TAKEN, BEGIN, PENDING = range(3)
+"""Of `GradientSchedule.counters`."""
+
+
+class GradientSchedule:
+    """The gradient steps that are due, and the rows that a shard draws for each.
+
+    Args:
+        run: the config, of an algorithm with a replay buffer.
+        world: the ranks.
+
+    Attributes:
+        rows: transitions that each shard draws for a gradient step (N).
+        counters: equal on all ranks: gradient steps taken, environment step from which learning may begin, fraction of
+            a gradient step that is pending.
+    """
+
+    def __init__(self, run: Run, world: World) -> None:
+        config = run.algorithm
+        assert isinstance(config, ReplayConfig)
+        self.config = config
+        self._seed = run.seed
+        self.rows = config.minibatch_rows(world.shard_size(run.num_envs, "num_envs"), world.num_shards)
+        self.counters = np.array([0.0, config.learning_starts, 0.0])
+
+    def take_due(self, env_steps: int, new_steps: int, *, ready: bool) -> int:
+        """Gradient steps to take after a rollout.
+
+        Args:
+            env_steps: of all ranks, before this rollout.
+            new_steps: of all ranks, in this rollout.
+            ready: whether every shard has transitions to draw.
+        """
+        if self.counters[BEGIN] < 0:
+            self.counters[BEGIN] = env_steps + self.config.learning_starts
+        if not ready or env_steps + new_steps < self.counters[BEGIN]:
+            return 0
+        pending = float(self.counters[PENDING]) + new_steps * self.config.updates_per_step
+        due = int(pending + 1e-6)  # tolerates rounding: 192 steps at 10 / 192 each are 10
+        self.counters[PENDING] = pending - due
+        return due
+
+    def fill_again(self) -> None:
+        """Begin to learn only after `learning_starts` more steps: the buffers are new, and empty."""
+        self.counters[BEGIN] = -1
+        self.counters[PENDING] = 0
+
+    def target_critics(self, num_critics: int, count: int) -> np.ndarray:
+        """`count` different critics of `num_critics`, in order, for this gradient step: equal on all ranks."""
+        generator = stream(self._seed, "target critics", int(self.counters[TAKEN]))
+        return np.sort(generator.choice(num_critics, count, replace=False))

@@ -1,0 +1,115 @@
+"""The replay buffer on the device against a list of all transitions, and SAC and TD3 that learn from it."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+
+import jax
+import jax.numpy as jnp
+
+from lockstep.algorithms.sac import SACConfig
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.jax.continuous_policy import ContinuousPolicy
+from lockstep.jax.device_replay import DeviceReplay, ReplayRows, Transitions
+from lockstep.jax.device_shard import keys_of
+from lockstep.run import NetworkConfig, Run, override
+from lockstep.session.checks import learns_on_device
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
+
+SPEC = EnvSpec(
+    observation_size=2,
+    action=ActionSpec("continuous", (1,), (-2.0,), (4.0,)),
+    autoreset="same_step",
+    separately_seedable=True,
+)
+B, T, GAMMA, DRAWN = 3, 2, 0.9, 400
+
+
+def rollout(number, generator):
+    """Transitions that name themselves: the observation is (step, env), and its successor has 0.5 more."""
+    step = np.arange(number * T, (number + 1) * T)[:, None] + np.zeros((1, B))
+    observation = np.stack([step, np.zeros((T, 1)) + np.arange(B)], -1).astype(np.float32)
+    reward = generator.normal(size=(T, B)).astype(np.float32)
+    end = generator.choice(3, (T, B), p=[0.7, 0.15, 0.15]).astype(np.uint8)
+    return Transitions(observation, observation[..., :1], reward, observation + 0.5, end)
+
+
+@pytest.mark.parametrize(("n_step", "capacity"), [(1, 12), (3, 30), (4, 11)])
+def test_what_is_drawn_are_the_transitions_of_the_log(n_step, capacity):
+    config = SACConfig(n_step=n_step, gamma=GAMMA, batch_size=2, capacity=2, num_steps=T)
+    rows = ReplayRows(config, SPEC, B, capacity, DRAWN)
+    empty = rows.empty()
+    replay = jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * 2), empty)  # two shards, of which one is written
+    replay = DeviceReplay(*replay)
+    log, generator, draw = list[Transitions](), np.random.default_rng(0), jax.jit(rows.draw, static_argnums=(1, 3))
+    write = jax.jit(rows.write, static_argnums=1)
+    for number in range(20):
+        new, keep = rollout(number, generator), number != 9
+        replay = write(replay, 1, new, jnp.bool_(keep))
+        if keep:
+            log.append(new)
+        elif log:  # what came before is cut off
+            log[-1].end[-1][log[-1].end[-1] == 0] = 2
+        size = int(rows.size(replay, 1))
+        steps = Transitions(*(np.concatenate(leaves) for leaves in zip(*log, strict=True)))
+        assert size == max(min(len(steps.reward), rows.num_rows) - n_step + 1, 0) * B
+        if not size:
+            continue
+        drawn = jax.tree.map(np.asarray, draw(replay, 1, jax.random.key(number), 2))
+        assert drawn.noise.shape == (DRAWN, 2, 1)
+        allowed = steps.observation[len(steps.reward) - size // B - n_step + 1 :, 0, 0][: size // B]
+        if number == 19:
+            assert set(drawn.observation[:, 0]) == set(allowed), "some transitions are never drawn"
+            assert set(drawn.observation[:, 1]) == {0, 1, 2}
+        for i in range(DRAWN):
+            step, env = int(drawn.observation[i, 0]), int(drawn.observation[i, 1])
+            row = int(np.flatnonzero(steps.observation[:, 0, 0] == step)[0])
+            expected, discount, last = 0.0, 1.0, row
+            for last in range(row, row + n_step):
+                expected += discount * steps.reward[last, env]
+                discount *= GAMMA
+                if steps.end[last, env]:
+                    break
+            assert drawn.reward[i] == pytest.approx(expected, rel=1e-5, abs=1e-6), "another return"
+            assert drawn.discount[i] == pytest.approx(0.0 if steps.end[last, env] == 1 else discount, rel=1e-6)
+            np.testing.assert_array_equal(drawn.next_observation[i], steps.next_observation[last, env])
+            np.testing.assert_array_equal(drawn.action[i], steps.action[row, env])
+    assert int(replay.written[0]) == 0
+    assert not np.asarray(replay.rings.reward[0]).any(), "another shard's buffer"
+
+
+def test_shards_draw_with_keys_of_their_own():
+    keys = [np.concatenate([np.ravel(key) for key in keys_of(0, shard, 2)]) for shard in range(3)]
+    assert len(np.unique(keys)) == np.size(keys), "two shards draw with the same key"
+
+
+@pytest.mark.parametrize("algo", ["sac", "td3"])
+def test_actions_are_those_of_the_sampler_on_the_host(algo):
+    run = Run(task="Pendulum-v1", algo=algo)
+    policy = ContinuousPolicy(SPEC, NetworkConfig(hidden=(8,)), run.algorithm, seed=3)
+    observation, noise = np.random.default_rng(1).normal(size=(2, 50, 2)).astype(np.float32)
+    parameters = np.asarray(policy.parameters(policy.params, jnp.asarray(observation)))
+    expected = policy.sampler.sample(parameters, noise[:, :1])
+    found = np.asarray(policy.act(policy.params, jnp.asarray(observation), jnp.asarray(noise[:, :1])))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert found.min() >= -2 and found.max() <= 4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"prioritized": True}, {"replay_path": "there"}, {"replay_device": "cpu"}],
+    ids=lambda one: next(iter(one)),
+)
+def test_settings_of_buffers_on_the_host_keep_environments_there(changes):
+    run = Run(task="device_envs:Drift", algo="sac", ml_framework="jax")
+    run = override(run, {"env.kwargs": {"continuous": True}})
+    assert learns_on_device(run)
+    assert not learns_on_device(override(run, changes))
+    with pytest.raises(ConfigError, match=rf"^{next(iter(changes))}=.* use env.placement=host"):
+        learns_on_device(override(run, {**changes, "env.placement": "device"}))
