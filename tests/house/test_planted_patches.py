@@ -1,6 +1,9 @@
 """The planted bugs fit the source and the index. `make test-planted` runs them, which takes longer."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +36,25 @@ def test_every_patch_applies():
     stale = [problem for patch in patches() if (problem := _stale(patch))]
     if stale:
         pytest.fail("\n".join([f"stale patches: {len(stale)}", *stale]), pytrace=False)
+
+
+def test_every_patch_defines_the_names_it_uses(tmp_path: Path):
+    for patch in patches():
+        for file, text in patch.patched(ROOT).items():
+            if file.endswith(".py"):
+                (tmp_path / f"{patch.name}__{Path(file).stem}.py").write_text(text)
+    ruff = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--isolated",
+        "--no-cache",
+        "--select=F821",
+        "--output-format=concise",
+    ]
+    done = subprocess.run([*ruff, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_every_patch_names_a_test():
