@@ -86,7 +86,7 @@ def updated(node: Tree, leaves: Mapping[str, Any], prefix: str = "") -> Tree:
         if is_dataclass(current):
             changed[name] = updated(current, leaves, path + ".")
         elif path in leaves:
-            changed[name] = converted(name, leaves[path], hint)
+            changed[name] = converted(path.removeprefix("algorithm."), leaves[path], hint)
     return replace(tree, **changed)
 
 

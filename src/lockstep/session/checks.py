@@ -1,7 +1,7 @@
 """Checks of a run's packages and task, before a process starts."""
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from lockstep.errors import ConfigError
 from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.record.trackers.open import check_trackers
 from lockstep.run import AnyRun, NetworkConfig, Run
-
-if TYPE_CHECKING:
-    pass
 
 
 def check_packages(run: AnyRun) -> None:
@@ -48,6 +45,7 @@ def check_task(run: Run, spec: EnvSpec) -> None:
             f"task={run.task} has {spec.num_agents} agents, which algo={run.algo} does not support; use ppo"
         )
     check_agents(run.num_envs, run.num_shards or 1, spec)
+    _check_placement(run)
     if isinstance(config, DQNConfig):
         if run.env.critic_keys:
             raise ConfigError(f"env.critic_keys={list(run.env.critic_keys)}: algo=dqn has no critic; leave it out")
@@ -76,6 +74,16 @@ def check_task(run: Run, spec: EnvSpec) -> None:
     _check_recurrent(run)
     if run.evaluate_video:
         check_drawing(run)
+
+
+def _check_placement(run: Run) -> None:
+    """Raise `ConfigError` if `env.placement=device` would change nothing: this algorithm steps on the host."""
+    on_device = ("ppo",) if run.ml_framework == "torch" else ("ppo", "sac", "td3")
+    if run.env.placement == "device" and run.algo not in on_device:
+        raise ConfigError(
+            f"env.placement=device: algo={run.algo} with ml_framework={run.ml_framework} steps environments on the "
+            "host; use auto or host"
+        )
 
 
 def _joins_groups(run: Run) -> bool:

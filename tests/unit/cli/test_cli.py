@@ -287,6 +287,11 @@ def test_recipes_are_suggested_for_unknown_tasks_alone(capsys):
         ("CartPole-v1 --task=Pendulum-v1", ["two tasks"]),
         ("cartpole --set num_env=3", ["num_env", "num_envs"]),
         ("cartpole --set learning_rate=-1", ["learning_rate=-1", "greater than 0"]),
+        ("CartPole-v1 --set env.kwargs=3", ["env.kwargs=3 must be a mapping"]),
+        (
+            "lockstep/Cartpole-v0 --algo sac --set env.placement=device",
+            ["env.placement=device", "algo=sac", "on the host"],
+        ),
         ("cartpole --set learning_rate", ["--set learning_rate", "=VALUE"]),
         ("cartpole --num-env 3", ["--num-env", "--num-envs"]),
         ("cartpole gamma=3", ["--set gamma=3"]),
