@@ -37,6 +37,10 @@ RUNS = {
         "device_envs:SeenDrift", num_shards=4, total_steps=4 * 128, log_every=128, normalize_return=True,
         **EVERY | {"network.features": 16},
     ),
+    "memory": small(
+        "device_envs:GroupedDrift", num_shards=4, total_steps=12 * 128, log_every=3 * 128, sequence_length=4, **EVERY,
+        **ROBOTS | {"env.clip_observation": 200.0, "env.kwargs": {"continuous": True}, "network.recurrent": "lstm"},
+    ),
     "looked at often": small("jax/CartPole-v1", num_shards=4, **EVERY | {"check_every": 1}),
 }  # fmt: skip
 LAYOUTS = {"1 device": (1, 1), "4 devices": (1, 4), "2 processes": (2, 1)}
@@ -72,7 +76,8 @@ def fingerprints(trained, name):
 
 
 @pytest.mark.parametrize(
-    "name", others_slow(["cartpole", "continuous", "groups", "pictures", "pong"], "cartpole", "groups")
+    "name",
+    others_slow(["cartpole", "continuous", "groups", "memory", "pictures", "pong"], "cartpole", "groups", "memory"),
 )
 def test_any_layout_gives_the_same_bits(trained, name):
     assert len(fingerprints(trained, name)) == 1, "parameters depend on the layout"
@@ -137,7 +142,7 @@ def test_what_is_logged_is_what_happened(trained):
 
 def test_resumed_it_ends_with_the_bits_of_a_run_that_never_stopped(trained, tmp_path):
     jobs, wholes = {}, {}
-    for name in {"cartpole", "continuous", "groups", "pong"} & {name for name, _ in trained}:
+    for name in {"cartpole", "continuous", "groups", "memory", "pong"} & {name for name, _ in trained}:
         whole = Path(trained[name, "1 device"][0].folder)
         copy = shutil.copytree(whole, tmp_path / name)
         steps = sorted(copy.glob("checkpoints/step_*"), key=lambda path: int(path.name.partition("_")[2]))

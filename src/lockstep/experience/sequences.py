@@ -22,5 +22,6 @@ def rows_of_sequences(order: Any, *, length: int, num_envs: int, num_minibatches
     """
     first = order // num_envs * (length * num_envs) + order % num_envs
     first = first.reshape(*order.shape[:-1], num_minibatches, 1, -1)
-    rows = first + np.arange(length, dtype=order.dtype)[:, None] * num_envs
+    steps = np.arange(length, dtype=order.dtype).reshape(*[1] * (first.ndim - 2), length, 1)
+    rows = first + steps * num_envs
     return rows.reshape(*order.shape[:-1], -1)

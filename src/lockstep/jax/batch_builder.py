@@ -34,24 +34,16 @@ def batch_of(
     steps: Steps,
     precision: str,
     targets: tuple[Array, Array] | None = None,
-) -> Batch:
+) -> tuple[Batch, Array | None]:
     """Values, log-probabilities and advantages of a shard's rollout, [T * B]; pure.
 
     `targets` are mean and deviation by which the targets of the value network are normalized, if they are. Old values
     and log-probabilities have the `precision` of the loss, so that ratios start at 1. Advantages are always float32.
+
+    Returns:
+        The batch, and the state [B, S - A] after the rollout of a recurrent policy's critic, empty if it shares that
+        of the actor; None for other policies.
     """
-    return _batch_and_critic_state(config, policy, params, steps, precision, targets)[0]
-
-
-def _batch_and_critic_state(
-    config: PPOConfig,
-    policy: Policy,
-    params: Params,
-    steps: Steps,
-    precision: str,
-    targets: tuple[Array, Array] | None,
-) -> tuple[Batch, Array | None]:
-    """`batch_of`, and the state [B, S - A] after the rollout of a critic with recurrent layers of its own."""
     num_steps, size = steps.reward.shape
     rows = num_steps * size
     observation = steps.observation.reshape(-1, *steps.observation.shape[2:])
@@ -66,15 +58,9 @@ def _batch_and_critic_state(
     if steps.parameters is not None:  # XLA then removes the unused actor output above
         parameters = steps.parameters.reshape(-1, steps.parameters.shape[-1])
 
-    def in_real_units(value: Array) -> Array:
-        if targets is None:
-            return value
-        limited = value if config.value_limit is None else jnp.clip(value, -config.value_limit, config.value_limit)
-        return limited * targets[1] + targets[0]
-
     values = values.reshape(num_steps + 1, size)
-    value = in_real_units(values[:-1])
-    next_value = in_real_units(jnp.where(steps.is_final > 0, final_value, values[1:]))
+    value = _in_real_units(config, targets, values[:-1])
+    next_value = _in_real_units(config, targets, jnp.where(steps.is_final > 0, final_value, values[1:]))
     flags = (steps.terminated, steps.ended)
     advantage = gae(steps.reward, value, next_value, *flags, gamma=config.gamma, gae_lambda=config.gae_lambda)
     old_value = value
@@ -82,7 +68,7 @@ def _batch_and_critic_state(
         parameters, old_value = policy.apply(
             params, observation[:rows], precision, critic=None if critic is None else critic[:rows]
         )
-        old_value = in_real_units(old_value)
+        old_value = _in_real_units(config, targets, old_value)
     action = steps.action.reshape(rows, *steps.action.shape[2:])
     log_prob, _ = policy.distribution.log_prob_and_entropy(params, parameters[:rows], action)
     batch = Batch(
@@ -101,6 +87,14 @@ def _batch_and_critic_state(
         critic=None if critic is None else critic[:rows],
     )
     return batch, critic_state
+
+
+def _in_real_units(config: PPOConfig, targets: tuple[Array, Array] | None, value: Array) -> Array:
+    """A value of the network, which predicts normalized targets, as a return."""
+    if targets is None:
+        return value
+    limited = value if config.value_limit is None else jnp.clip(value, -config.value_limit, config.value_limit)
+    return limited * targets[1] + targets[0]
 
 
 @jax.jit
@@ -239,9 +233,7 @@ class BatchBuilder:
         for steps in slots(own, len(own.reward)):
             isolated, steps = jax.lax.optimization_barrier((values, steps))  # as in `PPO._shard_sums`
             params = self._flat.split(isolated)
-            output = _batch_and_critic_state(
-                self._config, self._policy, params, steps, self._precision, targets or None
-            )
+            output = batch_of(self._config, self._policy, params, steps, self._precision, targets or None)
             outputs.append(jax.lax.optimization_barrier(output))
         return (), jax.tree.map(lambda *columns: jnp.stack(columns), *outputs)
 

@@ -1,7 +1,7 @@
 """A shard's rollout as one pure function, for environments on the device.
 
 Shapes: T steps, B environments of a shard, O and C numbers of the policy's and of the critic's observation, P
-parameters of the action distribution.
+parameters of the action distribution, S numbers of a recurrent policy's state, of which the actor has the first A.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from lockstep.jax.device_shard import (
 )
 from lockstep.jax.envs.interface import Observation
 from lockstep.jax.envs.packed import Packed, PackedEnv, select_rows, wrap_key
-from lockstep.jax.flat import Params
+from lockstep.jax.flat import Params, subtree
 from lockstep.jax.moments import Moments
 from lockstep.jax.networks import Policy
 from lockstep.jax.symmetry import Symmetry
@@ -70,7 +70,7 @@ class DeviceRollout:
 
     def begin(self, keys: Array, action_key: Array, order_key: Array) -> Shard:
         """The shard with new episodes in all environments."""
-        return first_shard(self._env, keys, action_key, order_key)
+        return first_shard(self._env, keys, action_key, order_key, self._policy.state_size)
 
     def rollout(
         self, params: Params, normalizers: Mapping[str, Moments], shard: Shard, update: Array
@@ -88,8 +88,9 @@ class DeviceRollout:
         """
         params = _columns_first(params)
         episode = (shard.returned, shard.length, shard.discounted)
-        start = (shard.state, shard.observation, *episode)
-        (state, observation, *episode), seen = jax.lax.scan(
+        actor_memory = shard.memory[:, : self._policy.actor_state_size]
+        start = (shard.state, shard.observation, actor_memory, *episode)
+        (state, observation, actor_memory, *episode), seen = jax.lax.scan(
             lambda carry, drawn: self._step(params, normalizers, carry, drawn), start, self._draw(shard, update)
         )
         reward, sums = seen.reward * self._reward_scale, list[Array]()
@@ -114,12 +115,26 @@ class DeviceRollout:
             steps = steps._replace(
                 mirrored_observation=mirrored.policy, mirrored_action=action, mirrored_critic=mirrored.critic
             )
+        if self._policy.state_size > 0:
+            assert seen.final is not None
+            # Episodes that begin at the first step have a state of 0 already.
+            begins = jnp.concatenate([jnp.zeros((1, self._size), jnp.float32), seen.ended])
+            steps = steps._replace(
+                state=shard.memory, begins=begins, final=seen.final.policy,
+                final_critic=seen.final.critic,
+            )  # fmt: skip
+            shard = shard._replace(memory=shard.memory.at[:, : self._policy.actor_state_size].set(actor_memory))
         first = jax.lax.cond(update == 0, lambda: checksum(steps), lambda: shard.first)
         shard = shard._replace(
             state=state, observation=observation, returned=episode[0], length=episode[1], discounted=episode[2],
             totals=add_episodes(shard.totals, seen, update), fault=find_non_finite(seen, observation), first=first,
         )  # fmt: skip
         return shard, steps, jnp.concatenate(sums) if sums else jnp.zeros(0, jnp.float32)
+
+    def remember(self, shard: Shard, steps: Steps, critic_memory: Array) -> Shard:
+        """The shard after a rollout, with the critic's state [B, S - A] after it, 0 where the next episode begins."""
+        begun = jnp.where(steps.ended[-1][:, None] > 0, 0.0, critic_memory)
+        return shard._replace(memory=shard.memory.at[:, self._policy.actor_state_size :].set(begun))
 
     def _draw(self, shard: Shard, update: Array) -> RandomDraws:
         action_key = jax.random.fold_in(wrap_key(shard.action_key), update)
@@ -130,22 +145,21 @@ class DeviceRollout:
         self, params: Params, normalizers: Mapping[str, Moments], carry: tuple[Any, ...], drawn: RandomDraws
     ) -> tuple[tuple[Any, ...], StepRecord]:
         """Step every environment; ended episodes are reset in the same step."""
-        state, raw, returned, length, discounted = carry
+        state, raw, memory, returned, length, discounted = carry
         seen = self._normalized(normalizers, raw)
-        parameters, _ = self._policy.apply(params, seen.policy)
+        parameters, memory = self._act(params, seen.policy, memory)
         action = self._policy.distribution.sample(params, parameters, drawn.noise)
         state, final, reward, terminated, truncated = jax.vmap(self._env.step)(state, self._clip(action), drawn.step)
         ended, is_final = terminated | truncated, truncated & ~terminated
+        none, recurrent = jnp.zeros(self._size, jnp.float32), self._policy.state_size > 0
 
         def begin() -> tuple[Packed, Observation, Array]:
             new = jax.vmap(self._env.reset)(drawn.reset)
             observation = select_rows(ended, jax.vmap(self._env.observe)(new), final)
-            last = self._normalized(normalizers, final)
-            value = self._policy.apply(params, last.policy, critic=last.critic)[1]
+            value = none if recurrent else self._value(params, self._normalized(normalizers, final))
             return select_rows(ended, new, state), observation, value
 
         # Resets are rare and expensive, so they run only in steps in which an episode ended.
-        none = jnp.zeros(self._size, jnp.float32)
         state, observation, value = jax.lax.cond(ended.any(), begin, lambda: (state, final, none))
         counted = jnp.where(jnp.isfinite(reward), reward, 0.0)
         returned, length = returned + counted, length + 1
@@ -153,11 +167,21 @@ class DeviceRollout:
         totals = StepRecord(
             raw if "observations" in normalizers else None, seen, parameters, action, reward,
             terminated.astype(jnp.float32), ended.astype(jnp.float32), value, is_final.astype(jnp.float32),
-            returned, length, grown,
+            returned, length, grown, self._normalized(normalizers, final) if recurrent else None,
         )  # fmt: skip
+        memory = jnp.where(ended[:, None], 0.0, memory)
         new = [jnp.where(ended, jnp.zeros_like(x), x) for x in (returned, length)]
         new.append(discounted if grown is None else jnp.where(ended, 0.0, grown))
-        return (state, observation, *new), totals
+        return (state, observation, memory, *new), totals
+
+    def _act(self, params: Params, observation: Array, memory: Array) -> tuple[Array, Array]:
+        """[B, O] and the actor's state [B, A] to distribution parameters [B, P] and the state after this step."""
+        if self._policy.state_size > 0:
+            return self._policy.recurrent.act(subtree(params, "network"), observation, memory)
+        return self._policy.apply(params, observation)[0], memory
+
+    def _value(self, params: Params, observation: Observation) -> Array:
+        return self._policy.apply(params, observation.policy, critic=observation.critic)[1]
 
     def _normalized(self, normalizers: Mapping[str, Moments], observation: Observation) -> Observation:
         """Observations [..., O], and the critic's own [..., C], as the networks receive them."""

@@ -1,6 +1,6 @@
 """The state of a shard of environments on the device, the records of a rollout, and episode totals for the host.
 
-Shapes: T steps, B environments of a shard, O observation.
+Shapes: T steps, B environments of a shard, O observation, S numbers of a recurrent policy's state, 0 without one.
 """
 
 from typing import NamedTuple
@@ -58,6 +58,8 @@ class Shard(NamedTuple):
     """Steps of the episode so far."""
     discounted: Array
     """Discounted return; see `lockstep.experience.normalize.DiscountedReturns`."""
+    memory: Array
+    """[B, S] state of a recurrent policy, of its actor and then of its critic; 0 where an episode begins."""
     keys: Array
     """[B, 2] key of each environment, by its global index."""
     action_key: Array
@@ -94,6 +96,8 @@ class StepRecord(NamedTuple):
     returned: Array
     length: Array
     discounted: Array | None
+    final: Observation | None = None
+    """Normalized: the observation after the step, before a reset; for a recurrent policy, which values it later."""
 
 
 def keys_of(seed: int, shard: int, shard_envs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -106,13 +110,14 @@ def keys_of(seed: int, shard: int, shard_envs: int) -> tuple[np.ndarray, np.ndar
     return envs, key("action on device", shard), key("minibatch on device", shard)
 
 
-def first_shard(env: PackedEnv, keys: Array, action_key: Array, order_key: Array) -> Shard:
-    """The shard with new episodes in all environments."""
+def first_shard(env: PackedEnv, keys: Array, action_key: Array, order_key: Array, memory_size: int = 0) -> Shard:
+    """The shard with new episodes in all environments; `memory_size` is S."""
     state = jax.vmap(env.reset)(jax.vmap(wrap_key)(keys))
     zeros = jnp.zeros(len(keys), jnp.float32)
     return Shard(
         state, jax.vmap(env.observe)(state), zeros, jnp.zeros(len(keys), jnp.int32), zeros,
-        keys, action_key, order_key, no_episodes(), all_finite(), jnp.zeros((), jnp.uint32),
+        jnp.zeros((len(keys), memory_size), jnp.float32), keys, action_key, order_key,
+        no_episodes(), all_finite(), jnp.zeros((), jnp.uint32),
     )  # fmt: skip
 
 
@@ -169,7 +174,8 @@ def find_non_finite(seen: StepRecord, last: Observation) -> NonFiniteValue:
 
     whole = jax.tree.map(as_numbers, seen.observation if seen.raw is None else seen.raw, last)
     raw = jnp.concatenate(jax.tree.leaves(whole), -1)
-    final = jnp.where(seen.is_final > 0, seen.final_value, 0.0)  # NaN where the final observation is NaN
+    value_of_final = seen.final_value if seen.final is None else _nan_of_non_finite(seen.final)
+    final = jnp.where(seen.is_final > 0, value_of_final, 0.0)  # NaN where the final observation is NaN
     healthy = jnp.isfinite(seen.reward).all() & jnp.isfinite(raw).all() & jnp.isfinite(final).all()
 
     def find() -> NonFiniteValue:
@@ -195,6 +201,12 @@ def find_non_finite(seen: StepRecord, last: Observation) -> NonFiniteValue:
         return found
 
     return jax.lax.cond(healthy, all_finite, find)
+
+
+def _nan_of_non_finite(observation: Observation) -> Array:
+    """NaN [T, B] where a number of the observation is not finite, and 0 elsewhere."""
+    parts = [jnp.isfinite(part).reshape(*part.shape[:2], -1).all(-1) for part in jax.tree.leaves(observation)]
+    return jnp.where(jnp.stack(parts).all(0), 0.0, jnp.nan)
 
 
 def checksum(steps: Steps) -> Array:

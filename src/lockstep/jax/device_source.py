@@ -82,7 +82,9 @@ class DeviceSource:
         shard: Shard = self._comm.unshard(self._own)[k]
         policy, critic = shard.observation
         observation = {"observation": policy} | ({} if critic is None else {"critic": critic})
-        return {"state": list(shard.state)} | observation | {name: getattr(shard, name) for name in _EPISODES}
+        memory = {"memory": shard.memory} if shard.memory.size else {}
+        episodes = {name: getattr(shard, name) for name in _EPISODES}
+        return {"state": list(shard.state)} | observation | memory | episodes
 
     def restore_shard(self, k: int, state: dict[str, Any], step: int) -> bool:
         """Load what `shard_state` returned for local shard number `k`; True, because the restore is always exact."""
@@ -91,6 +93,7 @@ class DeviceSource:
         saved = {name: state[name] for name in _EPISODES} | {
             "state": tuple(state["state"]),
             "observation": Observation(state["observation"], state.get("critic")),
+            "memory": state.get("memory", parts[k].memory),
         }
         current = {name: getattr(parts[k], name) for name in saved}
         typed = jax.tree.map(lambda old, new: np.asarray(new, old.dtype), current, saved)

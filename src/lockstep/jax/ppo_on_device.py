@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.distributed.timers import LEARN, OTHER
-from lockstep.errors import ConfigError
+from lockstep.experience.sequences import rows_of_sequences
 from lockstep.jax import moments
 from lockstep.jax.batch import Batch, slots
 from lockstep.jax.batch_builder import batch_of
@@ -141,13 +141,21 @@ class DeviceCollector(DeviceSource):
         shard, steps, sums = self._rollout.rollout(params, normalizers, shard, update)
         values_of = normalizers.get("values")
         targets = None if values_of is None else values_of.center_and_deviation
-        batch = batch_of(self._ppo.config, self._ppo.policy, params, steps, self._run.precision, targets)
+        batch, critic_memory = batch_of(self._ppo.config, self._ppo.policy, params, steps, self._run.precision, targets)
+        if critic_memory is not None:
+            shard = self._rollout.remember(shard, steps, critic_memory)
         target = batch.target if values_of is None else values_of.centred(batch.target[:, None])[:, 0]
         columns = jnp.stack([jnp.ones_like(batch.target), batch.advantage, target])
         row = jnp.concatenate([columns.sum(1), jnp.square(columns[1:]).sum(1), sums])
         row = row + jnp.where(shard.fault.what > 0, jnp.nan, 0.0)  # the sum carries the fault to every rank
         key = jax.random.fold_in(wrap_key(shard.order_key), update)
-        return shard, batch, row, permutations(key, self._ppo.config.num_epochs, len(batch.target))
+        return shard, batch, row, self._draw_order(key, len(batch.target))
+
+    def _draw_order(self, key: Array, rows: int) -> Array:
+        """The order of a shard's rows in each epoch [E, T * B]; those of a sequence follow one another."""
+        c, length = self._ppo.config, self._ppo.sequence_length
+        order = permutations(key, c.num_epochs, rows // length)
+        return rows_of_sequences(order, length=length, num_envs=self._size, num_minibatches=c.num_minibatches)
 
     def _measure(self, state: State, total: Array, finite: Array) -> tuple[State, UpdateStatistics]:
         """Statistics of the advantages, from the sums over all shards; adds the explained variance to the table."""
@@ -218,11 +226,6 @@ class DeviceCollector(DeviceSource):
 def train(session: Session) -> None:
     """Collect and learn on the devices until all ranks together have taken `run.total_steps` steps."""
     run, comm, timers = session.run, session.comm, session.timers
-    if run.network.recurrent != "none":
-        raise ConfigError(
-            f"network.recurrent={run.network.recurrent}: environments in JAX on the device do not support recurrent "
-            "layers; use env.placement=host"
-        )
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init"))
     ppo = PPO(run, policy, comm)
     env = PackedEnv(make_device_env(run.task, run.env))
