@@ -30,11 +30,21 @@ def threads_are_chosen() -> bool:
 
 def processor() -> str:
     """The model of this machine's processor."""
+    return _of_processor("model name", "Processor", "cpu model") or platform.machine()
+
+
+def is_amd() -> bool:
+    """Whether AMD made this machine's processor."""
+    return _of_processor("vendor_id") == "AuthenticAMD"
+
+
+def _of_processor(*names: str) -> str | None:
+    """The first fact about the processor with one of these names."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         for line in file:
-            if line.startswith(("model name", "Processor", "cpu model")):
+            if line.startswith(names):
                 return line.partition(":")[2].strip()
-    return platform.machine()
+    return None
 
 
 def _quota() -> float | None:

@@ -18,6 +18,7 @@ from lockstep.experience.sampling import NoisyDeterministic
 from lockstep.run import NetworkConfig
 from lockstep.torch.distributions import SquashedGaussian
 from lockstep.torch.encoders import ACTIVATIONS, Mlp
+from lockstep.torch.products import batched_linear
 
 
 class StackedLinear(nn.Module):
@@ -33,7 +34,7 @@ class StackedLinear(nn.Module):
         weight, bias = self.weight, self.bias
         if len(x) < len(weight):
             weight, bias = weight[: len(x)], bias[: len(x)]
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+        return batched_linear(x, weight, bias)
 
 
 class StackedLayerNorm(nn.Module):

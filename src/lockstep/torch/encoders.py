@@ -17,7 +17,8 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.run import NetworkConfig
 from lockstep.session.checks import check_encoder
-from lockstep.torch.layers import conv2d, elu, linear
+from lockstep.torch.layers import conv2d, elu
+from lockstep.torch.products import linear
 
 ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "elu": F.elu, "silu": F.silu}
 _CONVOLUTIONS = {

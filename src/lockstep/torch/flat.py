@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
-from lockstep.torch.layers import add_by_autograd, add_in_place
+from lockstep.torch.products import add_by_autograd, add_in_place
 
 SomeModule = TypeVar("SomeModule", bound=nn.Module)
 

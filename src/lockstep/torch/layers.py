@@ -1,8 +1,8 @@
-"""Convolutions and linear layers with a faster backward pass on a CPU than torch's.
+"""Convolutions and activations with a faster backward pass on a CPU than torch's.
 
 Results equal torch's up to rounding. On GPUs, under autocast, while compiling, and for small layers, torch's are used.
 
-Shapes: N rows, C channels, H and W height and width, K side of a kernel, I and O inputs and outputs of a linear layer.
+Shapes: N rows, C channels, H and W height and width, K side of a kernel.
 """
 
 from typing import Any, cast
@@ -11,33 +11,24 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from lockstep.torch.products import ONEDNN_IS_FASTER
+
 _MANY_CHANNELS = 64
 """Output channels above which the weight gradient of a convolution is faster as one matrix product."""
-_LARGE = 1 << 18
-"""Size of a linear layer's weight above which adding its gradient in place is faster."""
 _MANY = 1 << 15
 """Numbers above which an activation that writes into its argument is faster than torch's."""
-_ADDS = "adds_in_place"
 
 
 def conv2d(x: Tensor, layer: nn.Conv2d) -> Tensor:
     """The convolution `layer` of [N, C, H, W]; the gradient of its weight is one matrix product over unfolded images.
 
-    The library behind torch's convolutions reaches 3/4 of a core's speed there, a matrix product 9/10.
+    The library behind torch's convolutions, oneDNN, reaches 3/4 of a core's speed there, torch's matrix products 9/10,
+    except where `ONEDNN_IS_FASTER`.
     """
-    if _unfolds(layer) and _trains(x, layer.weight) and x.is_contiguous(memory_format=torch.channels_last):
+    unfolds = not ONEDNN_IS_FASTER and _unfolds(layer)
+    if unfolds and _trains(x, layer.weight) and x.is_contiguous(memory_format=torch.channels_last):
         return cast(Tensor, _Convolution.apply(x, layer.weight, layer.bias, layer.stride[0]))
     return F.conv2d(x, layer.weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """[N, I] to x W^T + b [N, O]; after `add_in_place` the gradient of a large weight is accumulated in place.
-
-    Torch would allocate the gradient and add it, two more passes over memory of the size of the weight.
-    """
-    if weight.numel() >= _LARGE and x.ndim == 2 and _trains(x, weight) and getattr(weight, _ADDS, False):
-        return cast(Tensor, _Linear.apply(x, weight, bias))
-    return F.linear(x, weight, bias)
 
 
 def elu(x: Tensor) -> Tensor:
@@ -48,21 +39,6 @@ def elu(x: Tensor) -> Tensor:
     return F.elu(x) if plain else cast(Tensor, _Elu.apply(x))
 
 
-def add_in_place(parameter: nn.Parameter) -> None:
-    """Let `linear` accumulate `parameter.grad` in place in backward passes.
-
-    Only for a parameter whose `.grad` always exists, without hooks and not passed to `torch.autograd.grad`. A copy of
-    the parameter is an ordinary one.
-    """
-    setattr(parameter, _ADDS, True)
-
-
-def add_by_autograd(parameter: nn.Parameter) -> None:
-    """Undo `add_in_place`, so that the parameter may have hooks."""
-    if hasattr(parameter, _ADDS):
-        delattr(parameter, _ADDS)
-
-
 def _unfolds(layer: nn.Conv2d) -> bool:
     square = layer.kernel_size[0] == layer.kernel_size[1] and layer.stride[0] == layer.stride[1]
     plain = layer.padding == (0, 0) and layer.dilation == (1, 1) and layer.groups == 1
@@ -70,7 +46,7 @@ def _unfolds(layer: nn.Conv2d) -> bool:
 
 
 def _trains(x: Tensor, weight: Tensor) -> bool:
-    """Whether the weight needs a gradient and these functions support it."""
+    """Whether the weight needs a gradient and `_Convolution` supports it."""
     return (
         weight.requires_grad
         and torch.is_grad_enabled()
@@ -129,20 +105,3 @@ class _Elu(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         return torch.ops.aten.elu_backward(gradients[0], 1.0, 1.0, 1.0, True, y)
-
-
-class _Linear(torch.autograd.Function):
-    """y = x W^T + b; its backward pass adds dL/dW to `weight.grad` and returns no gradient for W."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.weight = weight  # `saved_tensors` may return another tensor, without `.grad`
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
-        gradient, (x, weight) = gradients[0], ctx.saved_tensors
-        ctx.weight.grad.addmm_(gradient.T, x)
-        to_x = gradient @ weight if ctx.needs_input_grad[0] else None
-        return to_x, None, gradient.sum(0) if ctx.needs_input_grad[2] else None

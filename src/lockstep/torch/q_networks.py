@@ -20,7 +20,7 @@ from lockstep.experience.exploration import EpsilonGreedy, NoisyActor
 from lockstep.run import NetworkConfig
 from lockstep.session.checks import check_custom_heads
 from lockstep.torch.encoders import ACTIVATIONS, Convolutions, Impala, Mlp, make_encoder, own_network
-from lockstep.torch.layers import linear
+from lockstep.torch.products import linear
 from lockstep.torch.transfer import to_device
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lockstep.run import ScoreNetworkConfig
 from lockstep.torch.encoders import ACTIVATIONS, Mlp
-from lockstep.torch.layers import linear
+from lockstep.torch.products import linear
 from lockstep.torch.scoring.choices import Candidates, Choices
 
 
