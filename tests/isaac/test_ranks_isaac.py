@@ -187,21 +187,43 @@ def test_skrl_on_two_nodes(start, tmp_path):
     check_two_ranks(tmp_path, "".join(outs))
 
 
-def test_skrl_on_two_hosts(tmp_path):
-    """Hosts are network namespaces with a folder in common; the endpoint is `localhost` where it is served."""
+WITH_TORCHRUN = (
+    "torch.distributed.run --nnodes=2 --node_rank={} --rdzv_id=123 --rdzv_backend=c10d --rdzv_endpoint={}:5555"
+)
+WITH_JAX = "lockstep.launch.jax --nnodes=2 --node_rank={} --coordinator_address={}:5555"
+ON_TWO_HOSTS = {
+    "skrl": (WITH_TORCHRUN, "lockstep.workflows.skrl", SHORT),
+    "rsl_rl": (WITH_TORCHRUN, "lockstep.workflows.rsl_rl", SHORT),
+    "rl_games": (WITH_TORCHRUN, "lockstep.workflows.rl_games", ("--num_envs=512", "--max_iterations=2")),
+    "skrl in JAX": (WITH_JAX, "lockstep.workflows.skrl", (*SHORT, "--ml_framework=jax")),
+    "own PPO": (WITH_TORCHRUN, "lockstep.train", (*SHORT, *EVALUATE_ONCE)),
+    "own PPO in JAX": (WITH_JAX, "lockstep.train", (*SHORT, *EVALUATE_ONCE, "--ml_framework=jax")),
+}
+"""Launcher, module and its flags."""
+
+
+@pytest.mark.parametrize("name", ON_TWO_HOSTS)
+def test_two_hosts(tmp_path, name):
+    """Hosts are network namespaces with a folder in common; torchrun's endpoint is `localhost` where it is served."""
     if reason := missing():
         pytest.skip(reason)
-    meet = "torch.distributed.run --nnodes=2 --node_rank={} --rdzv_id=123 --rdzv_backend=c10d --rdzv_endpoint={}:5555"
-    words = ["--nproc_per_node=1", "-m", "lockstep.workflows.skrl", *TASK, *SHORT]
+    launcher, module, flags = ON_TWO_HOSTS[name]
+    served_as = "localhost" if launcher == WITH_TORCHRUN else "10.77.0.1"
+    words = ["--nproc_per_node=1", "-m", module, *TASK, *flags]
     with Network(2, tmp_path) as network:
         commands = [
-            host.start([sys.executable, "-m", *meet.format(rank, endpoint).split(), *words], own_variables())
-            for rank, (host, endpoint) in enumerate(zip(network.hosts, ("localhost", "10.77.0.1"), strict=True))
+            host.start([sys.executable, "-m", *launcher.format(rank, endpoint).split(), *words], own_variables())
+            for rank, (host, endpoint) in enumerate(zip(network.hosts, (served_as, "10.77.0.1"), strict=True))
         ]
         codes = [command.wait(within_s=540) for command in commands]
         outs = "".join(command.said for command in commands)
         assert codes == [0, 0], outs
-        summary = check_two_ranks(network.shared, outs)
+        if module == "lockstep.train":
+            summary = json.loads((network.shared / "run" / "summary.json").read_text())
+            assert (summary["status"], summary["world_size"], summary["updates"]) == ("finished", 2, 2)
+            assert "parameters equal on both ranks" in outs and "data different on both ranks" in outs
+        else:
+            summary = check_two_ranks(network.shared, outs)
     assert [one["host"] for one in summary["ranks"]] == ["alpha", "beta"]
 
 
