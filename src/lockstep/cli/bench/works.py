@@ -277,12 +277,16 @@ WORKS: Mapping[str, Work] = {
         arms=(
             Arm(name="lockstep", title="Lockstep", script="offline_dqn.py", words=("lockstep", "--ranks", "1")),
             Arm(
-                name="lockstep_2", title="Lockstep, 2 ranks on 2 cores", script="offline_dqn.py", cores=2, ranks=2,
-                words=("lockstep", "--ranks", "2"),
+                name="lockstep_2", title="Lockstep, 2 ranks on 2 cores, 1024 rows on each", script="offline_dqn.py",
+                cores=2, ranks=2, words=("lockstep", "--ranks", "2", "--batch-size", "2048"),
+            ),
+            Arm(
+                name="lockstep_2_strong", title="Lockstep, 2 ranks on 2 cores, 512 rows on each",
+                script="offline_dqn.py", cores=2, ranks=2, words=("lockstep", "--ranks", "2"),
             ),
             Arm(name="data_loader", title="a loop with torch's DataLoader", script="offline_dqn.py", words=("loader",)),
         ),
-        targets={"lockstep_2": 1.6},
+        targets={"lockstep_2": 1.6, "lockstep_2_strong": 1.6},
     ),
     "gradients_9k": _gradient_sync(9_155, 1000, 3.0),
     "gradients_135k": _gradient_sync(134_659, 300, 2.0),

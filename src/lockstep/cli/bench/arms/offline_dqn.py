@@ -15,7 +15,7 @@ from torch import nn
 ROWS, FEATURES, ACTIONS, EPISODE, BATCH = 500_000, 16, 4, 100, 1024
 STATE = [f"s{i}" for i in range(FEATURES)]
 """Columns of the log with the features of the state."""
-SETTINGS = {"batch_size": BATCH, "estimate": "false", "checkpoint_every": "null"}
+SETTINGS = {"estimate": "false", "checkpoint_every": "null"}
 
 
 def columns() -> dict[str, np.ndarray]:
@@ -47,16 +47,18 @@ def call(command: list[str]) -> None:
         sys.exit(done.stdout + done.stderr)
 
 
-def by_lockstep(ranks: int, warm_up: int, measured: int) -> float:
-    """Rows per second of `lockstep offline train`, once warm."""
+def by_lockstep(ranks: int, batch_size: int, warm_up: int, measured: int) -> float:
+    """Rows per second of `lockstep offline train`, once warm; `batch_size` is that of all ranks together."""
     with tempfile.TemporaryDirectory() as folder:
         log, data, run_dir = Path(folder) / "log.csv", Path(folder) / "data", Path(folder) / "run"
         write_log(log)
         names = Path(folder) / "columns.yaml"
         names.write_text(f"state_features: [{', '.join(STATE)}]\n")
         call(["offline", "prepare", str(log), "--columns", str(names), "--out", str(data)])
-        rows = (warm_up + measured) // ranks  # the same global batch on any number of ranks: strong scaling
-        settings = SETTINGS | {"epochs": max(1, rows // ROWS), "log_every": warm_up // ranks}
+        # `lockstep bench` multiplies the steps by the ranks, which is right where the batch grows with them.
+        parts = ranks * BATCH // batch_size
+        epochs = max(1, (warm_up + measured) // parts // ROWS)
+        settings = SETTINGS | {"batch_size": batch_size, "epochs": epochs, "log_every": warm_up // parts}
         words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         call(["offline", "train", str(data), "--algo", "dqn", "--ranks", str(ranks), "--run-dir", str(run_dir), *words])
         lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -105,11 +107,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("who", choices=["lockstep", "loader"])
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, default=BATCH)
     parser.add_argument("--warm-up", type=int)
     parser.add_argument("--measured", type=int)
     args = parser.parse_args()
     if args.who == "lockstep":
-        value = by_lockstep(args.ranks, args.warm_up, args.measured)
+        value = by_lockstep(args.ranks, args.batch_size, args.warm_up, args.measured)
     else:
         value = by_loader(args.warm_up, args.measured)
     report(value, ["torch", "lockstep-rl", "polars"])
