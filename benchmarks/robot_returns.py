@@ -34,6 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task")
     parser.add_argument("--trainers", nargs="+", default=["rl_games", "skrl", "rsl_rl"], help="whose settings")
+    parser.add_argument("--own", action="store_true", help="train with Lockstep alone")
     parser.add_argument("--num-envs", type=int, default=1024)
     parser.add_argument("--iterations", type=int, default=60, help="rollouts")
     parser.add_argument("--seeds", type=int, default=3)
@@ -44,7 +45,7 @@ def main() -> None:
     known = {identity(row) for row in rows}
     for seed in range(args.seeds):
         for settings in args.trainers:
-            for trainer in (settings, "lockstep"):
+            for trainer in ("lockstep",) if args.own else (settings, "lockstep"):
                 for ranks in args.ranks:
                     values = (args.task, trainer, settings, ranks, args.num_envs, args.iterations, seed)
                     run = dict(zip(KEY, values, strict=True))
