@@ -5,6 +5,7 @@ import json
 import resource
 import signal
 import sys
+import time
 
 import pytest
 
@@ -122,5 +123,7 @@ def test_tensorboard_forgets_what_lies_after_the_step_of_a_resumed_run(tmp_path)
         for step in steps:
             board.write(step, {"x": step + (0.5 if start else 0)})
         board.close()
+        # Files are read in the order of their names: the second, then a number that counts up, and 10 is before 9.
+        time.sleep(1.0)
     seen = EventAccumulator(str(tmp_path)).Reload().Scalars("x")
     assert [(event.step, event.value) for event in seen] == [(10, 10), (20, 20), (30, 30.5), (40, 40.5)]
