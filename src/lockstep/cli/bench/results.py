@@ -43,7 +43,6 @@ def table(name: str, work: Work, rows: Sequence[Row]) -> str:
 
     A ratio is that of Lockstep to a library, and of several ranks to one; more than 1 is better.
     """
-    base = of_arm(rows, name, work.arms[0].name)
     lines = [
         f"## {name}: {work.title}",
         "",
@@ -60,6 +59,7 @@ def table(name: str, work: Work, rows: Sequence[Row]) -> str:
         if errors and not good:
             notes.append(f"{arm.title}: {errors[-1]}")
             continue
+        base = of_arm(rows, name, arm.one_rank or work.arms[0].name)
         against = "" if arm is work.arms[0] else _ratio(work, arm, base, good)
         memory = median(row.get("peak_mb", 0.0) for row in measured.values() if "value" in row)
         cells = [

@@ -27,6 +27,8 @@ class Arm:
     """Cores that its processes share."""
     ranks: int = 1
     """With more than one, warm-up and measured steps are multiplied: weak scaling."""
+    one_rank: str | None = None
+    """With several ranks: the arm of one rank that they are compared with; None: the first arm of the work."""
     part: float = 1.0
     """Of the work's steps; less than 1 for a library that is much slower than the others."""
     only_with: str | None = None
@@ -95,6 +97,20 @@ def _skrl(framework: str, work: str) -> Arm:
         words=(framework, work),
         environment="skrl_jax" if in_jax else "robots",
         part=0.05 if in_jax else 1.0,
+    )
+
+
+def _workflow(library: str, ranks: int) -> Arm:
+    """A library on ranks that `lockstep.workflows` connects: by themselves these libraries want GPUs for it."""
+    return Arm(
+        name=library if ranks == 1 else f"{library}_{ranks}",
+        title=library if ranks == 1 else f"{library}, {ranks} ranks on {ranks} cores",
+        script="with_workflow.py",
+        words=(library, "4096", str(ranks)),
+        environment="robots",
+        cores=ranks,
+        ranks=ranks,
+        one_rank=None if ranks == 1 else library,
     )
 
 
@@ -212,6 +228,17 @@ WORKS: Mapping[str, Work] = {
         ),
         targets={"skrl": 2.5, "rl_games": 2.5, "rsl_rl": 2.5, "lockstep_2": 1.8},
     ),
+    "cartpole_4096_ranks": Work(
+        title="lockstep/Cartpole-v0, PPO, 4096 environments x 16 steps on each of one and two ranks",
+        warm_up=131_072,
+        measured=1_310_720,
+        arms=(
+            _ours("cartpole_isaac", {"num_envs": 4096}),
+            _ours("cartpole_isaac", {"num_envs": 8192}, _TWO),
+            *(_workflow(library, ranks) for library in ("skrl", "rl_games", "rsl_rl") for ranks in (1, 2)),
+        ),
+        targets={"lockstep_2": 1.8},
+    ),
     "hopper_ppo": Work(
         title="Hopper-v5, PPO, 4 environments x 512 steps, 10 epochs of 32 minibatches",
         warm_up=4096,
@@ -314,7 +341,8 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     "tianshou": ("tianshou==2.0.1", "torch", "gymnasium", "mujoco", "packaging", "imageio"),
     "torchrl": ("torchrl==0.14.1", "torch", "gymnasium", "mujoco", "packaging", "imageio"),
     "robots": ("skrl==2.1.1", "rl-games==1.6.5", "rsl-rl-lib==5.5.1", "torch", "gymnasium", "mujoco", "packaging",
-               "imageio"),
+               "imageio", "lazy_loader", "msgspec", "psutil", "pyyaml", "rich", "safetensors", "tensorboard",
+               "threadpoolctl"),
     "skrl_jax": ("skrl==2.1.1", "flax==0.12.8", "jax", "optax", "gymnasium"),
     "purejaxrl": ("flax==0.12.8", "distrax==0.1.9", "chex==0.1.92", "six==1.17.0", "gymnax==1.0.1", "jax", "optax"),
 }  # fmt: skip

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,17 @@ def test_arms_are_measured_in_turn_and_compared_by_the_median_of_ratios(arms, ca
     rows = [json.loads(line) for line in (arms / "out" / RESULTS_FILE).read_text().splitlines()]
     assert [row["repetition"] for row in rows] == [0, 0, 0, 1, 1, 1]
     assert "peer 1.0" in (arms / "out" / TABLES_FILE).read_text()
+
+
+def test_ranks_of_a_library_are_compared_with_its_own_single_rank(arms, monkeypatch, capsys):
+    from lockstep.cli.bench import command
+
+    ours, theirs, two = command.WORKS["speed"].arms
+    of_theirs = replace(two, one_rank="theirs")
+    monkeypatch.setattr(command, "WORKS", {"speed": Work(title="a task", arms=(ours, theirs, of_theirs))})
+    bench(arms, "speed")
+    out = capsys.readouterr().out
+    assert re.search(r"\| Theirs \|.*\| 3\.00 \(", out) and re.search(r"\| Two \|.*\| 4\.50 \(", out)
 
 
 def test_less_is_better_turns_the_ratio_round(arms, monkeypatch, capsys):
@@ -154,6 +166,7 @@ def test_every_arm_has_its_script_and_every_target_its_arm():
         for arm in work.arms:
             assert (process.ARMS / arm.script).exists()
             assert arm.environment is None or arm.environment in ENVIRONMENTS
+            assert arm.one_rank is None or (arm.ranks > 1 and arm.one_rank in names)
             assert arm.part == 1 or arm.part * work.warm_up >= 1024  # one update of PPO
         assert work.arms[0].environment is None and work.arms[0].ranks == 1
 

@@ -40,13 +40,14 @@ class Clock:
         return (last[0] - first[0]) / (last[1] - first[1])
 
 
-def report(value: float, packages: Sequence[str]) -> None:
-    """Print the result: the value, the largest memory of this process in MB, versions."""
+def report(value: float, packages: Sequence[str], *, of_children: bool = False) -> None:
+    """Print the result: the value, the largest memory of this process or of its children in MB, versions."""
     versions: dict[str, str] = {}
     for package in packages:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    whose = resource.RUSAGE_CHILDREN if of_children else resource.RUSAGE_SELF
+    peak_mb = resource.getrusage(whose).ru_maxrss / 1024
     print(json.dumps({"value": value, "peak_mb": round(peak_mb, 1), "versions": versions}))

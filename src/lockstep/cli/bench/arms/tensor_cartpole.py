@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 from clock import Clock, report
-
-STEPS, EPOCHS, MINIBATCHES = 16, 8, 8
+from robot_settings import STEPS
 
 
 def make_env(num_envs: int) -> Any:

@@ -8,37 +8,8 @@ import numpy as np
 from clock import arguments
 from rl_games.common import env_configurations, vecenv
 from rl_games.torch_runner import Runner
-from tensor_cartpole import EPOCHS, MINIBATCHES, STEPS, make_env, measure
-
-
-def parameters(num_envs: int) -> dict[str, Any]:
-    """The settings, as rl_games takes them."""
-    network = {
-        "name": "actor_critic", "separate": False,
-        "space": {"continuous": {
-            "mu_activation": "None", "sigma_activation": "None", "mu_init": {"name": "default"},
-            "sigma_init": {"name": "const_initializer", "val": 0}, "fixed_sigma": True,
-        }},
-        "mlp": {
-            "units": [32, 32], "activation": "elu", "d2rl": False, "initializer": {"name": "default"},
-            "regularizer": {"name": "None"},
-        },
-    }  # fmt: skip
-    config = {
-        "name": "cartpole", "full_experiment_name": "cartpole", "train_dir": "/tmp/lockstep_bench_rl_games",
-        "env_name": "lockstep", "device": "cpu", "device_name": "cpu", "multi_gpu": False, "ppo": True,
-        "mixed_precision": False, "normalize_input": False, "normalize_value": False, "num_actors": num_envs,
-        "reward_shaper": {"scale_value": 1.0}, "normalize_advantage": False, "gamma": 0.99, "tau": 0.95,
-        "learning_rate": 3e-4, "lr_schedule": "adaptive", "kl_threshold": 0.008, "score_to_win": 20000,
-        "max_epochs": 10**6, "save_best_after": 10**6, "save_frequency": 0, "grad_norm": 1.0, "entropy_coef": 0.0,
-        "truncate_grads": True, "e_clip": 0.2, "horizon_length": STEPS,
-        "minibatch_size": num_envs * STEPS // MINIBATCHES, "mini_epochs": EPOCHS, "critic_coef": 4,
-        "clip_value": True, "seq_length": 4, "bounds_loss_coef": 0.0001,
-    }  # fmt: skip
-    return {
-        "seed": 42, "algo": {"name": "a2c_continuous"}, "model": {"name": "continuous_a2c_logstd"},
-        "network": network, "load_checkpoint": False, "load_path": "", "config": config,
-    }  # fmt: skip
+from robot_settings import rl_games
+from tensor_cartpole import make_env, measure
 
 
 def updates(num_envs: int) -> Callable[[int], None]:
@@ -68,7 +39,7 @@ def updates(num_envs: int) -> Callable[[int], None]:
     vecenv.register("lockstep", lambda name, actors, **kwargs: Env())
     env_configurations.register("lockstep", {"vecenv_type": "lockstep", "env_creator": lambda **kwargs: Env()})
     runner = Runner()
-    runner.load({"params": parameters(num_envs)})
+    runner.load(rl_games(num_envs))
     agent = runner.algo_factory.create(runner.algo_name, base_name="run", params=runner.params)
     agent.init_tensors()
     agent.obs = agent.env_reset()

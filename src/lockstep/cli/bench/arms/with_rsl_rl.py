@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 from clock import arguments
+from robot_settings import rsl_rl
 from rsl_rl.env import VecEnv
 from rsl_rl.runners import OnPolicyRunner
-from tensor_cartpole import EPOCHS, MINIBATCHES, STEPS, make_env, measure
+from tensor_cartpole import make_env, measure
 from tensordict import TensorDict
 
 
@@ -33,20 +34,7 @@ def updates(num_envs: int) -> Callable[[int], None]:
             ended = (step.terminated | step.truncated).long()
             return self.get_observations(), step.reward, ended, {"time_outs": step.truncated}
 
-    model = {"class_name": "MLPModel", "hidden_dims": [32, 32], "activation": "elu", "obs_normalization": False}
-    gaussian = {"class_name": "GaussianDistribution", "init_std": 1.0, "std_type": "scalar"}
-    config = {
-        "num_steps_per_env": STEPS, "save_interval": 10**6, "check_for_nan": False, "logger": "tensorboard",
-        "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
-        "actor": model | {"distribution_cfg": gaussian}, "critic": dict(model),
-        "algorithm": {
-            "class_name": "PPO", "num_learning_epochs": EPOCHS, "num_mini_batches": MINIBATCHES, "learning_rate": 3e-4,
-            "schedule": "adaptive", "gamma": 0.99, "lam": 0.95, "entropy_coef": 0.0, "desired_kl": 0.008,
-            "max_grad_norm": 1.0, "value_loss_coef": 2.0, "use_clipped_value_loss": True, "clip_param": 0.2,
-            "rnd_cfg": None, "symmetry_cfg": None,
-        },
-    }  # fmt: skip
-    runner = OnPolicyRunner(Env(), config, log_dir=None, device="cpu")
+    runner = OnPolicyRunner(Env(), rsl_rl(), log_dir=None, device="cpu")
     return runner.learn
 
 

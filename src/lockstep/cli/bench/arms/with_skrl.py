@@ -6,9 +6,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 from clock import arguments
+from robot_settings import STEPS, skrl
 from skrl.envs.wrappers.torch import Wrapper
 from skrl.utils.runner.torch import Runner
-from tensor_cartpole import EPOCHS, MINIBATCHES, STEPS, make_env, measure
+from tensor_cartpole import make_env, measure
 
 
 def updates(num_envs: int) -> Callable[[int], None]:
@@ -42,28 +43,7 @@ def updates(num_envs: int) -> Callable[[int], None]:
         def close(self) -> None:
             pass
 
-    layers = [{"name": "net", "input": "OBSERVATIONS", "layers": [32, 32], "activations": "elu"}]
-    policy = {
-        "class": "GaussianMixin", "clip_actions": False, "clip_log_std": True, "min_log_std": -20.0,
-        "max_log_std": 2.0, "initial_log_std": 0.0, "network": layers, "output": "ACTIONS",
-    }  # fmt: skip
-    value = {"class": "DeterministicMixin", "clip_actions": False, "network": layers, "output": "ONE"}
-    agent = {
-        "class": "PPO", "rollouts": STEPS, "learning_epochs": EPOCHS, "mini_batches": MINIBATCHES,
-        "discount_factor": 0.99, "gae_lambda": 0.95, "learning_rate": 3e-4, "learning_rate_scheduler": "KLAdaptiveLR",
-        "learning_rate_scheduler_kwargs": {"kl_threshold": 0.008}, "grad_norm_clip": 1.0, "ratio_clip": 0.2,
-        "value_clip": 0.2, "entropy_loss_scale": 0.0, "value_loss_scale": 2.0,
-        "experiment": {"write_interval": 0, "checkpoint_interval": 0},
-    }  # fmt: skip
-    config = {
-        "seed": 42, "models": {"separate": False, "policy": policy, "value": value},
-        "memory": {"class": "RandomMemory", "memory_size": -1}, "agent": agent,
-        "trainer": {
-            "class": "SequentialTrainer", "timesteps": STEPS, "environment_info": "log",
-            "close_environment_at_exit": False, "disable_progressbar": True,
-        },
-    }  # fmt: skip
-    runner = Runner(Env(), config)
+    runner = Runner(Env(), skrl())
 
     def train(updates: int) -> None:
         runner.trainer.cfg.timesteps = STEPS * updates
