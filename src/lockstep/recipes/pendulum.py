@@ -1,4 +1,4 @@
-"""Pendulum-v1 with PPO: a continuous action, learned to a mean return above -250."""
+"""Pendulum-v1 with PPO: a continuous action, learned to a mean return above -200."""
 
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.run import Run

@@ -2,7 +2,7 @@
 
 from lockstep.config.agents.reader import AgentReader
 
-_RECURRENT = "recurrent policies are not supported yet"
+_RECURRENT = "recurrent networks are not read from agent configurations; --set network.recurrent=gru, without --agent, is ours"
 _ONE_NETWORK = "the policy and a central value function are trained by one optimizer on the same minibatches here"
 
 

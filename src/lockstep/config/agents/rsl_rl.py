@@ -4,7 +4,7 @@ import math
 
 from lockstep.config.agents.reader import AgentReader
 
-_RECURRENT = "recurrent policies are not supported yet"
+_RECURRENT = "recurrent networks are not read from agent configurations; --set network.recurrent=gru, without --agent, is ours"
 _WIDE = (1e-6, 1e6)
 """The range of deviations that rsl_rl has by default."""
 

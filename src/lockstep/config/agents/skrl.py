@@ -70,7 +70,7 @@ def _layers(agent: AgentReader, model: str) -> tuple[tuple[int, ...], str, str]:
     if source not in ("OBSERVATIONS", "STATES"):
         raise agent.refusal(f"{name}.input", source, "a network reads the observation as it is")
     if block.get("type") is not None:
-        raise agent.refusal(f"{name}.type", block["type"], "recurrent policies are not supported yet")
+        raise agent.refusal(f"{name}.type", block["type"], "recurrent networks are not read from agent configurations; --set network.recurrent=gru, without --agent, is ours")
     if not all(isinstance(units, int) for units in layers):
         raise agent.refusal(f"{name}.layers", layers, "only linear layers are read")
     if isinstance(activation, list):
