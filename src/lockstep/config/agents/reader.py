@@ -8,6 +8,8 @@ from typing import Any
 from lockstep.config.settings import leaves
 from lockstep.errors import ConfigError
 
+NO_RECURRENT = "recurrent networks are not read from agent configurations; without --agent there is network.recurrent"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:

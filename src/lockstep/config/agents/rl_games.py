@@ -1,8 +1,7 @@
 """Agent configurations of rl_games (`params:` in its YAML files) as settings of our PPO."""
 
-from lockstep.config.agents.reader import AgentReader
+from lockstep.config.agents.reader import NO_RECURRENT, AgentReader
 
-_RECURRENT = "recurrent networks are not read from agent configurations; --set network.recurrent=gru, without --agent, is ours"
 _ONE_NETWORK = "the policy and a central value function are trained by one optimizer on the same minibatches here"
 
 
@@ -37,7 +36,7 @@ def read_rl_games(agent: AgentReader, num_envs: int) -> None:
 
 
 def _read_network(agent: AgentReader) -> None:
-    agent.refuse("network.rnn.*", _RECURRENT)
+    agent.refuse("network.rnn.*", NO_RECURRENT)
     agent.refuse("network.cnn.*", "convolutions are chosen with network.encoder here")
     agent.set("network.hidden", tuple(agent.take("network.mlp.units")))
     agent.set("network.activation", agent.take("network.mlp.activation"))
@@ -120,7 +119,7 @@ def _read_central_value(agent: AgentReader) -> None:
     name = "config.central_value_config"
     if not agent.has(f"{name}.*"):
         return
-    agent.refuse(f"{name}.network.rnn.*", _RECURRENT)
+    agent.refuse(f"{name}.network.rnn.*", NO_RECURRENT)
     agent.set("network.critic_hidden", tuple(agent.take(f"{name}.network.mlp.units")))
     agent.set("network.shared", False)
     for what in ("learning_rate", "kl_threshold", "minibatch_size", "mini_epochs", "lr_schedule", "schedule_type"):

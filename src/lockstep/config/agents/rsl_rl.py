@@ -2,9 +2,8 @@
 
 import math
 
-from lockstep.config.agents.reader import AgentReader
+from lockstep.config.agents.reader import NO_RECURRENT, AgentReader
 
-_RECURRENT = "recurrent networks are not read from agent configurations; --set network.recurrent=gru, without --agent, is ours"
 _WIDE = (1e-6, 1e6)
 """The range of deviations that rsl_rl has by default."""
 
@@ -39,13 +38,13 @@ def _read_networks(agent: AgentReader) -> None:
     for model in ("actor", "critic"):
         kind = agent.take(f"{model}.class_name", "MLPModel")
         if kind != "MLPModel":
-            reasons = {"RNNModel": _RECURRENT, "CNNModel": "convolutions are chosen with network.encoder here"}
+            reasons = {"RNNModel": NO_RECURRENT, "CNNModel": "convolutions are chosen with network.encoder here"}
             raise agent.refusal(f"{model}.class_name", kind, reasons.get(kind, "it is the task's own code"))
         agent.ignore(
             "rsl_rl replaces it by the distribution", f"{model}.noise_std_type", f"{model}.state_dependent_std"
         )
         agent.expect(f"{model}.cnn_cfg", None, why="convolutions are chosen with network.encoder here")
-        agent.expect(f"{model}.rnn_type", None, why=_RECURRENT)
+        agent.expect(f"{model}.rnn_type", None, why=NO_RECURRENT)
         agent.ignore("it is used with rnn_type only", f"{model}.rnn_hidden_dim", f"{model}.rnn_num_layers")
     agent.set("network.shared", False)
     agent.set("network.hidden", tuple(agent.take("actor.hidden_dims")))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from lockstep.config.agents.reader import AgentReader
+from lockstep.config.agents.reader import NO_RECURRENT, AgentReader
 
 _POLICIES = ("GaussianMixin", "CategoricalMixin", "MultiCategoricalMixin")
 _NORMALIZER = "RunningStandardScaler"
@@ -70,7 +70,7 @@ def _layers(agent: AgentReader, model: str) -> tuple[tuple[int, ...], str, str]:
     if source not in ("OBSERVATIONS", "STATES"):
         raise agent.refusal(f"{name}.input", source, "a network reads the observation as it is")
     if block.get("type") is not None:
-        raise agent.refusal(f"{name}.type", block["type"], "recurrent networks are not read from agent configurations; --set network.recurrent=gru, without --agent, is ours")
+        raise agent.refusal(f"{name}.type", block["type"], NO_RECURRENT)
     if not all(isinstance(units, int) for units in layers):
         raise agent.refusal(f"{name}.layers", layers, "only linear layers are read")
     if isinstance(activation, list):
