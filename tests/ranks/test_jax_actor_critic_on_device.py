@@ -82,6 +82,20 @@ def test_resumed_it_ends_with_the_bits_of_a_run_that_never_stopped(trained, name
     assert timeless(one.resume) == timeless(str(whole)), "other metrics"
 
 
+def test_resumed_with_other_rollouts_the_rate_goes_on_where_it_was(trained, tmp_path):
+    """What was done is counted in environment steps: the number of updates says nothing when their size changes."""
+    copy = shutil.copytree(trained["td3", "1 device"][0].folder, tmp_path / "copy")
+    steps = sorted(copy.glob("checkpoints/step_*"), key=lambda path: int(path.name.partition("_")[2]))
+    for late in steps[1:]:
+        shutil.rmtree(late)
+    run = override(RUNS["td3"], {"num_steps": 2 * RUNS["td3"].algorithm.num_steps})
+    (outcome,) = train_all(1, {"td3": job(run, tmp_path, "unused", resume=str(copy))}, 4)["td3"]
+    assert outcome.error == ""
+    *_, before, last = lines(str(copy))
+    done = np.arange(before["step"], 640, 64) / 640  # before each update of two rollouts that are logged last
+    assert len(done) >= 2 and last["optim/learning_rate"] == pytest.approx(1e-3 * np.mean(1 - done), rel=1e-4)
+
+
 def test_a_number_that_is_not_finite_stops_every_rank_or_is_not_stored(tmp_path):
     spoiled = {"continuous": True, "max_episode_steps": 20, "push": 0.0, "spoil": "reward", "spoil_at": 7}
     stop = override(RUNS["sac"], {"env.kwargs": spoiled})

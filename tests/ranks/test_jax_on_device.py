@@ -179,13 +179,18 @@ def test_a_number_that_is_not_finite_is_named_on_every_rank(tmp_path):
 
 @pytest.mark.slow  # on the host it is quick
 def test_an_update_with_a_number_that_is_not_finite_is_skipped_on_every_rank(tmp_path):
-    jobs = {"skip": job(spoiled("reward", non_finite="skip"), tmp_path, "skip")}
+    runs = {
+        "reward": spoiled("reward", non_finite="skip"),
+        "memory": spoiled("observation", non_finite="skip", **{"network.recurrent": "gru"}),
+    }
+    jobs = {name: job(run, tmp_path, name) for name, run in runs.items()}
     told = train_all(2, jobs)
-    assert [o.error for o in told["skip"]] == ["", ""]
-    found = lines(jobs["skip"].folder)
-    assert found[0]["optim/skipped"] == 1.0
-    assert found[1]["optim/skipped"] == 0.0, "a rollout is spoiled by its own numbers alone"
-    assert len({r["params_fingerprint"] for o in told["skip"] for r in o.summary["ranks"]}) == 1
+    for name, one in jobs.items():
+        assert [o.error for o in told[name]] == ["", ""]
+        found = lines(one.folder)
+        assert found[0]["optim/skipped"] == 1.0
+        assert found[1]["optim/skipped"] == 0.0, "a rollout is spoiled by its own numbers alone"
+        assert len({r["params_fingerprint"] for o in told[name] for r in o.summary["ranks"]}) == 1
 
 
 @pytest.mark.slow  # as an observation is named, which is quick

@@ -42,6 +42,12 @@ class ActorWithState:
         self.state = np.zeros((*shape, size), np.float32)
         self.begins = np.ones(shape, bool)
 
+    def finite_state(self) -> np.ndarray:
+        """The state before a rollout; what an observation that was not finite has made not finite becomes 0."""
+        if not np.isfinite(self.state).all():
+            self.state = np.nan_to_num(self.state, nan=0.0, posinf=0.0, neginf=0.0)
+        return self.state
+
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         """Observations [*shape, *O] to parameters [*shape, P]."""
         actor: Any = self._actor

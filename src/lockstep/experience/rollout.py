@@ -185,7 +185,7 @@ class Collector:
         observation[:, 0] = observation[:, -1]
         self._ended[:, 0] = self._ended[:, -1]
         self._begins[:, 0] = actor.begins
-        state = actor.state
+        state = actor.finite_state()
         noise = np.stack([self._draw(streams, steps, size) for streams in self._noise_streams], 1)
         final: list[list[tuple[int, np.ndarray, np.ndarray]]] = [[] for _ in envs]
         clip = clipper(self._action_spec)

@@ -50,6 +50,9 @@ class Shared(NamedTuple):
     """Whether a number was not finite and the run must stop."""
     update: Array
     """int32: updates of the run so far."""
+    rollouts: Array
+    """float32: environment steps of the run so far, in rollouts of the present size; equal to `update` unless the run
+    was resumed with another `num_steps`."""
     left: Array
     """int32: updates left in this call."""
     due: Array
@@ -122,7 +125,7 @@ class DeviceTrainer(DeviceSource):
         shared, shards, replay = carry
         run, config, learner = self._run, self._config, self._learner
         state, update, stops = shared.state, shared.update, run.non_finite == "stop"
-        random = update < -(-config.learning_starts // self._batch_size)
+        random = shared.rollouts < -(-config.learning_starts // self._batch_size)
         new_shards, facts = list[Shard](), list[Array]()
         for slot, shard in enumerate(shards):
             # The barriers isolate the shard's computation: other shards on this device must not change its bits.
@@ -138,7 +141,7 @@ class DeviceTrainer(DeviceSource):
         halted = shared.halted | ((faults > 0) & stops)
         due = jnp.where(halted | (unready > 0), 0, shared.due[len(shared.due) - shared.left])
         if config.learning_rate_schedule == "linear":
-            remaining = 1.0 - update.astype(jnp.float32) * (self._batch_size / run.total_steps)
+            remaining = 1.0 - shared.rollouts * (self._batch_size / run.total_steps)
             state = state._replace(learning_rates=learner.initial_rates * jnp.maximum(remaining, 0.0))
 
         def step(number: Array, state: State) -> State:
@@ -148,7 +151,10 @@ class DeviceTrainer(DeviceSource):
         halted |= (state.sums[-1] > 0) & stops
         share, learned = faults * (1.0 / self._comm.world.num_shards), (due > 0).astype(jnp.float32)
         counted = shared.counted + jnp.stack([size, share, learned * state.learning_rates[0], learned])
-        shared = Shared(state, halted, update + 1, shared.left - 1, shared.due, shared.taken + due, counted)
+        shared = shared._replace(
+            state=state, halted=halted, update=update + 1, rollouts=shared.rollouts + 1.0, left=shared.left - 1,
+            taken=shared.taken + due, counted=counted,
+        )  # fmt: skip
         return shared, new_shards, replay
 
     def _take_step(self, state: State, replay: DeviceReplay, shards: list[Shard], number: Array) -> State:
@@ -180,15 +186,17 @@ class DeviceTrainer(DeviceSource):
 
     def warmup(self) -> None:
         """Compile, by a call that makes no update; *collective*."""
-        self._call(0, [])
+        self._call(Progress(self._run.total_steps), [])
 
-    def _call(self, update: int, due: list[int]) -> tuple[int, np.ndarray, bool, int]:
+    def _call(self, progress: Progress, due: list[int]) -> tuple[int, np.ndarray, bool, int]:
         """Make an update for each of `due`. Returns `taken`, `counted`, whether to stop, and the updates left."""
         comm, learner = self._comm, self._learner
         steps = np.zeros(self._calls, np.int32)
         steps[len(steps) - len(due) :] = due
         taken = int(learner.counters[TAKEN])
-        host = (np.bool_(False), np.int32(update), np.int32(len(due)), steps, np.int32(taken), np.zeros(4, np.float32))
+        rollouts = np.float32(progress.env_steps / self._batch_size)
+        counters = (np.int32(progress.updates), rollouts, np.int32(len(due)))
+        host = (np.bool_(False), *counters, steps, np.int32(taken), np.zeros(4, np.float32))
         shared = Shared(learner.state, *comm.replicate(host))
         shared, (self._own, self._replay) = self._updates(shared, (self._own, self._replay))
         learner.state = shared.state
@@ -205,7 +213,7 @@ class DeviceTrainer(DeviceSource):
         count = min(self.until_due(progress), self._calls)
         due = [learner.schedule.take_due(progress.env_steps + i * size, size, ready=True) for i in range(count)]
         learner.begin(progress.fraction)
-        taken, counted, halted, left = self._call(progress.updates, due)
+        taken, counted, halted, left = self._call(progress, due)
         done = taken - int(learner.counters[TAKEN])
         learner.counters[TAKEN] = taken
         if halted:

@@ -53,7 +53,8 @@ def batch_of(
         parameters, values = policy.apply(params, observation, critic=critic)
     else:
         parameters, values, final_value, states = _unrolled(policy, params, steps)
-        critic_state = states[-2, :, policy.actor_state_size :]
+        # As `ActorWithState.finite_state`.
+        critic_state = jnp.nan_to_num(states[-2, :, policy.actor_state_size :], nan=0.0, posinf=0.0, neginf=0.0)
         states, begins = states[:-2].reshape(rows, -1), cast(Array, steps.begins)[:-1].reshape(rows)
     if steps.parameters is not None:  # XLA then removes the unused actor output above
         parameters = steps.parameters.reshape(-1, steps.parameters.shape[-1])

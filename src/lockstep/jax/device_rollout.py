@@ -123,7 +123,8 @@ class DeviceRollout:
                 state=shard.memory, begins=begins, final=seen.final.policy,
                 final_critic=seen.final.critic,
             )  # fmt: skip
-            shard = shard._replace(memory=shard.memory.at[:, : self._policy.actor_state_size].set(actor_memory))
+            after = jnp.nan_to_num(actor_memory, nan=0.0, posinf=0.0, neginf=0.0)  # `ActorWithState.finite_state`
+            shard = shard._replace(memory=shard.memory.at[:, : self._policy.actor_state_size].set(after))
         first = jax.lax.cond(update == 0, lambda: checksum(steps), lambda: shard.first)
         shard = shard._replace(
             state=state, observation=observation, returned=episode[0], length=episode[1], discounted=episode[2],

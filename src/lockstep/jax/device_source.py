@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from lockstep.distributed.fingerprint import combine
+from lockstep.errors import ConfigError
 from lockstep.experience.episodes import EpisodeStats
 from lockstep.jax.comm import Comm
 from lockstep.jax.device_shard import REWARD, NonFiniteValue, Shard
@@ -89,6 +90,11 @@ class DeviceSource:
     def restore_shard(self, k: int, state: dict[str, Any], step: int) -> bool:
         """Load what `shard_state` returned for local shard number `k`; True, because the restore is always exact."""
         del step
+        if "returned" not in state:
+            raise ConfigError(
+                "env.placement: this run collected from environments on the host; resume it with "
+                "--set env.placement=host"
+            )
         parts: list[Shard] = self._comm.unshard(self._own)
         saved = {name: state[name] for name in _EPISODES} | {
             "state": tuple(state["state"]),

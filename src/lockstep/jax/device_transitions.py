@@ -99,6 +99,8 @@ class TransitionRollout:
             jnp.where(jnp.isfinite(final.policy).all(-1), 0.0, jnp.nan), is_final.astype(jnp.float32),
             returned, length, None,
         )  # fmt: skip
-        steps = Transitions(seen.policy, action, reward, final.policy, end_of(terminated, truncated))
+        # What follows a termination has no value: it is not stored, since it may be not finite.
+        following = jnp.where(terminated[:, None], seen.policy, final.policy)
+        steps = Transitions(seen.policy, action, reward, following, end_of(terminated, truncated))
         returned, length = (jnp.where(ended, jnp.zeros_like(x), x) for x in (returned, length))
         return (state, observation, returned, length), (record, steps)

@@ -229,7 +229,7 @@ class PPO:
         ]
         # Without a scan the steps are unrolled: one call per epoch keeps the compiled program small.
         calls = [slice(None)] if self._scan else [slice(i, i + 1) for i in range(c.num_epochs)]
-        rate = c.learning_rate * (1.0 - progress.fraction)
+        rate = c.learning_rate * (1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0)
         for i, epochs in enumerate(calls):
             host_values = np.array([*statistics, rate, i == 0, i == len(calls) - 1], np.float32)
             sharded_orders = comm.shard([order[epochs] for order in orders])
@@ -287,7 +287,7 @@ class PPO:
         *numbers, rate, first, last = host_values
         statistics = UpdateStatistics(*numbers)
         state = state._replace(stopped=state.stopped & (first == 0.0))
-        if self.config.learning_rate_schedule == "linear":
+        if self.config.learning_rate_schedule != "adaptive":
             state = state._replace(learning_rate=rate)
         batches = [self.normalized(batch, statistics) for batch in slots(stacked, len(orders))]
         state, totals = self._epochs(state, batches, orders)
@@ -324,7 +324,8 @@ class PPO:
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
         """Load what `shard_state` returned for local shard number `k`."""
         self._streams[k].bit_generator.state = state["minibatches"]
-        self.normalizers.discounted[k].value[:] = state["discounted"]
+        if "discounted" in state:
+            self.normalizers.discounted[k].value[:] = state["discounted"]
         if "critic_state" in state:
             self._builder.critic_states[k] = state["critic_state"]
 

@@ -45,6 +45,9 @@ class Shared(NamedTuple):
     normalizers: dict[str, Moments]
     update: Array
     """int32: updates of the run so far."""
+    rollouts: Array
+    """float32: environment steps of the run so far, in rollouts of the present size; equal to `update` unless the run
+    was resumed with another `num_steps`."""
     left: Array
     """int32: updates left in this call."""
     bad: Array
@@ -103,10 +106,10 @@ class DeviceCollector(DeviceSource):
         return shared, jax.tree.map(lambda *leaves: jnp.stack(leaves), *shards)
 
     def _make_update(self, carry: tuple[Shared, list[Shard]]) -> tuple[Shared, list[Shard]]:
-        (state, normalizers, update, left, _), shards = carry
+        (state, normalizers, update, rollouts, left, _), shards = carry
         ppo, c = self._ppo, self._ppo.config
         if c.learning_rate_schedule == "linear":
-            remaining = 1.0 - update.astype(jnp.float32) * (self._batch_size / self._run.total_steps)
+            remaining = 1.0 - rollouts * (self._batch_size / self._run.total_steps)
             state = state._replace(learning_rate=c.learning_rate * jnp.maximum(remaining, 0.0))
         new_shards, batches, rows, orders = list[Shard](), list[Batch](), list[Array](), list[Array]()
         for shard in shards:
@@ -131,7 +134,7 @@ class DeviceCollector(DeviceSource):
         poison = jnp.where(finite, 0.0, jnp.nan)
         batches = [batch._replace(advantage=batch.advantage + poison) for batch in batches]
         state, _ = ppo.learn(state, batches, jnp.stack(orders))
-        return Shared(state, normalizers, update + 1, left - 1, bad), new_shards
+        return Shared(state, normalizers, update + 1, rollouts + 1.0, left - 1, bad), new_shards
 
     def _make_batch(
         self, values: Array, normalizers: Mapping[str, Moments], shard: Shard, update: Array
@@ -173,14 +176,18 @@ class DeviceCollector(DeviceSource):
 
     def warmup(self) -> None:
         """Compile, by a call that makes no update; *collective*."""
-        self._call(0, 0)
+        self._call(Progress(self._run.total_steps), 0)
 
-    def _call(self, update: int, count: int) -> tuple[dict[str, Moments], bool, int, int]:
+    def _call(self, progress: Progress, count: int) -> tuple[dict[str, Moments], bool, int, int]:
         """Make `count` updates. Returns the normalizers, whether the run must stop, the updates left, and `bad`."""
         ppo, comm = self._ppo, self._comm
         on_host = {name: moments.read(host) for name, host in ppo.normalizers.named().items()}
-        normalizers, *counters = comm.replicate((on_host, np.int32(update), np.int32(count), np.int32(-1)))
-        shared, self._own = self._updates(Shared(ppo.state, normalizers, *counters), self._own)
+        counters = (np.int32(progress.updates), np.float32(progress.env_steps / self._batch_size), np.int32(count))
+        rate = np.float32(ppo.config.learning_rate)
+        rate, normalizers, *counters = comm.replicate((rate, on_host, *counters, np.int32(-1)))
+        constant = ppo.config.learning_rate_schedule == "constant"
+        state = ppo.state._replace(learning_rate=rate) if constant else ppo.state
+        shared, self._own = self._updates(Shared(state, normalizers, *counters), self._own)
         ppo.state = shared.state
         outputs = (ppo.state.values, ppo.state.halted, shared.left, shared.normalizers, shared.bad)
         values, halted, left, normalizers, bad = comm.read(outputs)
@@ -194,7 +201,7 @@ class DeviceCollector(DeviceSource):
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         count = self.until_due(progress)
-        normalizers, halted, left, bad = self._call(progress.updates, count)
+        normalizers, halted, left, bad = self._call(progress, count)
         for name, host in self._ppo.normalizers.named().items():
             moments.write(normalizers[name], host)
         if halted:

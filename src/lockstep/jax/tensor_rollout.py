@@ -91,7 +91,7 @@ class _Shard:
         self.action = np.zeros((num_steps, size, *shape), np.float32 if action.kind == "continuous" else np.int64)
         self.begins = np.zeros((num_steps + 1, size), bool)
         self.begins[0] = self.actor.begins
-        self.state = self.actor.state
+        self.state = self.actor.finite_state()
 
     def act(self, t: int) -> np.ndarray:
         """The actions of step t for the environment."""

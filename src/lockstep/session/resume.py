@@ -20,6 +20,8 @@ from lockstep.run import AnyRun, OfflineRun, from_dict, load, override, to_dict
 _FIXED = ("task", "algo", "ml_framework", "seed", "num_envs", "num_shards")
 """Settings that the saved state depends on."""
 _FIXED_PARTS = ("network.", "env.")
+_PLACEMENT = "env.placement"
+"""May change from `auto` to what it meant; `restore_shard` of the collectors refuses to move environments."""
 _FIXED_OF_ALGORITHM = (
     *("normalize_observation", "normalize_return", "normalize_value", "dueling", "noisy"),
     *("value_distribution", "num_atoms", "v_min", "v_max", "num_quantiles"),
@@ -34,6 +36,7 @@ _HARMLESS = (
     *("evaluate_video", "devices_per_process"),
     *("timeout_s", "startup_timeout_s", "stop_return", "stop_when_solved", "total_steps"),
     *("algorithm.replay_device", "algorithm.replay_path"),
+    _PLACEMENT,
     *("data", "eval_data", "epochs", "estimate_every", "model_path"),  # changed contents of data are detected elsewhere
 )
 """Settings without effect on any gradient."""
@@ -92,11 +95,13 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     # A setting that is newer than the checkpoint has its default; folders of the user's code may differ between hosts.
     before, after = (leaves(to_dict(with_portable_paths(from_dict(tree)))) for tree in (saved, now))
     changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+    adaptive = after.get("algorithm.learning_rate_schedule") == "adaptive"
     in_algorithm = _FIXED_OF_ALGORITHM
     in_algorithm += _FIXED_WITH_REPLAY if after.get("algorithm.checkpoint_replay", False) else ()
     in_algorithm += _FIXED_WITH_LOG if "data" in after else ()
     for name in changed:
-        if name in _FIXED or name.startswith(_FIXED_PARTS) or name.removeprefix("algorithm.") in in_algorithm:
+        part = name.startswith(_FIXED_PARTS) and name != _PLACEMENT
+        if name in _FIXED or part or name.removeprefix("algorithm.") in in_algorithm:
             replay = name.removeprefix("algorithm.") in _FIXED_WITH_REPLAY
             raise ConfigError(
                 f"{name}={_shown(after.get(name))} differs from the {_shown(before.get(name))} that the checkpoint was "
@@ -105,7 +110,11 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             )
     notes: list[str] = []
     for name in changed:
-        effect = "" if name in _HARMLESS else "; the result will differ from that of a run without the change"
+        effect = "; the result will differ from that of a run without the change"
+        if name in _HARMLESS:
+            effect = ""
+        elif name == "algorithm.learning_rate" and adaptive:
+            effect = ", without effect: the adaptive schedule goes on from the rate that it has reached"
         notes.append(f"{name} is {_shown(after.get(name))} from here on, was {_shown(before.get(name))}{effect}")
     return notes
 

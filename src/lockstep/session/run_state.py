@@ -188,7 +188,10 @@ class RunState:
         exact = True
         for k, shard in enumerate(self._world.shards):
             state = shards[shard]
-            self._learner.restore_shard(k, state["learner"])
+            of_learner = dict(state["learner"])
+            if not self._source.restore_shard(k, state["collector"], self._progress.env_steps):
+                exact = False
+                of_learner.pop("discounted", None)  # the returns of episodes that do not continue
+            self._learner.restore_shard(k, of_learner)
             self._journal.episodes[k].restore(state["episodes"])
-            exact &= self._source.restore_shard(k, state["collector"], self._progress.env_steps)
         return exact

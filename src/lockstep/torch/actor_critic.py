@@ -127,10 +127,10 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
     def loss(self, batch: TransitionBatch, moves_policy: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """The *sum* of the losses over the rows [N], its sums [S], priorities [N]."""
 
-    def _decay_rates(self, fraction: float) -> None:
+    def _set_learning_rates(self, fraction: float) -> None:
         """Set the learning rates for a run of which this fraction is completed."""
-        if self.config.learning_rate_schedule == "linear":
-            torch.mul(self._initial_rates, 1.0 - fraction, out=self.learning_rates)
+        remaining = 1.0 - fraction if self.config.learning_rate_schedule == "linear" else 1.0
+        torch.mul(self._initial_rates, remaining, out=self.learning_rates)
 
     def _parts(self, drawn: Sequence[Transitions], weights: Sequence[np.ndarray]) -> list[TransitionBatch]:
         """Each shard's part of a minibatch on the device, with the noise of its actions."""

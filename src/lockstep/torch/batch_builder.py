@@ -170,7 +170,8 @@ class BatchBuilder:
         first = torch.cat([self._on_device(rollout.state), self.critic_states[k]], -1)
         parameters, values, after = network.unroll(of_actor, of_critic, Sequences(first, begins))
         states = torch.cat([first.unsqueeze(0), after.unflatten(0, begins.shape)])
-        self.critic_states[k] = states[-2, :, self._policy.actor_state_size :].clone()
+        after = states[-2, :, self._policy.actor_state_size :]
+        self.critic_states[k] = after.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)  # as `finite_state` of the actor
         return parameters, values, states, begins
 
     def _forward(self, observations: Sequence[Tensor], rows: int) -> tuple[Tensor, Tensor]:

@@ -183,7 +183,8 @@ class TensorShard:
         for group in self.groups:
             group.raw[0].copy_(group.raw[-1])
         self.ended[0] = self.ended[-1]
-        self.states[0] = self.states[-1]
+        # As `ActorWithState.finite_state`: an observation that was not finite makes only one rollout useless.
+        torch.nan_to_num(self.states[-1], nan=0.0, posinf=0.0, neginf=0.0, out=self.states[0])
         self.begins[0] = self.begins[-1]
         self.noise = self._policy.distribution.draw_noise_tensor(self.generator, tuple(self._reward.shape))
 

@@ -111,8 +111,8 @@ class DQN:
         replayed, totals = self._shards.extend(rollouts, extra_sums, progress)
         if replayed.skipped and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, [], progress)
-        if c.learning_rate_schedule == "linear":
-            self.learning_rate.fill_(c.learning_rate * (1.0 - progress.fraction))
+        remaining = 1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0
+        self.learning_rate.fill_(c.learning_rate * remaining)
         sums = torch.zeros_like(self._skipped)
         minibatches: list[list[TransitionBatch]] = []
         for drawn, weights in self._shards.minibatches(replayed):

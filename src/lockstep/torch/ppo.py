@@ -100,8 +100,9 @@ class PPO:
         """
         c = self.config
         progress = progress or Progress(1)
-        if c.learning_rate_schedule == "linear":
-            self.learning_rate.fill_(c.learning_rate * (1.0 - progress.fraction))
+        if c.learning_rate_schedule != "adaptive":  # a resumed run may have another
+            remaining = 1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0
+            self.learning_rate.fill_(c.learning_rate * remaining)
         batches, statistics, fault, totals = self._prepare(rollouts, extra_sums)
         if statistics is None:
             if self._stop_on_non_finite and fault is not None:
@@ -303,7 +304,8 @@ class PPO:
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
         """Restore local shard `k` from its `shard_state`."""
         self._streams[k].bit_generator.state = state["minibatches"]
-        self.normalizers.discounted[k].value[:] = state["discounted"]
+        if "discounted" in state:
+            self.normalizers.discounted[k].value[:] = state["discounted"]
         if "critic_state" in state:
             self._builder.critic_states[k].copy_(torch.from_numpy(state["critic_state"]))
 

@@ -56,7 +56,7 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
         replayed, totals = self._shards.extend(rollouts, extra_sums, progress)
         if replayed.skipped and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, [], progress)
-        self._decay_rates(progress.fraction)
+        self._set_learning_rates(progress.fraction)
         totals_of_steps = torch.zeros_like(self._skipped)
         minibatches: list[list[TransitionBatch]] = []
         for drawn, weights in self._shards.minibatches(replayed):

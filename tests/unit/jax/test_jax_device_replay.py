@@ -16,7 +16,9 @@ from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.jax.continuous_policy import ContinuousPolicy
 from lockstep.jax.device_replay import DeviceReplay, ReplayRows, Transitions
-from lockstep.jax.device_shard import keys_of
+from lockstep.jax.device_shard import first_shard, keys_of
+from lockstep.jax.device_transitions import TransitionRollout
+from lockstep.jax.envs.packed import PackedEnv
 from lockstep.run import NetworkConfig, Run, override
 from lockstep.session.checks import learns_on_device
 
@@ -82,6 +84,38 @@ def test_what_is_drawn_are_the_transitions_of_the_log(n_step, capacity):
             np.testing.assert_array_equal(drawn.action[i], steps.action[row, env])
     assert int(replay.written[0]) == 0
     assert not np.asarray(replay.rings.reward[0]).any(), "another shard's buffer"
+
+
+class EndsBadly:
+    """An episode of five steps ends in a state that is not finite."""
+
+    on_device, spec = True, SPEC
+
+    def reset(self, key):
+        return jnp.zeros((), jnp.int32)
+
+    def observe(self, state):
+        return jnp.stack([state / 5.0, jnp.where(state == 5, jnp.nan, 0.0)]).astype(jnp.float32)
+
+    def step(self, state, action, key):
+        state = state + 1
+        return state, self.observe(state), jnp.float32(1), state == 5, jnp.asarray(False)
+
+
+def test_a_state_that_has_no_value_is_not_stored():
+    """Its discount is 0, but 0 times NaN is not."""
+    config, env = SACConfig(num_steps=10), PackedEnv(EndsBadly())
+    policy = ContinuousPolicy(SPEC, NetworkConfig(hidden=(4,)), config)
+    rollout = jax.jit(TransitionRollout(env, policy, 10, 2).rollout)
+    shard = first_shard(env, *keys_of(0, 0, 2))
+    shard, steps = rollout(policy.params, shard, jnp.int32(0), jnp.asarray(False))
+    assert int(shard.fault.what) == 0
+    assert np.asarray(steps.end).sum() == 4, "two episodes of each environment terminated"
+    assert np.isfinite(steps.next_observation).all()
+    goes_on = np.asarray(steps.end) == 0
+    np.testing.assert_array_equal(
+        np.asarray(steps.next_observation)[:-1][goes_on[:-1]], np.asarray(steps.observation)[1:][goes_on[:-1]]
+    )
 
 
 def test_shards_draw_with_keys_of_their_own():

@@ -8,7 +8,7 @@ from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import FORMAT, write_state
 from lockstep.record.run_dir import RunDir
-from lockstep.run import Run, load, to_dict
+from lockstep.run import Run, load, override, to_dict
 from lockstep.session.resume import prepare
 
 RUN = Run(task="CartPole-v1", num_shards=4)
@@ -134,6 +134,23 @@ def test_what_may_change_is_noted_with_its_effect(run_dir):
         "the result will differ from that of a run without the change",
         "total_steps is 1000000 from here on, was 500000",
     ]
+
+
+def test_an_adaptive_rate_goes_on_and_the_note_says_so(run_dir):
+    adaptive = to_dict(override(RUN, {"learning_rate_schedule": "adaptive"}))
+    add(run_dir, 512, run=adaptive)
+    found = prepare(run_dir, {"learning_rate_schedule": "adaptive", "learning_rate": "0.001"})
+    assert found.notes == [
+        "algorithm.learning_rate is 0.001 from here on, was 0.00025, without effect: "
+        "the adaptive schedule goes on from the rate that it has reached"
+    ]
+
+
+def test_the_placement_of_environments_may_be_named(run_dir):
+    """`auto` means another placement on another machine, and the way out of the error there is to name the first."""
+    add(run_dir, 512)
+    found = prepare(run_dir, {"env.placement": "host"})
+    assert found.notes == ["env.placement is host from here on, was auto"]
 
 
 def test_a_hand_edited_config_is_compared_too(run_dir):

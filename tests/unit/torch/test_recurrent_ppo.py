@@ -11,6 +11,7 @@ from lockstep import World
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.distributed.timers import Timers
 from lockstep.envs.hidden_cartpole import HiddenCartpole
+from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.rollout import Collector, Rollout
 from lockstep.run import NetworkConfig, Run, override
@@ -211,3 +212,45 @@ def test_sequences_must_divide_rollouts_and_minibatches():
     assert override(RUN, {"sequence_length": None}).sequence_length == 12
     assert override(RUN, {"sequence_length": None, "num_steps": 128}).sequence_length == 32
     assert override(RUN, {"sequence_length": None, "num_steps": 100}).sequence_length == 25
+
+
+class OneBadObservation:
+    """Four environments whose episodes have five steps; one number of step 3 is not finite."""
+
+    spec = EnvSpec(3, ActionSpec("discrete", (2,)), "same_step", separately_seedable=True)
+    num_envs = 4
+
+    def __init__(self) -> None:
+        self._steps, self._draw = 0, np.random.default_rng(0)
+
+    def reset(self, seeds: list[int]) -> np.ndarray:
+        return self._draw.standard_normal((4, 3), np.float32)
+
+    def step(self, action: np.ndarray) -> tuple[Any, ...]:
+        self._steps += 1
+        observation = self._draw.standard_normal((4, 3), np.float32)
+        if self._steps == 3:
+            observation[0, 1] = np.nan
+        end = np.full(4, self._steps % 5 == 0)
+        return observation, np.ones(4, np.float32), end, np.zeros(4, bool), observation
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_bad_observation_costs_one_update(kind, shared):
+    """A state that is not finite, times 0, is not finite: a reset by a product would keep it for good."""
+    changes = {"network.recurrent": kind, "network.shared": shared, "num_steps": 16, "non_finite": "skip"}
+    run = override(RUN, {"num_envs": 4, **changes})
+    ppo = PPO(run, Policy(OneBadObservation.spec, run.network), Comm(World(), device="cpu"))
+    collector = Collector(
+        World(), [OneBadObservation()], actor_of(ppo.policy, torch.device("cpu")), ppo.policy.distribution,
+        num_steps=16, seed=0, timers=Timers(), report_non_finite=True,
+    )  # fmt: skip
+    skipped = []
+    for _ in range(4):
+        ppo.update(collector.collect(), np.zeros((1, 0)))
+        skipped.append(ppo.metrics.read()["optim/skipped"])
+    assert skipped == [1.0, 0.0, 0.0, 0.0]

@@ -91,8 +91,17 @@ def _read_losses(agent: AgentReader) -> None:
     agent.set("gae_lambda", agent.number("config.tau"))
     agent.set("reward_scale", agent.number("config.reward_shaper.scale_value", 1.0))
     agent.set("normalize_advantage", bool(agent.take("config.normalize_advantage", False)))
-    agent.set("normalize_value", bool(agent.take("config.normalize_value", False)))
-    agent.set("normalize_observation", bool(agent.take("config.normalize_input", False)))
+    of_values, of_observations = (
+        bool(agent.take(f"config.{name}", False)) for name in ("normalize_value", "normalize_input")
+    )
+    agent.set("normalize_value", of_values)
+    agent.set("normalize_observation", of_observations)
+    if of_values or of_observations:
+        agent.note(
+            "normalizers: rl_games updates that of observations in every epoch, before it learns from them, and that of "
+            "values from old values and targets; Lockstep updates both once per rollout: observations are learned from "
+            "as the policy saw them, and targets alone count"
+        )
     agent.set("observation_limit", 5.0)
     agent.set("value_limit", 5.0)
     norm = agent.number("config.grad_norm", 1.0)

@@ -135,12 +135,17 @@ class OfflineOptimizer:
 
     def _schedule_rate(self, progress: Progress) -> None:
         """Set the learning rate of the next step."""
-        c, epochs = self.config, progress.env_steps * self._epochs / progress.total_steps
+        c, rate, epochs = (
+            self.config,
+            self.config.learning_rate,
+            progress.env_steps * self._epochs / progress.total_steps,
+        )
         self.epoch.fill_(epochs)
         if c.learning_rate_schedule == "linear":
-            self.learning_rate.fill_(c.learning_rate * (1.0 - progress.fraction))
+            rate *= 1.0 - progress.fraction
         elif c.learning_rate_schedule == "exponential":
-            self.learning_rate.fill_(c.learning_rate * c.learning_rate_decay ** int(epochs))
+            rate *= c.learning_rate_decay ** int(epochs)
+        self.learning_rate.fill_(rate)
 
     def _padded(self, extra_sums: np.ndarray) -> Tensor:
         """The numbers of the caller, on the device, in rows of MAX_EXTRA_SUMS."""
@@ -192,7 +197,10 @@ class OfflineOptimizer:
         if len(other_gradient):
             skipped = skipped | ~torch.isfinite(other_gradient.sum())
         if self.config.max_grad_norm is not None:
-            gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
+            factor = (self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0)
+            gradient.mul_(factor)
+            if combine is not None:  # the other networks take the same step
+                other_gradient.mul_(factor)
         self.optimizer.step(skipped.float())
         return torch.where(skipped, self._if_skipped, totals), torch.cat([extra, skipped.float().reshape(1)]).double()
 
