@@ -98,9 +98,9 @@ def _read_losses(agent: AgentReader) -> None:
     agent.set("normalize_observation", of_observations)
     if of_values or of_observations:
         agent.note(
-            "normalizers: rl_games updates that of observations in every epoch, before it learns from them, and that of "
-            "values from old values and targets; Lockstep updates both once per rollout: observations are learned from "
-            "as the policy saw them, and targets alone count"
+            "normalizers: rl_games updates that of observations in every epoch, before it learns from them, and that "
+            "of values from old values and targets; Lockstep updates both once per rollout, observations are learned "
+            "from as the policy saw them, and targets alone count"
         )
     agent.set("observation_limit", 5.0)
     agent.set("value_limit", 5.0)
