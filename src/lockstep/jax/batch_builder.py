@@ -21,7 +21,7 @@ from lockstep.jax.comm import Comm
 from lockstep.jax.flat import FlatParameters, Params
 from lockstep.jax.moments import normalized
 from lockstep.jax.networks import Policy
-from lockstep.jax.recurrent import Sequences
+from lockstep.jax.recurrent import Sequences, finite_state
 from lockstep.jax.returns import gae
 from lockstep.jax.symmetry import Symmetry
 from lockstep.session.normalizers import Normalizers, UpdateStatistics
@@ -53,8 +53,7 @@ def batch_of(
         parameters, values = policy.apply(params, observation, critic=critic)
     else:
         parameters, values, final_value, states = _unrolled(policy, params, steps)
-        # As `ActorWithState.finite_state`.
-        critic_state = jnp.nan_to_num(states[-2, :, policy.actor_state_size :], nan=0.0, posinf=0.0, neginf=0.0)
+        critic_state = finite_state(states[-2, :, policy.actor_state_size :])
         states, begins = states[:-2].reshape(rows, -1), cast(Array, steps.begins)[:-1].reshape(rows)
     if steps.parameters is not None:  # XLA then removes the unused actor output above
         parameters = steps.parameters.reshape(-1, steps.parameters.shape[-1])

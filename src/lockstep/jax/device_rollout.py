@@ -29,6 +29,7 @@ from lockstep.jax.envs.packed import Packed, PackedEnv, select_rows, wrap_key
 from lockstep.jax.flat import Params, subtree
 from lockstep.jax.moments import Moments
 from lockstep.jax.networks import Policy
+from lockstep.jax.recurrent import finite_state
 from lockstep.jax.symmetry import Symmetry
 
 _NORMALIZERS = ("observations", "critic_observations")
@@ -123,8 +124,8 @@ class DeviceRollout:
                 state=shard.memory, begins=begins, final=seen.final.policy,
                 final_critic=seen.final.critic,
             )  # fmt: skip
-            after = jnp.nan_to_num(actor_memory, nan=0.0, posinf=0.0, neginf=0.0)  # `ActorWithState.finite_state`
-            shard = shard._replace(memory=shard.memory.at[:, : self._policy.actor_state_size].set(after))
+            actor_memory = finite_state(actor_memory)
+            shard = shard._replace(memory=shard.memory.at[:, : self._policy.actor_state_size].set(actor_memory))
         first = jax.lax.cond(update == 0, lambda: checksum(steps), lambda: shard.first)
         shard = shard._replace(
             state=state, observation=observation, returned=episode[0], length=episode[1], discounted=episode[2],

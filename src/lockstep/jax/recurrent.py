@@ -91,3 +91,8 @@ class Core:
         take, forget, new, give = jnp.split(projected + hidden, 4, -1)
         cell = jax.nn.sigmoid(forget) * state[:, size:] + jax.nn.sigmoid(take) * jnp.tanh(new)
         return jnp.concatenate([jax.nn.sigmoid(give) * jnp.tanh(cell), cell], -1)
+
+
+def finite_state(state: Array) -> Array:
+    """The state before a rollout; what an observation that was not finite has made not finite becomes 0."""
+    return jnp.nan_to_num(state, nan=0.0, posinf=0.0, neginf=0.0)

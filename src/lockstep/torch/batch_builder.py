@@ -19,7 +19,7 @@ from lockstep.torch.batch import Batch, EvaluatedRollout
 from lockstep.torch.device_shard import TensorRollout
 from lockstep.torch.distributions import DiagonalGaussian, StateDependentGaussian
 from lockstep.torch.networks import Policy
-from lockstep.torch.recurrent import Sequences
+from lockstep.torch.recurrent import Sequences, finite_state
 from lockstep.torch.returns import gae
 from lockstep.torch.symmetry import Symmetry
 from lockstep.torch.transfer import to_device
@@ -170,8 +170,7 @@ class BatchBuilder:
         first = torch.cat([self._on_device(rollout.state), self.critic_states[k]], -1)
         parameters, values, after = network.unroll(of_actor, of_critic, Sequences(first, begins))
         states = torch.cat([first.unsqueeze(0), after.unflatten(0, begins.shape)])
-        after = states[-2, :, self._policy.actor_state_size :]
-        self.critic_states[k] = after.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)  # as `finite_state` of the actor
+        self.critic_states[k] = finite_state(states[-2, :, self._policy.actor_state_size :])
         return parameters, values, states, begins
 
     def _forward(self, observations: Sequence[Tensor], rows: int) -> tuple[Tensor, Tensor]:

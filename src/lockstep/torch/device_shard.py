@@ -18,7 +18,7 @@ from lockstep.torch.envs.interface import Observation, TensorVectorEnv, no_final
 from lockstep.torch.envs.saved_tensors import to_arrays
 from lockstep.torch.moments import DeviceMoments
 from lockstep.torch.networks import Policy
-from lockstep.torch.recurrent import Sequences
+from lockstep.torch.recurrent import Sequences, finite_state
 from lockstep.torch.transfer import to_device
 
 
@@ -183,8 +183,7 @@ class TensorShard:
         for group in self.groups:
             group.raw[0].copy_(group.raw[-1])
         self.ended[0] = self.ended[-1]
-        # As `ActorWithState.finite_state`: an observation that was not finite makes only one rollout useless.
-        torch.nan_to_num(self.states[-1], nan=0.0, posinf=0.0, neginf=0.0, out=self.states[0])
+        self.states[0] = finite_state(self.states[-1])
         self.begins[0] = self.begins[-1]
         self.noise = self._policy.distribution.draw_noise_tensor(self.generator, tuple(self._reward.shape))
 

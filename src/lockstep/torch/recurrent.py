@@ -233,3 +233,8 @@ class _Lstm(torch.autograd.Function):
             carried_cell = to_cell.mul_(through[t])
         rows = to_gates.view(steps * count, 4 * size)
         return rows.view_as(gates), rows.T @ before.view(steps * count, size), None, None, None
+
+
+def finite_state(state: Tensor) -> Tensor:
+    """The state before a rollout; what an observation that was not finite has made not finite becomes 0."""
+    return state.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
