@@ -16,6 +16,7 @@ from lockstep.launch.flags import number
 from lockstep.launch.gpus import visible_gpus
 from lockstep.run import Run, override
 from lockstep.session.task_defaults import task_defaults
+from lockstep.system.files import read_text
 from lockstep.world import World
 
 _SUITES = (*isaac.PREFIXES, "Mjlab-")
@@ -55,9 +56,9 @@ def has_agent(task: str, agent: str | None) -> bool:
 
 def _with_file(run: Run, path: str, num_envs: int | None) -> Run:
     try:
-        config = settings.parse(Path(path).read_text(encoding="utf-8"), path)
-    except OSError as error:
-        raise ConfigError(f"--agent {path}: {error.strerror}") from None
+        config = settings.parse(read_text(Path(path)), path)
+    except ConfigError as error:
+        raise ConfigError(f"--agent: {error}") from None
     if not isinstance(config, Mapping):
         raise ConfigError(f"--agent {path} must be a mapping")
     config = cast(Mapping[str, Any], config)

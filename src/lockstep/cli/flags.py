@@ -1,6 +1,7 @@
 """The flags of `lockstep train`, in groups that other commands share."""
 
 import argparse
+from typing import Any
 
 from lockstep.cli.sweep.arguments import add_seeds
 from lockstep.engines.ray.arguments import add_ray_arguments
@@ -35,6 +36,12 @@ def add_learning_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", metavar="auto|cpu|cuda", help="where to compute")
     add("--video", action="store_true", help="draw an episode at each evaluation: videos/step_N.gif")
     add("--debug", action="store_true", help="show tracebacks")
+
+
+def flags_of(parser: argparse.ArgumentParser) -> list[tuple[str, str, Any]]:
+    """The flags of a parser: what the user types, the name in the namespace, the default."""
+    actions = parser._actions  # pyright: ignore[reportPrivateUsage]
+    return [(action.option_strings[0], action.dest, action.default) for action in actions if action.option_strings]
 
 
 def _directory(text: str) -> str:

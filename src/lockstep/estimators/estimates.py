@@ -163,5 +163,6 @@ def _add_clipping_bias(found: dict[str, Any], sums: Sums) -> None:
     }
     for name, (weight, number) in weights.items():
         if name in found:
-            found[name]["bias"] = found[name]["value"] - found[name.replace("clipped_", "")]["value"]
+            clipped, plain = found[name]["value"], found[name.replace("clipped_", "")]["value"]
+            found[name]["bias"] = None if clipped is None or plain is None else clipped - plain
             found[name]["missing_weight"] = max(0.0, 1.0 - float(weight.sum() / number.sum()))

@@ -60,10 +60,11 @@ def weight_changer(framework: str) -> Callable[[], None]:
             instances[0].values.detach()[0] += _CHANGE
 
         return change
+    from lockstep.jax.actor_critic import ActorCritic
     from lockstep.jax.dqn import DQN
     from lockstep.jax.ppo import PPO
 
-    for cls in (PPO, DQN):
+    for cls in (PPO, DQN, ActorCritic):
         collect_instances(cls)
 
     def change_in_jax() -> None:

@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lockstep.cli.flags import flags_of
 from lockstep.cli.report.scale_table import SCALE_FILE, cores_warning, text_of
 from lockstep.cli.request import checked, online_run, requested_run
+from lockstep.cli.scale.arguments import add_arguments
 from lockstep.cli.scale.plan import FEWEST_UPDATES, Job, Plan, check_plan, parse_modes, parse_ranks, run_of
 from lockstep.cli.scale.results import results
 from lockstep.cli.sweep.folder import failure_reason
@@ -29,7 +31,7 @@ from lockstep.record.run_dir import SUMMARY_FILE, RunDir, lock_run_dir
 from lockstep.record.run_status import COMPLETE, is_running
 from lockstep.run import Run, dump, load
 from lockstep.system.cores import usable_cores
-from lockstep.system.files import write_atomically
+from lockstep.system.files import read_text, write_atomically
 
 _PLAN_FILE, _CONFIG_FILE = "scale.yaml", "config.yaml"
 _POLL_S = 0.1
@@ -80,17 +82,21 @@ def _requested_plan(args: argparse.Namespace) -> Plan:
 
 def _earlier(folder: Path, args: argparse.Namespace) -> tuple[Path, Plan, Run]:
     """The measurement in a folder, which keeps its plan and its config."""
-    for flag, value in (("--ranks", args.ranks), ("--run-dir", args.run_dir), ("--return", args.target_return)):
-        if value is not None:
-            raise ConfigError(f"{folder} goes on with its own plan; leave out {flag} {value}, or name a task")
-    if args.set:
-        raise ConfigError(f"{folder} goes on with its own settings; leave out --set {args.set[0]}, or name a task")
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    for flag, dest, default in flags_of(parser):
+        value = getattr(args, dest)
+        if dest != "dry_run" and value != default:
+            shown = "" if value is True else f" {value[0] if isinstance(value, list) else value}"
+            raise ConfigError(
+                f"{folder} goes on with its own plan and settings; leave out {flag}{shown}, or name a task"
+            )
     return folder, _read_plan(folder), online_run(load(folder / _CONFIG_FILE), "lockstep scale")
 
 
 def _read_plan(folder: Path) -> Plan:
     file = folder / _PLAN_FILE
-    tree: dict[str, Any] = settings.parse(file.read_text(encoding="utf-8"), str(file))
+    tree: dict[str, Any] = settings.parse(read_text(file), str(file))
     try:
         return Plan.of(tree)
     except (KeyError, TypeError) as error:

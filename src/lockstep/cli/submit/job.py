@@ -84,13 +84,13 @@ def requested_job(args: argparse.Namespace) -> Job:
     nproc = args.nproc_per_node or ("auto" if args.on == "ssh" else str(gpus or 1))
     if nproc != "auto":
         number(nproc, "--nproc-per-node", "a number or auto")
-    run, num_shards = _checked_run(args)
+    run, num_shards, policy = _checked_run(args)
     _check_world(run, [minimum, maximum], nproc, num_shards)
     _check_devices(run, nproc, gpus, args.on)
     grace_s = number(args.grace_s, "--grace-s", "a number of seconds", least=_LEAST_GRACE_S)
     return Job(
         name=_name(args, run),
-        train=_words(args, target=True),
+        train=_words(args, target=True) + ([] if policy is None else ["--init-from", policy]),
         changes=_words(args, target=False),
         run_dir=args.run_dir or "",
         resume=args.resume or "",
@@ -145,7 +145,8 @@ def _nodes(args: argparse.Namespace) -> tuple[int, int]:
     return node_counts(args.nnodes)
 
 
-def _checked_run(args: argparse.Namespace) -> tuple["AnyRun", int | None]:
+def _checked_run(args: argparse.Namespace) -> tuple["AnyRun", int | None, str | None]:
+    """The run, its shards if it is resumed, and the policy that it begins with."""
     if args.resume is not None:
         found = resumption(args)
         if found.exact is not None:
@@ -153,11 +154,13 @@ def _checked_run(args: argparse.Namespace) -> tuple["AnyRun", int | None]:
                 f"--resume {args.resume} names one checkpoint, and a job that starts again goes on from the newest; "
                 f"use --resume {shlex.quote(str(found.run_dir))}"
             )
-        return checked(args, found.run), found.num_shards
+        return checked(args, found.run), found.num_shards, None
     run = checked(args, requested_run(args))
-    if not (args.on == "kubernetes" and args.init_from):  # a path in the containers cannot be checked here
+    if args.init_from is None:
+        return run, None, None
+    if args.on != "kubernetes":  # a path in the containers cannot be checked here
         policy_source(args.init_from)
-    return run, None
+    return run, None, _one_line(args.init_from, "--init-from")
 
 
 def _check_world(run: "AnyRun", nodes: list[int], nproc: str, num_shards: int | None) -> None:
@@ -242,7 +245,10 @@ def _launcher_flags(args: argparse.Namespace) -> list[str]:
 def _lockstep(args: argparse.Namespace) -> list[str]:
     """The `lockstep` command on the nodes: by default the absolute path here, as ssh shells may have another PATH."""
     if args.lockstep is not None:
-        words = shlex.split(_one_line(args.lockstep, "--lockstep"))
+        try:
+            words = shlex.split(_one_line(args.lockstep, "--lockstep"))
+        except ValueError as error:
+            raise ConfigError(f"--lockstep {args.lockstep}: {error}") from None
         if not words:
             raise ConfigError("--lockstep is empty; give a command, such as --lockstep /opt/venv/bin/lockstep")
         return words

@@ -71,7 +71,7 @@ def _options(job: Job, extra: list[str]) -> dict[str, str]:
     }
     options = {key: value for key, value in options.items() if value}
     if job.chdir:
-        options["chdir"] = job.chdir
+        options["chdir"] = _quoted(job.chdir)
     if job.elastic:
         options["no-kill"] = ""
     options["requeue"] = ""
@@ -81,12 +81,17 @@ def _options(job: Job, extra: list[str]) -> dict[str, str]:
             raise ConfigError(f"--slurm {pair} is not KEY or KEY=VALUE; write, for example, --slurm partition=gpu")
         if key in _OURS:
             raise ConfigError(f"--slurm {pair}: that follows from {_OURS[key]}; use that")
-        if any(mark in value for mark in " \t\"'\\#"):
-            value = '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
-        options[key] = value
+        options[key] = _quoted(value)
     if "no-requeue" in options:
         del options["requeue"]
     return options
+
+
+def _quoted(value: str) -> str:
+    """A value as sbatch reads it in a comment."""
+    if not any(mark in value for mark in " \t\"'\\#"):
+        return value
+    return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
 
 
 def _rendezvous(job: Job) -> list[str]:
@@ -99,6 +104,15 @@ def _rendezvous(job: Job) -> list[str]:
     ]
 
 
+_ATTEMPTS = [
+    "base=$run_dir  # an attempt without a checkpoint is not resumed: it would begin without the policy",
+    'if [ -e "$base/run.yaml" ]; then run_dir=$base.$SLURM_RESTART_COUNT; fi',
+    'for found in "$base" "$base".[0-9]*; do',
+    '  if [ -e "$found/checkpoints/LATEST" ]; then run_dir=$found; fi',
+    "done",
+]
+
+
 def _new_or_resumed(job: Job) -> list[str]:
     """The arguments of a new run, or of a resumed one if the job was requeued."""
     if job.resume:
@@ -106,6 +120,7 @@ def _new_or_resumed(job: Job) -> list[str]:
     default = f"runs/{job.name}-$SLURM_JOB_ID"
     return [
         f"run_dir={shlex.quote(job.run_dir) if job.run_dir else default}",
+        *(_ATTEMPTS if "--init-from" in job.train else []),
         'if [ -e "$run_dir/run.yaml" ]; then  # this job was here before',
         '  what=(--resume "$run_dir")',
         "else",

@@ -54,6 +54,7 @@ class SweepFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = lock_run_dir(path, "runs this sweep", timeout_s=0.0)
+            self._before = (path / SWEEP_FILE).read_bytes() if (path / SWEEP_FILE).exists() else None
             write_atomically(path / SWEEP_FILE, dump_sweep(sweep))
         except OSError as error:
             raise ConfigError(
@@ -68,7 +69,10 @@ class SweepFolder:
     def __enter__(self) -> "SweepFolder":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close; a start that is refused leaves the sweep as it was."""
+        if self._before is not None and kind is not None and issubclass(kind, ConfigError):
+            write_atomically(self.path / SWEEP_FILE, self._before)
         self.close()
 
     def member(self, trial: Trial, seed: int, *, retry_failed: bool) -> Member:

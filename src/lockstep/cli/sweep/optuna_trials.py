@@ -13,6 +13,7 @@ from lockstep.cli.sweep.space import Range
 from lockstep.cli.sweep.sweep_file import Sweep
 from lockstep.cli.sweep.trial import Status, Trial, numbered_name
 from lockstep.data.packages import import_optional
+from lockstep.errors import ConfigError
 from lockstep.record.score_statistics import interquartile_mean
 
 STORAGE_FILE = "optuna.db"
@@ -35,6 +36,7 @@ class OptunaTrials:
             study_name=_STUDY, storage=storage, direction=sweep.direction, load_if_exists=True
         )
         earlier = self._study.trials
+        self._check_same_space(sweep.direction, earlier)
         # A sampler that starts again with the same seed would repeat its first random draws.
         seed = sweep.sampler_seed + len(earlier)
         self._study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
@@ -42,6 +44,21 @@ class OptunaTrials:
         self._earlier = deque[Any](earlier)
         self._open: dict[Trial, Any] = {}
         self._reported: dict[Trial, set[int]] = {}
+
+    def _check_same_space(self, direction: str, earlier: Sequence[Any]) -> None:
+        """Raise `ConfigError` if trials of an earlier start were chosen from other lists, or for another direction."""
+        changed = ["direction"] if self._study.direction.name.lower() != direction else []
+        for trial in earlier:
+            for name, before in trial.distributions.items():
+                now = self._distributions.get(name)
+                categorical = self._optuna.distributions.CategoricalDistribution
+                if isinstance(before, categorical) or isinstance(now, categorical):
+                    changed += [f"settings.{name}"] if before != now else []
+        if changed:
+            raise ConfigError(
+                f"{changed[0]} of the sweep has changed since its first trials, and Optuna cannot go on with them; "
+                "choose another directory with --run-dir"
+            )
 
     def next(self) -> Trial | None:
         """The next trial of an earlier start, else a new one; None if there are enough."""

@@ -40,10 +40,16 @@ def watch_command(args: argparse.Namespace) -> int:
             raise ConfigError(f"{run.path} does not exist; without --once, in a terminal, watch waits for it")
         run.update()
         _check_metric(run, args.metric)
-        console = Console() if sys.stdout.isatty() else Console(width=int(os.environ.get("COLUMNS", _ONCE_WIDTH)))
+        console = Console() if sys.stdout.isatty() else Console(width=_width())
         console.print(frame(run, args.metric, console.width, _ONCE_HEIGHT, by_seconds=False, keys=False))
         return 0
     return _Screen(run, args.metric, every_s).loop()
+
+
+def _width() -> int:
+    """Of a picture that goes into a file or a pipe."""
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) > 0 else _ONCE_WIDTH
 
 
 class _Screen:

@@ -118,8 +118,9 @@ def _propensities(block: Block, schema: Schema, rows: Index) -> Columns:
     logarithm = block.columns.get("log_probability", unknown)[rows]
     if schema.continuous:
         return {"log_density": np.where(np.isnan(logarithm), np.log(propensity), logarithm)}
-    probability = np.minimum(np.exp(logarithm), 1.0)
-    return {"propensity": np.where(np.isnan(propensity), probability, propensity).astype(np.float32)}
+    probability = np.where(np.isnan(propensity), np.minimum(np.exp(logarithm), 1.0), propensity)
+    # What float32 cannot hold would become 0, and a ratio to it infinite.
+    return {"propensity": np.maximum(probability, np.finfo(np.float32).tiny).astype(np.float32)}
 
 
 def _next_decision(block: Block, successors: NextRows, rows: Index) -> tuple[Index, Index]:

@@ -179,6 +179,25 @@ def test_bad_input_is_refused_before_anything_starts(runs, here, capsys, words, 
     assert runs.made == [] and not (here / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (["--updates", "200"], "--updates 200"),
+        (["--repetitions", "1"], "--repetitions 1"),
+        (["--modes", "strong"], "--modes strong"),
+        (["--seed", "7"], "--seed 7"),
+        (["--set", "gamma=0.5"], "--set gamma=0.5"),
+        (["--ml-framework", "jax"], "--ml-framework jax"),
+    ],
+)
+def test_an_earlier_measurement_keeps_its_plan_and_settings(runs, here, capsys, words, flag):
+    assert scale("CartPole-v1", "--ranks", "1,2", "--run-dir", "one") == 0
+    made = len(runs.made)
+    assert scale("one", *words) == 2
+    assert f"goes on with its own plan and settings; leave out {flag}, or name a task" in capsys.readouterr().err
+    assert scale("one") == 0 and len(runs.made) == made
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_real_runs_are_measured(here, framework, capsys):

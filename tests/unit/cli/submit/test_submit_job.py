@@ -24,6 +24,7 @@ SSH = ("--on", "ssh", "--hosts", "alpha,beta")
         (["cartpole", *SLURM, "--set", "num_env=4"], "num_env"),
         (["cartpole", *SLURM, "--set", "learning_rate=fast"], "learning_rate"),
         (["cartpole", *SLURM, "--init-from", "nowhere"], "--init-from nowhere does not exist"),
+        (["cartpole", *SLURM, "--lockstep", "conda run 'x"], "--lockstep conda run 'x: No closing quotation"),
         (["cartpole", *SLURM, "--resume", "nowhere"], "leave out cartpole"),
         ([*SLURM, "--resume", "nowhere"], "neither a run directory"),
         (["cartpole", *SLURM, "--nnodes", "0"], "--nnodes 0 must be"),

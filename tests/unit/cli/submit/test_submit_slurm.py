@@ -9,6 +9,7 @@ import pytest
 from submitting import program, refusal, text_of
 
 from lockstep.cli import main as cli
+from lockstep.session import policy_file
 
 pytestmark = pytest.mark.usefixtures("here")
 GIVEN = (
@@ -104,6 +105,26 @@ def test_a_requeued_job_goes_on(capsys, here, cluster):
     assert [words[:4] for words, _ in calls] == [["train", "--resume", "runs/cp-4711", "--nnodes"]] * 2
 
 
+def test_a_job_begins_with_a_policy_until_it_has_a_checkpoint(capsys, here, cluster):
+    policy = here / "earlier.safetensors"
+    policy_file.write(policy, {}, None, {"format": 2})
+    text = text_of(capsys, *GIVEN, "--init-from", str(policy))
+
+    def trained(restarts=None):
+        words = run(text, restarts)[0][0][0]
+        return words[1 : words.index("--nnodes")]
+
+    anew = ["cartpole", "--init-from", str(policy), "--run-dir"]
+    assert trained() == [*anew, "runs/cp-4711"]
+    (here / "runs/cp-4711").mkdir(parents=True)
+    (here / "runs/cp-4711/run.yaml").write_text("task: CartPole-v1\n")
+    assert trained(1) == [*anew, "runs/cp-4711.1"]
+    (here / "runs/cp-4711.1/checkpoints").mkdir(parents=True)
+    (here / "runs/cp-4711.1/run.yaml").write_text("task: CartPole-v1\n")
+    (here / "runs/cp-4711.1/checkpoints/LATEST").write_text("step_1\n")
+    assert trained(2) == ["--resume", "runs/cp-4711.1"]
+
+
 @pytest.mark.parametrize(
     ("code", "restarts", "words", "requeued"),
     [
@@ -137,6 +158,10 @@ def test_nodes_that_come_and_go_have_no_fixed_rank(capsys, cluster):
     calls, options, _ = run(text)
     assert "--no-kill" in options[0]
     assert all("--node-rank" not in words and "1:2" in words for words, _ in calls)
+
+
+def test_a_folder_with_a_blank_is_one_word(capsys):
+    assert '#SBATCH --chdir="/data/my dir"' in text_of(capsys, *GIVEN, "--chdir", "/data/my dir").splitlines()
 
 
 def test_flags_of_sbatch(capsys):

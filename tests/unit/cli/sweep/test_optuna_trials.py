@@ -58,6 +58,23 @@ def test_killed_search_goes_on_with_the_same_trials(sweeps):
         assert one["summary"]["iqm"] == trial.value == pytest.approx(-abs(trial.params["learning_rate"] - 0.01))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("[[16], [32, 32]]", "[[16], [32, 32], [8]]", "settings.hidden of the sweep has changed"),
+        ("trials: 2", "trials: 2\ndirection: minimize", "direction of the sweep has changed"),
+    ],
+)
+def test_another_space_is_refused(sweeps, capsys, old, new, named):
+    text = SEARCH.replace("trials: 6", "trials: 2")
+    sweeps.write(text)
+    assert sweeps.run("sweep", "my.yaml") == 0
+    sweeps.write(text.replace(old, new).replace("trials: 2", "trials: 3"))
+    assert sweeps.run("sweep", "my.yaml", "--run-dir", "runs/my") == 2
+    assert named in capsys.readouterr().err
+    assert (sweeps.path / "runs/my/sweep.yaml").read_text().count("[8]") == 0
+
+
 @pytest.mark.slow
 def test_trial_below_the_median_is_pruned(sweeps, capsys):
     sweeps.write(SEARCH.replace("seeds: 0", "seeds: 0:2"))

@@ -257,6 +257,8 @@ def test_runs_of_a_sweep_keep_their_settings(sweeps, capsys):
     assert sweeps.run("train", "cartpole", "--seeds", "0", "--run-dir", "one") == 0
     assert sweeps.run("train", "cartpole", "--seeds", "0", "--run-dir", "one", "--set", "gamma=0.5") == 2
     assert "algorithm.gamma=0.5 instead of 0.99" in capsys.readouterr().err
+    assert "gamma" not in (sweeps.path / "one/sweep.yaml").read_text(), "the refused start has changed the sweep"
+    assert sweeps.run("train", "--resume", "one") == 0
 
 
 def test_slots_divide_the_cores_and_gpus(monkeypatch):
