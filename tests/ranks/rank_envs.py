@@ -90,6 +90,18 @@ class SlowToStart(Ticking):
             time.sleep(start_s)
 
 
+class SlowToPlay(Ticking):
+    """Takes `step_s` for each step of an evaluation on rank 1: two environments of a shard, where training has more."""
+
+    def __init__(self, num_envs, step_s=0.0, **kwargs):
+        super().__init__(num_envs, **kwargs)
+        self.step_s = step_s if num_envs == 2 and self.rank == 1 else 0.0
+
+    def step(self, action):
+        time.sleep(self.step_s)
+        return super().step(action)
+
+
 class Halting(Ticking):
     """`Ticking` whose environments lose a step at each episode's end, in which they only reset themselves.
 

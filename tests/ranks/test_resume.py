@@ -157,6 +157,7 @@ def undisturbed(tmp_path_factory):
         pytest.param(signal.SIGTERM, id="SIGTERM"),
         pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.slow),
         pytest.param(signal.SIGUSR1, id="SIGUSR1", marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, id="SIGHUP", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_exactly(undisturbed, number, tmp_path):

@@ -113,6 +113,17 @@ def test_a_run_goes_on_on_other_ranks(tmp_path):
 
 
 @pytest.mark.slow
+def test_episodes_of_an_evaluation_may_take_longer_than_a_message(tmp_path):
+    """On one rank alone, while the others wait for it."""
+    env = {"kwargs": {"step_s": 1.2}}
+    task = f"{Path(__file__).with_name('rank_envs.py')}:SlowToPlay"
+    run = small(task, env=env, total_steps=256, evaluate_episodes=4, timeout_s=2.0)
+    summary = lockstep.train(run, ranks=2, run_dir=tmp_path / "run")
+    assert (summary["status"], summary["eval_episodes"]) == ("finished", 4)
+    assert summary["wall_time_s"] > 4.5, "longer than the 2 s of a message and the 2 s of the watch"
+
+
+@pytest.mark.slow
 def test_environments_of_an_evaluation_may_start_for_longer_than_a_stall(tmp_path):
     """They are made before the first step, within `startup_timeout_s`."""
     env = {"kwargs": {"start_s": 5.0}}

@@ -157,7 +157,7 @@ def chaos(args: argparse.Namespace) -> int:
     faults = chosen_faults(args.faults)
     check_no_launcher("lockstep chaos")
     run = online_run(checked(args, requested_run(args)), "lockstep chaos")
-    ranks = requested_ranks(args.ranks, 2)
+    ranks = requested_ranks(args.ranks, 2, run.ml_framework)
     check_world(run, World(size=ranks))
     run_dir = Path(args.run_dir) if args.run_dir else None
     return run_chaos(run, ranks, faults, seed=run.seed, run_dir=run_dir, whole=sets_total_steps(args))

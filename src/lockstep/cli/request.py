@@ -275,12 +275,12 @@ def requested_world(args: argparse.Namespace, default_ranks: int, nodes: "Nodes 
     )
 
 
-def requested_ranks(text: str | None, default: int) -> int:
-    """The number of ranks that `--ranks` asks for."""
+def requested_ranks(text: str | None, default: int, framework: str = "torch") -> int:
+    """The number of ranks that `--ranks` asks for; `auto`: one for each GPU that the framework can use."""
     if text == "auto":
         from lockstep.launch.gpus import visible_gpus
 
-        return max(visible_gpus(), 1)
+        return max(visible_gpus(framework), 1)
     return default if text is None else number(text, "--ranks", "a number or auto")
 
 
@@ -291,7 +291,7 @@ def _local_ranks(args: argparse.Namespace, default: int) -> int:
         if given is not None:
             raise ConfigError(f"{flag} {given} is where the ranks of several machines meet; add --nnodes N")
     if args.nproc_per_node is None:
-        return requested_ranks(args.ranks, default)
+        return requested_ranks(args.ranks, default, args.ml_framework or "torch")
     from lockstep.launch.flags import nodes_of
 
     return nodes_of(args).nproc

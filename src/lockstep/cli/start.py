@@ -38,8 +38,8 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     from lockstep.session.host_checks import check_model_path
     from lockstep.world import World
 
-    num_shards = None if found is None else found.num_shards
-    default_ranks = 1 if found is None else found.world_size
+    args.ml_framework = run.ml_framework  # the flags of ranks count the devices that it can use
+    num_shards, default_ranks = (None, 1) if found is None else (found.num_shards, found.world_size)
     on_ray = requested_on_ray(args, default_ranks, num_shards or run.num_shards)
     nodes = None if on_ray else requested_nodes(args, num_shards or run.num_shards)
     world = World(size=on_ray.ranks, launcher="ray") if on_ray else requested_world(args, default_ranks, nodes)

@@ -1,5 +1,6 @@
 """The settings of every run."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -96,14 +97,18 @@ class RunBase:
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1, or null")
         for name in ("timeout_s", "startup_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name)} must be a finite number greater than 0")
         if self.seed < 0:
             raise ConfigError(f"seed={self.seed} must not be negative")
         if self.backend == "nccl" and self.device == "cpu":
             raise ConfigError("backend=nccl needs GPUs, but device=cpu; use --set backend=gloo")
         self._check_sharing()
         self._check_framework()
+        if self.shard_threads != 1 and self.num_shards is None:
+            raise ConfigError(
+                f"shard_threads={self.shard_threads} is for pinned shards; add --set num_shards=N, or leave it out"
+            )
         self._check_trackers()
 
     def _check_sharing(self) -> None:

@@ -30,6 +30,8 @@ STALL_FILE = "stall.txt"
 
 _DOING = {"env": "env.step", "learn": "the update", "other": "its own code"}
 _SIGNAL_GRACE_S = 8.0
+"""How long a rank may stay in one phase after a signal; longer if it has stayed longer in one before."""
+_SLOWER = 1.5
 _PAUSE_S = 2.0  # after a longer gap this thread was stopped itself, perhaps with the whole job
 
 State = Literal["running", "stopped", "traced", "ended"]
@@ -156,6 +158,7 @@ class Watch:
     def _monitor(self) -> None:
         period = max(0.05, min(self._timeout_s / 10, 0.5))
         checked_at, resumed_at, saved_at = time.monotonic(), -math.inf, -math.inf
+        longest_s = 0.0
         while not self._closed.wait(period):
             now = time.monotonic()
             if now - checked_at > period + _PAUSE_S:
@@ -165,8 +168,14 @@ class Watch:
             if any(_saving(o) for o in ranks):
                 saved_at = now  # has its own timeout, below
             signal = self._signalled()
-            if signal is not None and now - max(signal[0], saved_at, resumed_at) > _SIGNAL_GRACE_S:
-                _exit(128 + signal[1])  # the training loop has not handled the signal
+            in_phase_s = max((o.seconds for o in ranks if o.runs and o.phase != WAIT), default=math.inf)
+            if signal is None:
+                longest_s = max(longest_s, in_phase_s if in_phase_s < math.inf else 0.0)
+            else:
+                # The training loop handles it between two updates, however long these are, if no rank is stuck.
+                since = min(in_phase_s, now - max(signal[0], saved_at, resumed_at))
+                if since > max(_SIGNAL_GRACE_S, _SLOWER * longest_s):
+                    _exit(128 + signal[1])
             culprit = stuck(ranks, self._timeout_s, self._startup_timeout_s)
             if culprit is not None:
                 try:

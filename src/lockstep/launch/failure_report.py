@@ -4,6 +4,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,12 +102,16 @@ def update_summary(
     from lockstep.record.run_dir import mark_failed
 
     status = "failed" if failure.interrupted is None else "interrupted"
-    mark_failed(run_dir, failure.message, status, ranks, restarts)
+    try:
+        mark_failed(run_dir, failure.message, status, ranks, restarts)
+    except OSError as error:
+        log(f"lockstep: {run_dir / 'summary.json'} could not be written ({error.strerror})")
 
 
 def log(line: str) -> None:
-    """Print one line on stderr."""
-    print(line, file=sys.stderr, flush=True)
+    """Print one line on stderr, which may be closed: the exit code and the summary say the same."""
+    with suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _tail(path: Path) -> list[str]:

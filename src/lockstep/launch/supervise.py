@@ -18,7 +18,7 @@ from lockstep.launch.rank import Rank, any_alive
 from lockstep.launch.signals import signal_name
 
 _WORKERS_S = 1.0  # between SIGTERM and SIGKILL for child processes that a rank left in its process group
-_INTERRUPTED = {128 + number: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+_INTERRUPTED = {128 + number: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

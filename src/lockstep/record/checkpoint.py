@@ -156,8 +156,12 @@ def partial(run_dir: Path, step: int) -> Path:
 
 
 def commit(run_dir: Path, manifest: Mapping[str, Any], num_kept: int) -> None:
-    """Publish a checkpoint whose files are written; then remove all but the newest `num_kept` and the best one."""
+    """Publish a checkpoint whose files are written; then remove all but the newest `num_kept` and the best one.
+
+    Checkpoints after the one that the run was resumed from are of another continuation and are removed, too.
+    """
     step = int(manifest["step"])
+    abandoned = {*(run_dir / FOLDER).glob("step_*")} - {*find(run_dir), run_dir / FOLDER / f"step_{step}"}
     beside, path = partial(run_dir, step), run_dir / FOLDER / f"step_{step}"
     write_atomically(beside / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     sync_directory(beside)
@@ -166,7 +170,7 @@ def commit(run_dir: Path, manifest: Mapping[str, Any], num_kept: int) -> None:
     beside.rename(path)
     sync_directory(path.parent)
     set_latest(run_dir, path.name)
-    for old in superseded(run_dir, num_kept):
+    for old in (*abandoned, *superseded(run_dir, num_kept)):
         old.rename(old.with_name(f".{old.name}"))  # no longer a checkpoint, however long removing it takes
         shutil.rmtree(old.with_name(f".{old.name}"))
 

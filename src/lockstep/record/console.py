@@ -4,8 +4,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lockstep.record.rank_log import Tee
@@ -34,10 +34,11 @@ class Console:
 
     def line(self, text: str) -> None:
         """Show one line that stays."""
-        if self._live is not None:
-            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            self._print(text)
+        with self._shown():
+            if self._live is not None:
+                self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            elif not self._silent:
+                print(text, file=self._file, flush=True)
         self._keep(text)
 
     def progress(
@@ -57,13 +58,15 @@ class Console:
 
     def show(self, shown: "RenderableType", *, last: bool = False) -> None:
         """Redraw the live line with any text or rich object, or print it; `last` is drawn in any case."""
-        if not self._file.isatty():
-            self._print(str(shown))
+        if self._silent:
             return
         now = time.monotonic()
-        if now - self._drawn_s >= _REDRAW_S or last:
-            self._drawn_s = now
-            self._draw(shown)
+        with self._shown():
+            if not self._file.isatty():
+                print(str(shown), file=self._file, flush=True)
+            elif now - self._drawn_s >= _REDRAW_S or last:
+                self._drawn_s = now
+                self._draw(shown)
 
     @property
     def is_terminal(self) -> bool:
@@ -72,12 +75,14 @@ class Console:
 
     def close(self) -> None:
         """Remove the live line; what was printed by `line` stays."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        with self._shown():
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
         if self._owned:
             self._silent = True
-            self._file.close()
+            with suppress(OSError):
+                self._file.close()
 
     def _draw(self, shown: "RenderableType") -> None:
         from rich.console import Console as RichConsole
@@ -92,13 +97,13 @@ class Console:
         line = Text(shown, no_wrap=True, overflow="ellipsis") if isinstance(shown, str) else shown
         self._live.update(line, refresh=True)
 
-    def _print(self, text: str) -> None:
-        if self._silent:
-            return
+    @contextmanager
+    def _shown(self) -> Generator[None]:
+        """Show nothing from now on if the pipe or the terminal is closed, or the disk full; the log has all lines."""
         try:
-            print(text, file=self._file, flush=True)
-        except (BrokenPipeError, ValueError):
-            self._silent = True
+            yield
+        except (OSError, ValueError):
+            self._silent, self._live = True, None
 
     def _keep(self, text: str) -> None:
         """Write the text to this rank's log; a full disk is ignored."""

@@ -23,6 +23,7 @@ from lockstep.record.progress import Progress
 from lockstep.record.rank_log import RankLog
 from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, RunDir, mark_failed, write_config
 from lockstep.record.summary import empty_summary
+from lockstep.record.trackers.background import CLOSE_TIMEOUT_S
 from lockstep.record.trackers.open import Trackers
 from lockstep.run import AnyRun, OfflineRun
 from lockstep.system.memory import resident_memory
@@ -60,6 +61,7 @@ class Journal:
         self._world = world
         self._run_dir = run_dir
         self._lock = lock
+        self._timeout_s = run.timeout_s
         self._unit = "rows" if isinstance(run, OfflineRun) else "steps"
         self._log = None if joined else RankLog(run_dir.path, world.rank, printed)
         self._console = Console() if world.rank == 0 else None
@@ -281,7 +283,7 @@ class Journal:
 
     def close(self) -> None:
         """Close trackers, files and console."""
-        self._trackers.close()
+        self._trackers.close(min(CLOSE_TIMEOUT_S, self._timeout_s / 2))  # the other ranks wait in a barrier
         if self._console is not None:
             self._console.close()
         if self._log is not None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -20,7 +21,8 @@ class RankLog:
     def close(self) -> None:
         """Give the streams back."""
         sys.stdout, sys.stderr = self._before
-        self._file.close()
+        with suppress(OSError):  # a full disk
+            self._file.close()
 
 
 class Tee:
@@ -30,9 +32,10 @@ class Tee:
         self.terminal, self.log = terminal, log
 
     def write(self, text: str) -> int:
-        """Write to both; the log may be closed already."""
+        """Write to both; the log may be closed already, or on a full disk."""
         if not self.log.closed:
-            self.log.write(text)
+            with suppress(OSError):
+                self.log.write(text)
         return self.terminal.write(text)
 
     def __getattr__(self, name: str) -> Any:

@@ -42,11 +42,7 @@ class JsonLines:
                     self._file.truncate(size)
             if not self._warned:
                 self._warned = True
-                print(
-                    f"lockstep: warning: {self._path} cannot be written ({error.strerror}); its lines wait in memory",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                _warn(f"{self._path} cannot be written ({error.strerror}); its lines wait in memory")
 
     def rewind(self, step: int) -> None:
         """Remove lines after `step`, and an incomplete last line."""
@@ -127,7 +123,7 @@ class TensorBoard:
     def _give_up(self, error: OSError) -> None:
         """On a full disk: `metrics.jsonl` has the same numbers."""
         self._flush_every_s, self._writer = math.inf, None
-        print(f"lockstep: warning: no more TensorBoard files ({error.strerror})", file=sys.stderr, flush=True)
+        _warn(f"no more TensorBoard files ({error.strerror})")
 
     def _open(self) -> bool:
         if self._writer is None:
@@ -152,6 +148,12 @@ class TensorBoard:
                 self._writer.add_event(pb.Event(wall_time=time.time(), step=self._purge_after + 1, session_log=start))
                 self._purge_after = None
         return True
+
+
+def _warn(text: str) -> None:
+    """One line on stderr, which may go to a file on the same full disk."""
+    with suppress(OSError):
+        print(f"lockstep: warning: {text}", file=sys.stderr, flush=True)
 
 
 def finite(value: Any) -> Any:

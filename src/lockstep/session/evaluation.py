@@ -1,5 +1,6 @@
 """Evaluation over all ranks: each shard plays its part of the episodes, and all results are gathered on every rank."""
 
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ from lockstep.world import stream, stream_seed
 
 _EPISODES = 100
 _IMAGE_EPISODES = 10  # a game takes thousands of steps
+_TELL_EVERY = 0.25
+"""Part of `timeout_s` after which ranks that still play tell so."""
 
 
 @dataclass(slots=True)
@@ -112,15 +115,31 @@ class Evaluation:
             Interrupted: on all ranks, if `heartbeat` raised it on any.
         """
         local: list[tuple[int, list[float], list[int]]] = []
-        signal = 0
+        signal, told_at = 0, time.monotonic()
+
+        def tell(*, done: bool) -> list[Any]:
+            return self._comm.gather_object([done, signal, local], "evaluate")
+
+        def beat() -> None:
+            # A rank that has played its episodes waits for the others, no longer than messages may take.
+            nonlocal told_at
+            heartbeat()
+            if time.monotonic() - told_at > self._run.timeout_s * _TELL_EVERY:
+                told_at = time.monotonic()
+                if number := max(number for _, number, _ in tell(done=False)):
+                    raise Interrupted(number)
+
         try:
-            local = self._play(index, heartbeat)
+            local = self._play(index, beat)
         except Interrupted as interrupted:
             signal = interrupted.signal
-        gathered: list[Any] = self._comm.gather_object([signal, local], "evaluate")
-        if signal := max(number for number, _ in gathered):
+        while True:
+            gathered = tell(done=True)
+            if all(done for done, *_ in gathered):
+                break
+        if signal := max(number for _, number, _ in gathered):
             raise Interrupted(signal)
-        parts = sorted(part for _, played in gathered for part in played)
+        parts = sorted(part for *_, played in gathered for part in played)
         return Episodes([r for _, returns, _ in parts for r in returns], [n for *_, lengths in parts for n in lengths])
 
     def _play(self, index: int, heartbeat: Callable[[], object]) -> list[tuple[int, list[float], list[int]]]:

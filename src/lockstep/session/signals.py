@@ -6,11 +6,13 @@ import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class StopSignals:
-    """Handles SIGINT, SIGTERM and SIGUSR1 while open. A second SIGINT raises KeyboardInterrupt at once.
+    """Handles SIGINT, SIGTERM, SIGUSR1 and SIGHUP while open. A second SIGINT raises KeyboardInterrupt at once.
+
+    SIGHUP, which a terminal sends when it closes, stays ignored where it is, as under nohup.
 
     Attributes:
         received: monotonic time and number of the first signal; None for none.
@@ -23,7 +25,8 @@ class StopSignals:
     def __enter__(self) -> Self:
         """Install the handlers; no effect outside the main thread."""
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._on_signal) for number in WATCHED}
+            ignored = signal.SIGHUP if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else None
+            self._before = {n: signal.signal(n, self._on_signal) for n in WATCHED if n != ignored}
         return self
 
     def __exit__(

@@ -360,11 +360,17 @@ def test_num_shards_allows_what_the_ranks_alone_would_not(launched, capsys):
 
 @pytest.mark.parametrize(
     ("num_gpus", "arguments", "ranks"),
-    [(2, "--ranks auto", 2), (2, "--ranks 2", 2), (1, "--ranks 2 --device cpu", 2), (1, "--ranks 2", None)],
+    [
+        (2, "--ranks auto", 2),
+        (2, "--ranks auto --ml-framework jax", 4),
+        (2, "--ranks 2", 2),
+        (1, "--ranks 2 --device cpu", 2),
+        (1, "--ranks 2", None),
+    ],
 )
 def test_ranks_and_gpus(num_gpus, arguments, ranks, monkeypatch, launched, trained, capsys):
     monkeypatch.setattr(gpus, "installed_gpus", lambda framework="torch": num_gpus)
-    monkeypatch.setattr(gpus, "visible_gpus", lambda: num_gpus)
+    monkeypatch.setattr(gpus, "visible_gpus", lambda framework="torch": num_gpus if framework == "torch" else 4)
     code = cli.main(["train", "cartpole", *arguments.split()])
     if ranks is None:
         assert code == 2

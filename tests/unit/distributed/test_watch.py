@@ -214,6 +214,20 @@ def test_a_signal_that_is_not_handled_ends_the_process(watched):
     assert watched("time.sleep(20)", timeout_s=60, signalled="(time.monotonic() - 100, 2)") == (130, "", "")
 
 
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("for _ in range(30):\n    time.sleep(0.05)\n    timers.enter(ENV)", 0),
+        ("time.sleep(20)", 143),
+    ],
+    ids=["makes progress", "is stuck"],
+)
+def test_an_update_may_take_longer_than_the_time_for_a_signal(watched, body, code):
+    """The training loop handles a signal after the update: it counts whether a rank stays in a phase."""
+    shorter = "from lockstep.distributed import watch as module\nmodule._SIGNAL_GRACE_S = 0.3\n"
+    assert watched(shorter + body, timeout_s=60, signalled="(time.monotonic() - 100, 15)")[0] == code
+
+
 @pytest.mark.parametrize("phase", ["CHECKPOINT", "WAIT"])
 def test_a_signalled_process_may_finish_its_checkpoint(watched, phase):
     """Its own, or one that it waits for; the time after that counts anew."""

@@ -168,6 +168,8 @@ def test_what_lies_after_latest_belongs_to_another_future(tmp_path):
     assert [path.name for path in checkpoint.find(tmp_path)] == ["step_15", "step_10"]
     fake(tmp_path, 20, mark="new")  # in place of the old one
     assert read_manifest(tmp_path / "checkpoints" / "step_20")["mark"] == "new"
+    fake(tmp_path, 40)
+    assert [path.name for path in checkpoint.find(tmp_path)] == ["step_40", "step_20", "step_15"]
 
 
 @pytest.mark.parametrize("text", [None, "", "step_99", "../step_1", "\0"], ids=str)

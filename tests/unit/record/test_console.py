@@ -1,5 +1,6 @@
 """One live line on a terminal, plain lines elsewhere."""
 
+import contextlib
 import io
 import os
 import pty
@@ -95,6 +96,33 @@ def test_a_reader_that_left_does_not_end_the_run(monkeypatch):
         console.line("x" * 100_000)
     console.close()
     os.close(writer)
+
+
+def test_a_terminal_that_is_gone_does_not_end_the_run(monkeypatch):
+    reader, writer = os.openpty()
+    monkeypatch.setenv("LOCKSTEP_TERMINAL_FD", str(writer))
+    console = Console()
+    assert console.is_terminal
+    os.close(reader)
+    console.line("one")
+    console.progress(steps=1, total_steps=2, steps_per_second=1.0, return_mean=None)
+    console.close()
+    os.close(writer)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has this file")
+def test_a_full_disk_ends_neither_a_line_nor_the_log(tmp_path, monkeypatch, capsys):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank_0.log").symlink_to("/dev/full")
+    log = RankLog(tmp_path, 0)
+    print("two")
+    log.close()
+    with contextlib.suppress(OSError), open("/dev/full", "w", buffering=1) as full:  # what it kept cannot be written
+        console = Console(file=full)
+        for _ in range(2):
+            console.line("one")
+        assert console._silent
+    assert capsys.readouterr().out == "two\n"
 
 
 def test_a_terminal_gets_a_live_line_that_goes_and_lines_that_stay():

@@ -1,5 +1,6 @@
 """Lines survive a full disk and a resumed run; TensorBoard files are read back by TensorBoard's own reader."""
 
+import contextlib
 import importlib
 import json
 import resource
@@ -90,6 +91,18 @@ def test_on_a_full_disk_lines_wait_and_none_is_cut_or_missing(tmp_path, small_di
     lines.write({"step": 4})
     lines.close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
+
+
+def test_the_warning_may_go_to_the_same_full_disk(tmp_path, small_disk, monkeypatch):
+    lines = JsonLines(tmp_path / "lines.jsonl")
+    lines.write({"step": 1})
+    with contextlib.suppress(OSError), open("/dev/full", "w", buffering=1) as full:  # what it kept cannot be written
+        monkeypatch.setattr(sys, "stderr", full)
+        small_disk(5)
+        lines.write({"step": 2})
+        small_disk(10_000)
+        lines.close()
+    assert len((tmp_path / "lines.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_file_is_set_back_to_a_step_and_loses_a_line_that_was_cut(tmp_path):

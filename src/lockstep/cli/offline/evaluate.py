@@ -44,7 +44,7 @@ def evaluate_command(args: argparse.Namespace) -> int:
         )
     check_package(run.ml_framework)
     data, world = args.data or run.eval_data or run.data, World.from_environment()
-    ranks = requested_ranks(args.ranks, 1)
+    ranks = requested_ranks(args.ranks, 1, run.ml_framework)
     if world.launcher != "none" and args.ranks is not None:
         raise ConfigError(f"--ranks {args.ranks}: {world.launcher} started these ranks already; leave --ranks out")
     if world.launcher == "none" and ranks > 1:

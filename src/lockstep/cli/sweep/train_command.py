@@ -57,7 +57,7 @@ class TrainCommand:
                 f"{name}: each run of a sweep has its ranks on this machine; give --ranks N and no flags of a launcher"
             )
         self._words = shlex.join(words)
-        self.ranks = requested_ranks(args.ranks, 1)
+        self.ranks = requested_ranks(args.ranks, 1, args.ml_framework or "torch")
         restarts = number(args.max_restarts or "0", "--max-restarts", least=0)
         source = policy_source(args.init_from)
         self._debug = ["--debug"] if args.debug else []

@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -86,12 +87,13 @@ class Trackers:
                 self._submit(lambda tracker, path=path: tracker.file(path, step))
         self._submit(lambda tracker: tracker.finish(copy))
 
-    def close(self) -> None:
-        """Wait for what was not sent yet, at most `CLOSE_TIMEOUT_S` in all."""
-        until = time.monotonic() + background.CLOSE_TIMEOUT_S
+    def close(self, timeout_s: float = background.CLOSE_TIMEOUT_S) -> None:
+        """Wait for what was not sent yet, at most `timeout_s` in all."""
+        until = time.monotonic() + timeout_s
         for tracker, calls in self._running:
             if not calls.close(max(until - time.monotonic(), 0.0)) and hasattr(tracker, "abandon"):
-                tracker.abandon()
+                with suppress(Exception):  # of a user's class: the run has ended well
+                    tracker.abandon()
         self._running.clear()
 
     def _submit(self, call: Callable[[Tracker], object]) -> None:
