@@ -60,7 +60,8 @@ def _make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training
             raise cannot_be_drawn(task)
         return jax_module("host", task).make(task, without_limits(config), num_envs)
     if on_tensors(task):
-        return torch_module("host", task).make(task, without_limits(config), num_envs, render=render)
+        make = torch_module("host", task).make
+        return make(task, without_limits(config), num_envs, render=render, training=training)
     if task in BUILT_IN:
         module, name = BUILT_IN[task]
         return _build(getattr(importlib.import_module(module), name), task, config, num_envs, render)

@@ -147,6 +147,7 @@ def test_an_unknown_key_is_refused_by_name(library: str) -> None:
         ("rl_games", "params.network.mlp.d2rl", True),
         ("rl_games", "params.config.minibatch_size", 1000),
         ("rl_games", "params.config.gamma", "much"),
+        ("rl_games", "params.env.clip_actions", 100.0),
         ("skrl", "agent.class", "AMP"),
         ("skrl", "models.policy.fixed_log_std", True),
         ("skrl", "agent.learning_rate_scheduler", "StepLR"),

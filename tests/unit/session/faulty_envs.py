@@ -40,6 +40,25 @@ class Grid(gymnasium.Env):
         self.cell, self.steps = state["cell"], state["steps"]
 
 
+class WithText(Grid):
+    """Without a fault in the group `seen`; the other one has no fixed length."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Dict({"seen": self.observation_space, "mission": spaces.Text(20)})
+
+    def observe(self):
+        return {"seen": super().observe(), "mission": "gothere"}
+
+
+class NeedsFourFrames(gymnasium.ObservationWrapper):
+    """Refuses observations that are not a stack of four frames."""
+
+    def observation(self, observation):
+        assert np.shape(observation) == (4, 84, 84)
+        return observation
+
+
 class Counted(Grid):
     """Without a fault; counts how often it was made and closed."""
 

@@ -137,6 +137,21 @@ def test_the_task_is_blamed_before_its_wrappers():
     assert checked("Grid").savable is True
 
 
+def test_a_group_that_is_left_out_need_not_be_supported():
+    config = EnvConfig(policy_keys=("seen",), max_episode_steps=10)
+    assert checked("WithText", config).faults == []
+    (fault,) = checked("WithText", EnvConfig(max_episode_steps=10)).faults
+    assert "Text(" in fault
+
+
+def test_a_game_with_wrappers_is_checked_as_it_is_played():
+    pytest.importorskip("ale_py")
+    config = EnvConfig(kwargs={"stack_num": 4}, wrappers=("faulty_envs:NeedsFourFrames",))
+    report = Report()
+    check_task("PongNoFrameskip-v4", config, report, Limits(seconds=1))
+    assert report.faults == []
+
+
 def test_registered_ids_of_a_module_are_checked(monkeypatch):
     monkeypatch.setitem(gymnasium.registry, "Old-v0", gymnasium.envs.registration.EnvSpec("Old-v0", f"{__name__}:Old"))
     report = checked("faulty_envs:Old-v0")

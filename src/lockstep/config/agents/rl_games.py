@@ -32,7 +32,8 @@ def read_rl_games(agent: AgentReader, num_envs: int) -> None:
     )
     agent.ignore("evaluations take the most likely action", "config.player.*", "player.*")
     agent.ignore("rl_games reads it for recurrent networks only", "config.seq_len", "config.seq_length")
-    agent.ignore("it changes nothing in rl_games", "config.clip_actions", "config.use_smooth_clamp")
+    agent.ignore("actions are within the bounds of their space in any case", "config.clip_actions")
+    agent.ignore("it changes nothing in rl_games", "config.use_smooth_clamp")
 
 
 def _read_network(agent: AgentReader) -> None:
@@ -60,6 +61,10 @@ def _read_environment(agent: AgentReader) -> None:
     for name, setting in (("clip_observations", "env.clip_observation"), ("clip_actions", "env.clip_action")):
         if (bound := agent.take(f"env.{name}")) is not None:
             agent.set(setting, float(bound))
+            if name == "clip_actions" and agent.take("config.clip_actions", True) and float(bound) != 1.0:
+                raise agent.refusal(
+                    f"env.{name}", bound, "with config.clip_actions rl_games scales actions from [-1, 1] to this bound"
+                )
 
 
 def _read_batches(agent: AgentReader, num_envs: int) -> None:

@@ -76,7 +76,7 @@ def _read_distribution(agent: AgentReader) -> None:
 
 def _read_deviation(agent: AgentReader, first: str, kind: str) -> None:
     agent.set("network.initial_log_std", math.log(agent.number(first)))
-    if agent.take(kind, "log") == "scalar":
+    if agent.take(kind, "scalar") == "scalar":
         agent.note("std_type=scalar: Lockstep learns the logarithm of the deviation")
 
 

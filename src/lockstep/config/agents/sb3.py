@@ -23,7 +23,10 @@ def read_sb3(agent: AgentReader, num_envs: int) -> None:
     agent.set("max_grad_norm", agent.number("max_grad_norm", 0.5))
     agent.set("learning_rate", agent.number("learning_rate"))
     agent.set("learning_rate_schedule", "constant")
-    agent.set("target_kl", agent.take("target_kl"))
+    if (kl := agent.take("target_kl")) is not None:
+        agent.note("target_kl: Stable-Baselines3 looks at 1.5 times it after each minibatch, Lockstep after each epoch")
+        kl = 1.5 * float(kl)
+    agent.set("target_kl", kl)
     agent.set("normalize_observation", bool(agent.take("normalize_input", False)))
     agent.set("normalize_return", bool(agent.take("normalize_value", False)))
     agent.set("observation_limit", agent.number("clip_obs", 100.0))

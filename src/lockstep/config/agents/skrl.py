@@ -86,9 +86,12 @@ def _read_losses(agent: AgentReader) -> None:
     agent.set("gae_lambda", agent.number("agent.gae_lambda" if agent.has("agent.gae_lambda") else "agent.lambda"))
     agent.set("clip_range", agent.number("agent.ratio_clip"))
     value_clip = agent.number("agent.value_clip", 0.0)
-    agent.set(
-        "value_clip_range", value_clip if agent.take("agent.clip_predicted_values", True) and value_clip else None
-    )
+    clips = agent.take("agent.clip_predicted_values", True) and value_clip
+    agent.set("value_clip_range", value_clip if clips else None)
+    if clips:
+        agent.note(
+            "value_clip: skrl learns from the clipped value alone, Lockstep from the larger error of both values"
+        )
     # Their value loss is the squared error, ours half of it.
     agent.set("value_coef", 2.0 * agent.number("agent.value_loss_scale"))
     agent.set("entropy_coef", agent.number("agent.entropy_loss_scale"))

@@ -20,7 +20,10 @@ def maker(name: str) -> Callable[..., BraxLike]:
     config: Any = registry.get_default_config(name)
 
     def make(*, policy_keys: Sequence[str] = (), critic_keys: Sequence[str] = (), **kwargs: Any) -> BraxLike:
-        limit = kwargs.pop("max_episode_steps", int(config.episode_length))
+        # Both belong to Playground's own training wrapper.
+        if kwargs.pop("action_repeat", 1) != 1:
+            raise ConfigError("env.kwargs.action_repeat: every action is one step here; leave it out")
+        limit = kwargs.pop("max_episode_steps", kwargs.pop("episode_length", int(config.episode_length)))
         # States of the Warp implementation cannot be selected row by row.
         changes = {"impl": "jax"} if "impl" in config else {}
         env = registry.load(name, config_overrides=changes | kwargs or None)

@@ -13,6 +13,7 @@ import numpy as np
 from lockstep.config.env import EnvConfig
 from lockstep.envs import gymnasium as tasks
 from lockstep.envs.adapters import Env, SingleEnvs, VectorizedTask
+from lockstep.envs.atari import is_game
 from lockstep.envs.limits import without_limits
 from lockstep.envs.load import load_module
 from lockstep.envs.make import jax_module, make_vector_env, on_device
@@ -79,8 +80,9 @@ def _check_made(task: str, config: EnvConfig, report: Report, limits: Limits) ->
     """Check an environment by registered id, a built-in one, or one that follows `VectorEnv`."""
     env = make_vector_env(task, config, NUM_ENVS, training=False)
     env.close()
-    if isinstance(env, SingleEnvs) and env.spec.frames == 1:
-        name = task.rpartition(":")[2]
+    name = task.rpartition(":")[2]
+    # An Atari game is made by Lockstep, not by its entry: with wrappers it shows one stack of frames, too.
+    if isinstance(env, SingleEnvs) and env.spec.frames == 1 and not _is_game(name):
         create = tasks.creator_of_id(name, config, config.kwargs)
         _check_single(create, task, config, env.spec.max_episode_steps, report, limits)
     elif isinstance(env, VectorizedTask):
@@ -95,6 +97,12 @@ def _check_made(task: str, config: EnvConfig, report: Report, limits: Limits) ->
         _check_protocol(lambda: make_vector_env(task, config, NUM_ENVS, training=False), report, limits)
 
 
+def _is_game(name: str) -> bool:
+    """Whether a registered id is an Atari game."""
+    registered = gymnasium.registry.get(name)
+    return registered is not None and is_game(registered)
+
+
 def _check_single(
     create: Callable[[], Env], task: str, config: EnvConfig, limit: int | None, report: Report, limits: Limits
 ) -> None:
@@ -102,7 +110,9 @@ def _check_single(
     if config.wrappers or limit is not None:
         bare = Report(skip_non_finite=report.skip_non_finite)
         with suppress(CheckEndedError):
-            check_single(lambda: create().unwrapped, task, limit, bare, Limits(seconds=0), inner=bool(config.wrappers))
+            # What `policy_keys` leave out, and wrappers replace, need not be supported.
+            inner = bool(config.wrappers or config.policy_keys or config.critic_keys)
+            check_single(lambda: create().unwrapped, task, limit, bare, Limits(seconds=0), inner=inner)
         report.faults += bare.faults
         if report.faults:
             return

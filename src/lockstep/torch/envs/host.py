@@ -1,6 +1,7 @@
 """Environments on torch tensors as a `VectorEnv` on the host: for evaluation, DQN, and checks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,8 +83,22 @@ class HostEnv:
         self._env.close()
 
 
-def make(task: str, config: EnvConfig, num_envs: int, *, render: bool = False) -> HostEnv:
-    """The environments of a shard, on this process' GPU if it uses one, else on the CPU."""
+_TRAINING_AIDS = ("episodic_life", "reward_clip")
+"""Options of EnvPool's Atari games that make a learner's task easier and are no part of the game's score."""
+
+
+def without_training_aids(task: str, config: EnvConfig) -> EnvConfig:
+    """The config of whole games with their own score."""
+    aids = {name: False for name in _TRAINING_AIDS if task.startswith("envpool/") and name in config.kwargs}
+    return replace(config, kwargs={**config.kwargs, **aids}) if aids else config
+
+
+def make(task: str, config: EnvConfig, num_envs: int, *, render: bool = False, training: bool = True) -> HostEnv:
+    """The environments of a shard, on this process' GPU if it uses one, else on the CPU.
+
+    `training=False` disables training aids.
+    """
+    config = config if training else without_training_aids(task, config)
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     return HostEnv(make_tensor_env(task, config, num_envs, device, render=render))

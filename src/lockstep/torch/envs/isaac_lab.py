@@ -24,6 +24,7 @@ from lockstep.torch.envs.isaac_launch import open_task
 from lockstep.torch.envs.simulator_process import GlobalRandomState, ends, episode_seconds, quiet
 from lockstep.torch.envs.spaces import (
     action_spec,
+    channels_first,
     chosen_groups,
     flat_size,
     float_image_range,
@@ -169,7 +170,11 @@ class IsaacLabEnv:
         )
 
     def _observation(self, groups: Mapping[str, Any]) -> Observation:
-        policy = joined(self._policy, groups) if self._image is None else groups[next(iter(self._policy))]
+        if self._image is None:
+            policy = joined(self._policy, groups)
+        else:
+            ((name, space),) = self._policy.items()
+            policy = channels_first(space, groups[name])
         if self._range is not None:
             policy = image_bytes(policy, *self._range)
         return Observation(policy, joined(self._critic, groups) if self._critic else None)

@@ -53,11 +53,20 @@ def _parts(space: Any) -> list[tuple[Any, Space]]:
 
 
 def image_shape(space: Space, *, floats: bool = False) -> tuple[int, int, int] | None:
-    """Channels, height and width of an observation that is an image of bytes, or of `floats`; None for all others."""
+    """Channels, height and width of an observation that is an image of bytes, or of `floats`; None for all others.
+
+    The channels are the first dimension, or the last one if that is smaller; see `channels_first`.
+    """
     if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 3 and (space.dtype != np.uint8) == floats:
-        channels, height, width = space.shape
-        return channels, height, width
+        first, second, last = space.shape
+        return (last, first, second) if last < first else (first, second, last)
     return None
+
+
+def channels_first(space: Space, image: Tensor) -> Tensor:
+    """Images [B, ...] of a space as [B, C, H, W]."""
+    assert isinstance(space, gymnasium.spaces.Box)
+    return image.movedim(-1, 1) if space.shape[2] < space.shape[0] else image
 
 
 def float_image_range(groups: Mapping[str, Space], given: Sequence[float] | None) -> tuple[float, float] | None:

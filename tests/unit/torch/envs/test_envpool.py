@@ -9,9 +9,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from lockstep.config.env import EnvConfig
 from lockstep.errors import ConfigError
 from lockstep.torch.envs import envpool
 from lockstep.torch.envs.envpool import EnvPoolEnv
+from lockstep.torch.envs.host import without_training_aids
 
 CPU = torch.device("cpu")
 OPTIONS = namedtuple("Config", ("num_envs", "num_threads", "max_episode_steps", "noise"))
@@ -113,3 +115,11 @@ def test_unknown_names_are_refused(monkeypatch):
     monkeypatch.setattr(envpool, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"lockstep-rl\[envpool\]"):
         envpool.maker("envpool/Mine-v1")
+
+
+def test_evaluations_play_whole_games_for_their_own_score():
+    config = EnvConfig(kwargs={"episodic_life": True, "reward_clip": True, "stack_num": 4})
+    found = without_training_aids("envpool/Breakout-v5", config)
+    assert found.kwargs == {"episodic_life": False, "reward_clip": False, "stack_num": 4}
+    plain = EnvConfig(kwargs={"stack_num": 4})
+    assert without_training_aids("envpool/Breakout-v5", plain) == plain

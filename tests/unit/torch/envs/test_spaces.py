@@ -9,6 +9,7 @@ from lockstep.envs.spec import ActionSpec
 from lockstep.errors import ConfigError
 from lockstep.torch.envs.spaces import (
     action_spec,
+    channels_first,
     flat_size,
     flatten,
     float_image_range,
@@ -59,6 +60,11 @@ def test_actions_of_each_kind():
 
 def test_bytes_of_three_dimensions_are_an_image():
     assert image_shape(spaces.Box(0, 255, (3, 8, 9), np.uint8)) == (3, 8, 9)
+    last = spaces.Box(0, 255, (8, 9, 3), np.uint8)
+    assert image_shape(last) == (3, 8, 9), "channels in the last place, as of Isaac Lab's showcase"
+    images = torch.arange(2 * 8 * 9 * 3).view(2, 8, 9, 3)
+    assert torch.equal(channels_first(last, images)[1, 2], images[1, :, :, 2])
+    assert channels_first(spaces.Box(0, 255, (3, 8, 9), np.uint8), images) is images
     assert image_shape(spaces.Box(0, 1, (3, 8, 9))) is None
     assert image_shape(BOX) is None
 
