@@ -146,8 +146,8 @@ class Links:
                 polled_at = now
                 on_wait()
             if pending and waited_s > self._timeout_s + self._margin_s:
-                silent = ", ".join(link.endpoint.name for link in pending.values())
-                raise PeerError(f"{silent} did not answer in {tag} within timeout_s={self._timeout_s:g}")
+                silent = sorted((link.endpoint.name for link in pending.values()), key=lambda name: (len(name), name))
+                raise PeerError(f"{', '.join(silent)} did not answer in {tag} within timeout_s={self._timeout_s:g}")
 
     def send_failure(self, reason: str) -> None:
         """Send the other hosts the reason why this one exits, without waiting; from any thread."""
