@@ -60,10 +60,12 @@ def test_killed_at_random_moments_equals_never_stopped(tmp_path, kind):
 def kill_at_random(start, draw, ranks):
     """SIGKILL to all processes, to the launcher alone or to one rank, while it starts or soon after it got further."""
     whom, while_starting, delay_s = draw.choice(["all", "launcher", "rank"]), draw.random() < 0.25, draw.random()
-    if while_starting:
-        time.sleep(5.0 * delay_s)
+    before = start.latest
+    if while_starting:  # on a fast machine it has started before that time is over
+        until = time.monotonic() + 5.0 * delay_s
+        while time.monotonic() < until and start.latest == before:
+            time.sleep(0.02)
     else:
-        before = start.latest
         start.until(lambda: start.latest > before)
         time.sleep(0.15 * delay_s)
     assert start.process.poll() is None, f"it ended by itself:\n{start.said}"
