@@ -47,13 +47,12 @@ class OptunaTrials:
 
     def _check_same_space(self, direction: str, earlier: Sequence[Any]) -> None:
         """Raise `ConfigError` if trials of an earlier start were chosen from other lists, or for another direction."""
+        categorical = self._optuna.distributions.CategoricalDistribution
         changed = ["direction"] if self._study.direction.name.lower() != direction else []
-        for trial in earlier:
-            for name, before in trial.distributions.items():
-                now = self._distributions.get(name)
-                categorical = self._optuna.distributions.CategoricalDistribution
-                if isinstance(before, categorical) or isinstance(now, categorical):
-                    changed += [f"settings.{name}"] if before != now else []
+        for name, before in dict.fromkeys(pair for trial in earlier for pair in trial.distributions.items()):
+            now = self._distributions.get(name)
+            if before != now and (isinstance(before, categorical) or isinstance(now, categorical)):
+                changed.append(f"settings.{name}")
         if changed:
             raise ConfigError(
                 f"{changed[0]} of the sweep has changed since its first trials, and Optuna cannot go on with them; "

@@ -32,7 +32,6 @@ def read_rl_games(agent: AgentReader, num_envs: int) -> None:
     )
     agent.ignore("evaluations take the most likely action", "config.player.*", "player.*")
     agent.ignore("rl_games reads it for recurrent networks only", "config.seq_len", "config.seq_length")
-    agent.ignore("actions are within the bounds of their space in any case", "config.clip_actions")
     agent.ignore("it changes nothing in rl_games", "config.use_smooth_clamp")
 
 
@@ -58,13 +57,14 @@ def _read_network(agent: AgentReader) -> None:
 
 def _read_environment(agent: AgentReader) -> None:
     """What Isaac Lab's wrapper for rl_games does with the numbers of the environment."""
-    for name, setting in (("clip_observations", "env.clip_observation"), ("clip_actions", "env.clip_action")):
-        if (bound := agent.take(f"env.{name}")) is not None:
-            agent.set(setting, float(bound))
-            if name == "clip_actions" and agent.take("config.clip_actions", True) and float(bound) != 1.0:
-                raise agent.refusal(
-                    f"env.{name}", bound, "with config.clip_actions rl_games scales actions from [-1, 1] to this bound"
-                )
+    if (bound := agent.take("env.clip_observations")) is not None:
+        agent.set("env.clip_observation", float(bound))
+    scales = agent.take("config.clip_actions", True)
+    if (bound := agent.take("env.clip_actions")) is not None:
+        if scales and float(bound) != 1.0:
+            why = "with config.clip_actions rl_games scales actions from [-1, 1] to this bound"
+            raise agent.refusal("env.clip_actions", bound, why)
+        agent.set("env.clip_action", float(bound))
 
 
 def _read_batches(agent: AgentReader, num_envs: int) -> None:

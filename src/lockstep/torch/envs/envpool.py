@@ -22,7 +22,7 @@ from lockstep.envs.vector import kwargs_of
 from lockstep.errors import ConfigError
 from lockstep.system.cores import usable_cores
 from lockstep.torch.envs.interface import Observation, TensorStep, TensorVectorEnv
-from lockstep.torch.envs.spaces import action_spec, channels_first, chosen_groups, flat_size, image_shape, joined
+from lockstep.torch.envs.spaces import action_spec, chosen_groups, flat_size, image_shape, joined, only_image
 from lockstep.torch.envs.spec_cache import cached_spec
 from lockstep.world import World
 
@@ -132,11 +132,7 @@ class EnvPoolEnv:
         space = self._space
         groups = _groups(space, value) if isinstance(space, gymnasium.spaces.Dict) else {_ONLY: value}
         tensors = {name: self._tensor(groups[name]) for name in (*self._policy, *self._critic)}
-        if self._image is None:
-            policy = joined(self._policy, tensors)
-        else:
-            ((name, part),) = self._policy.items()
-            policy = channels_first(part, tensors[name])
+        policy = joined(self._policy, tensors) if self._image is None else only_image(self._policy, tensors)
         return Observation(policy, joined(self._critic, tensors) if self._critic else None)
 
     def _tensor(self, array: np.ndarray) -> Tensor:

@@ -24,7 +24,6 @@ from lockstep.torch.envs.isaac_launch import open_task
 from lockstep.torch.envs.simulator_process import GlobalRandomState, ends, episode_seconds, quiet
 from lockstep.torch.envs.spaces import (
     action_spec,
-    channels_first,
     chosen_groups,
     flat_size,
     float_image_range,
@@ -32,6 +31,7 @@ from lockstep.torch.envs.spaces import (
     image_bytes,
     image_shape,
     joined,
+    only_image,
 )
 from lockstep.torch.envs.spec_cache import cached_spec
 from lockstep.torch.envs.worker import WorkerEnv
@@ -170,11 +170,7 @@ class IsaacLabEnv:
         )
 
     def _observation(self, groups: Mapping[str, Any]) -> Observation:
-        if self._image is None:
-            policy = joined(self._policy, groups)
-        else:
-            ((name, space),) = self._policy.items()
-            policy = channels_first(space, groups[name])
+        policy = joined(self._policy, groups) if self._image is None else only_image(self._policy, groups)
         if self._range is not None:
             policy = image_bytes(policy, *self._range)
         return Observation(policy, joined(self._critic, groups) if self._critic else None)

@@ -69,6 +69,12 @@ def channels_first(space: Space, image: Tensor) -> Tensor:
     return image.movedim(-1, 1) if space.shape[2] < space.shape[0] else image
 
 
+def only_image(spaces: Mapping[str, Space], groups: Mapping[str, Any]) -> Tensor:
+    """The one group of `spaces`, an image, as [B, C, H, W]."""
+    ((name, space),) = spaces.items()
+    return channels_first(space, groups[name])
+
+
 def float_image_range(groups: Mapping[str, Space], given: Sequence[float] | None) -> tuple[float, float] | None:
     """The range of an image of floats [channels, height, width], the only group; None if there is no such image.
 

@@ -135,11 +135,8 @@ class OfflineOptimizer:
 
     def _schedule_rate(self, progress: Progress) -> None:
         """Set the learning rate of the next step."""
-        c, rate, epochs = (
-            self.config,
-            self.config.learning_rate,
-            progress.env_steps * self._epochs / progress.total_steps,
-        )
+        c, epochs = self.config, progress.env_steps * self._epochs / progress.total_steps
+        rate = c.learning_rate
         self.epoch.fill_(epochs)
         if c.learning_rate_schedule == "linear":
             rate *= 1.0 - progress.fraction
