@@ -18,6 +18,7 @@ from lockstep.envs import atari
 from lockstep.envs.adapters import Env, EnvFactory, SingleEnvs, VectorizedTask, config_errors
 from lockstep.envs.groups import ObservationGroups, refuse_groups
 from lockstep.envs.load import load_object, near
+from lockstep.envs.mujoco_warnings import of_gymnasium, without_warnings
 from lockstep.envs.spaces import action_spec, image_shape, observation_size
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import BUILT_IN, GROUPS, VectorEnv, refuse_single_env_settings, refuse_unknown_kwargs
@@ -112,7 +113,8 @@ def adapt_class(cls: type, task: str, config: EnvConfig, num_envs: int, *, rende
 
 def creator_of_id(task: str, config: EnvConfig, kwargs: Mapping[str, Any]) -> Callable[[], Env]:
     """A factory of one environment of a registered id."""
-    return partial(gymnasium.make, task, config.max_episode_steps, disable_env_checker=True, **kwargs)
+    create = partial(gymnasium.make, task, config.max_episode_steps, disable_env_checker=True, **kwargs)
+    return partial(without_warnings, create) if of_gymnasium(gymnasium.registry[task]) else create
 
 
 def creator_of_class(cls: Any, config: EnvConfig, kwargs: Mapping[str, Any]) -> Callable[[], Env]:

@@ -244,3 +244,24 @@ def test_images_are_those_of_bytes_in_three_dimensions():
 
 def own_spec(**kwargs):
     return env_spec("own_envs:Counter", EnvConfig(kwargs=kwargs))
+
+
+def test_models_of_gymnasium_give_no_warnings(tmp_path, monkeypatch, capfd):
+    pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)
+    make_vector_env("HalfCheetah-v5", EnvConfig(), 2).close()
+    assert capfd.readouterr() == ("", ""), "MuJoCo 4 calls an attribute of this model deprecated"
+    assert list(tmp_path.iterdir()) == [], "MUJOCO_LOG.TXT"
+
+
+def test_a_users_handler_of_mujocos_warnings_stays():
+    mujoco = pytest.importorskip("mujoco")
+    heard = []
+    mujoco.set_mju_user_warning(heard.append)
+    try:
+        make_vector_env("HalfCheetah-v5", EnvConfig(), 1).close()
+        assert heard == []
+        mujoco.MjModel.from_xml_string('<mujoco><compiler settotalmass="1"/><worldbody/></mujoco>')
+        assert len(heard) == 1
+    finally:
+        mujoco.set_mju_user_warning(None)
