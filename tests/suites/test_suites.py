@@ -82,6 +82,19 @@ def test_final_observations_of_mjlab_are_those_before_the_reset():
     assert not torch.equal(limited.observation.policy, limited.final.policy)
 
 
+def test_a_reset_in_mjlab_changes_no_observation_of_other_environments():
+    pytest.importorskip("mjlab")
+    env = make_tensor_env("Mjlab-Velocity-Flat-Unitree-Go1", EnvConfig(), 3, CPU)
+    env.reset([7])
+    env.step(torch.zeros(3, 12))
+    env._env.episode_length_buf[1] = env.spec.max_episode_steps
+    step = env.step(torch.zeros(3, 12))
+    env.close()
+    assert step.truncated.tolist() == [False, True, False]
+    for after, before in zip(step.observation, step.final, strict=True):
+        assert (after != before).any(1).tolist() == [False, True, False]
+
+
 def test_environments_of_envpool_have_the_numbers_of_their_own_seeds():
     pytest.importorskip("envpool")
     found = []

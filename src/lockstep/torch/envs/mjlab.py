@@ -107,11 +107,15 @@ class MjlabEnv:
             # A reset overwrites the flags.
             terminated, truncated = terminated.clone(), truncated.clone()
             observation, final = self._observation(groups), None
-            ended = (terminated | truncated).nonzero().flatten()
-            if len(ended) > 0:
+            ended = terminated | truncated
+            if ended.any():
                 final = observation.map(torch.clone)
-                groups, _ = self._env.reset(env_ids=ended)
-                observation = self._observation(groups)
+                groups, _ = self._env.reset(env_ids=ended.nonzero().flatten())
+                # mjlab draws new noise for the other environments, too; they keep what their step gave.
+                observation = self._observation(groups).map(torch.clone)
+                for rows, of_step in zip(observation, final, strict=True):
+                    if rows is not None and of_step is not None:
+                        rows[~ended] = of_step[~ended]
         return TensorStep(observation, reward, *ends(self._env.cfg, terminated, truncated), final)
 
     def _observation(self, groups: Mapping[str, Any]) -> Observation:
