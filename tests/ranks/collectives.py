@@ -63,6 +63,45 @@ def all_collectives(rank: int, ports: dict[str, int]) -> dict[str, Any]:
     return found
 
 
+def module_gradients(rank: int, ports: dict[str, int]) -> dict[str, Any]:
+    """Gradients of ordinary modules, and sums of narrow numbers; by type, for each way of exchange."""
+    found: dict[str, Any] = {}
+    for name, port in ports.items():
+        world = here(rank, port).with_shards(None if name == "plain" else 2)
+        with Comm(world, device="cpu", timeout_s=20, shared_memory=name == "memory") as comm:
+            comm.broadcast_([torch.zeros(0)])
+            found[name] = {"bfloat16 sum": comm.sum(torch.tensor([256.0, rank], dtype=torch.bfloat16)).tolist()}
+            found[name]["bfloat16 max"] = comm.max(torch.tensor([rank - 1.0], dtype=torch.bfloat16)).tolist()
+            for kind, weight in ((torch.float16, 40000.0), (torch.bfloat16, 257.0)):
+                parameter = nn.Parameter(torch.zeros(2, dtype=kind))
+                parameter.grad = torch.tensor([0.5, float(rank)], dtype=kind)
+                total = comm.average_gradients_([parameter], weight + 2 * rank)
+                found[name][str(kind)] = [total.tolist(), parameter.grad.dtype == kind, parameter.grad.tolist()]
+            used, of_rank_1, unused = (nn.Parameter(torch.zeros(1)) for _ in range(3))
+            used.grad = torch.tensor([torch.nan if rank == 0 else 2.0])
+            of_rank_1.grad = torch.ones(1) if rank == 1 else None
+            total = comm.average_gradients_([used, of_rank_1, unused], float(rank))
+            found[name]["masked"] = [total.item(), used.grad.item(), of_rank_1.grad.item(), unused.grad]
+    return found
+
+
+def go_on_after_a_failure(rank: int, ports: dict[str, int]) -> dict[str, Any]:
+    """What the collective after one that failed says, where a loop catches RuntimeError."""
+    found: dict[str, Any] = {}
+    for name, port in ports.items():
+        said = found[name] = []
+        try:
+            with Comm(here(rank, port), device="cpu", timeout_s=20, shared_memory=name == "memory") as comm:
+                for tag in ("step", f"step of rank {rank}", "step", "step"):
+                    try:
+                        comm.sum(torch.ones(1), tag)
+                    except RuntimeError as error:
+                        said.append(str(error))
+        except RuntimeError as error:
+            said.append(str(error))
+    return found
+
+
 def flat_gradients(rank: int, port: int) -> dict[str, Any]:
     """Two local shards of unequal weight in each of two ranks."""
     world = here(rank, port).with_shards(4)

@@ -34,6 +34,8 @@ def told(folder):
     calls = [
         ("all_collectives", (ports(*WAYS),)),
         ("flat_gradients", (free_port(),)),
+        ("module_gradients", (ports(*WAYS),)),
+        ("go_on_after_a_failure", (ports(*WAYS),)),
         ("overlapped_gradients", (free_port(),)),
         ("differ", (ports(*WAYS),)),
         ("objects_differ", (free_port(),)),
@@ -70,6 +72,27 @@ def test_collectives(told, way):
     assert first["weight"] == [5.0]
     assert first["large"] == 600_000
     assert first["double"] == [2e-17, 2.0], "float64 was narrowed on the way"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_of_ordinary_modules(told, way):
+    for rank in told["module_gradients"]:
+        found = rank[way]
+        assert found["bfloat16 sum"] == [512.0, 1.0]
+        assert found["bfloat16 max"] == [0.0]
+        assert found["torch.float16"] == [[80002.0], True, [0.5, 0.5]], "a weight above what float16 holds"
+        assert found["torch.bfloat16"] == [[516.0], True, [0.5, pytest.approx(259 / 516, rel=0.01)]]
+        assert found["masked"] == [1.0, 2.0, 1.0, None], "NaN of weight 0, or a gradient that no rank has"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_collective_follows_one_that_failed(told, way):
+    """Steps have equal sizes and tags: a rank would add what the others sent for another step."""
+    for rank, said in enumerate(one[way] for one in told["go_on_after_a_failure"]):
+        assert "ranks are in different collectives" in said[0]
+        follows = f"step cannot follow step of rank {rank}, which failed"
+        assert [one.startswith(follows) for one in said[1:3]] == [True, True], said
+        assert said[3].startswith(f"close cannot follow step of rank {rank}"), "the block ends without an error"
 
 
 def test_gradients_of_shards_count_by_their_weight(told):

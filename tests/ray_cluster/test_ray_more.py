@@ -54,6 +54,27 @@ def test_function_runs_on_all_ranks(cluster, tmp_path):
     assert json.loads(done.stdout.splitlines()[-1]) == [[10, 2.0, "2", nice], [13, 2.0, "2", nice]]
 
 
+def test_a_rank_that_has_returned_may_wait_for_others(cluster, tmp_path):
+    done = script(
+        tmp_path,
+        """
+        from lockstep.engines.ray import launch
+        from lockstep.launch.supervise import Bounds
+
+        def slow_rank_0(rank):
+            import time
+            time.sleep(0 if rank else BOUND + 3)
+            return rank
+
+        BOUND = Bounds().early_s
+        print(launch(slow_rank_0, ranks=2))
+        """,
+        RAY_ADDRESS=cluster.address,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[0, 1]"
+
+
 def test_exception_of_a_rank_is_raised_with_its_traceback(cluster, tmp_path):
     done = script(
         tmp_path,

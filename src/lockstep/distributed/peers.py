@@ -46,6 +46,14 @@ def absent(segment: Segment, rank: int, index: int, tag: str, timeout_s: float) 
     return PeerError(f"rank {other} did not come to {tag} within timeout_s={timeout_s:g}; {where}", other)
 
 
+def after_failure(tag: str, failed: str) -> RunError:
+    """The error of collective `tag` in a process whose collective `failed` has failed before."""
+    return RunError(
+        f"{tag} cannot follow {failed}, which failed: ranks may be in different collectives now; do not catch the "
+        "errors of collectives, except to exit"
+    )
+
+
 def different_collectives(rank: int, tag: str, size: int, others: Sequence[tuple[int, str, int]]) -> str:
     """The message for ranks in different collectives, or in one with different sizes.
 

@@ -3,6 +3,7 @@
 import os
 import pickle
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -77,6 +78,7 @@ def run(call: int, result: int) -> None:
         _write(result, (True, value))
     except Exception as error:
         _exit_with_error(result, error)
+    threading._shutdown()  # pyright: ignore  # waits for threads and executors of the caller, as Python's own exit does
     exit_process(0)
 
 

@@ -7,6 +7,7 @@ this takes one small message; between hosts, clocks and the network are measured
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -160,12 +161,13 @@ def _compare(comm: Comm, run: AnyRun, framework: Framework, *, measure: bool | N
     portable = with_portable_paths(run)
     own = identity(dump(portable), user_code(run.user_code), run.ml_framework) | {
         "node": world.rank - world.local_rank,
+        "local_size": world.local_size,
         "cores": usable_cores(),
         "device": framework.device,
         "processor": processor(),
         "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
     }
-    identities: list[dict[str, Any]] = comm.gather_object(own, TAG)
+    identities: list[dict[str, Any]] = on_nodes(comm.gather_object(own, TAG))
     if any(one["config"] != identities[0]["config"] for one in identities):
         gathered: list[Any] = comm.gather_object({k: str(v) for k, v in leaves(to_dict(portable)).items()}, TAG)
         identities = [one | {"settings": settings} for one, settings in zip(identities, gathered, strict=True)]
@@ -202,6 +204,21 @@ def add_forecast(found: Preflight, forecast: Callable[[Layout, float], Forecast 
     found.forecast = prediction
     if prediction.advice:
         found.warnings.append(prediction.advice)
+
+
+def on_nodes(identities: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The identities with the node of each: its first rank.
+
+    Launchers that place ranks in turn (`srun --distribution=cyclic`, `mpirun --map-by node`) give no blocks of ranks:
+    then ranks of equal host names are a node.
+    """
+    block_sizes = Counter(one["node"] for one in identities)
+    if all(block_sizes[one["node"]] == one["local_size"] for one in identities):
+        return list(identities)
+    first: dict[str, int] = {}
+    for rank, one in enumerate(identities):
+        first.setdefault(one["host"], rank)
+    return [one | {"node": first[one["host"]]} for one in identities]
 
 
 def labelled(identities: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

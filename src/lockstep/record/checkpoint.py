@@ -69,6 +69,11 @@ def snapshot(state: Any, previous: Any = None) -> Any:
     return cast(Any, state).item() if isinstance(state, np.generic) else state
 
 
+def can_store(dtype: np.dtype[Any]) -> bool:
+    """Whether a checkpoint can hold arrays of this type."""
+    return dtype.str[1:] in _KINDS
+
+
 def check_state(state: State) -> None:
     """Raise `TypeError` or `ValueError` for a tree that cannot be stored in a checkpoint."""
     json.dumps(_without_arrays(snapshot(state), "", {}))

@@ -63,6 +63,10 @@ class CheckpointManager:
         problem = self._open() if comm.world.rank == 0 else ""
         if problem := comm.broadcast_object(problem, tag="checkpoint"):
             raise ConfigError(problem)
+        steps = [int(path.name[5:]) for path in checkpoint.find(self._folder)] if comm.world.rank == 0 else []
+        self._unread: list[int] = comm.broadcast_object(steps, tag="checkpoint")
+        """Steps of the checkpoints that were there at the start, until `restore`."""
+        self._last_step = 0
         self._writer = CheckpointWriter(self._folder, comm.world, comm.gather_object, self._warn, num_kept)
 
     def __enter__(self) -> Self:
@@ -79,7 +83,7 @@ class CheckpointManager:
         """Write a checkpoint and wait until it is on the disk.
 
         Args:
-            step: number of the checkpoint; the largest is restored. Equal on all ranks.
+            step: number of the checkpoint, at least that of the one saved or restored before. Equal on all ranks.
             shared: state that is equal on all ranks, such as parameters and optimizer state; compared, written once.
             shards: state of each shard in `world.shards`, such as random generators and a replay buffer. Without
                 `num_shards` a rank has one shard, whose number is the rank.
@@ -88,9 +92,20 @@ class CheckpointManager:
             Whether it was written. A full disk causes a warning, and the previous checkpoint remains.
 
         Raises:
+            ConfigError: a part of the state cannot be saved, `step` is too small, or the folder holds the checkpoints
+                of an earlier loop and `restore` was not called.
             MismatchError: ranks hold different `shared` tensors.
         """
         world = self._comm.world
+        if self._unread:
+            raise ConfigError(
+                f"folder={self._folder} holds a checkpoint of step {self._unread[0]}, which saving would replace: call "
+                "restore() first, or choose another folder"
+            )
+        if step < self._last_step:
+            raise ConfigError(
+                f"step={step} comes before step {self._last_step}, which was saved or restored before; count on from it"
+            )
         own = {shard: dict[str, Any]() for shard in world.shards} if shards is None else shards
         if set(own) != set(world.shards):
             raise ConfigError(f"shards={sorted(own)} are saved, and this rank holds {list(world.shards)}; give those")
@@ -107,6 +122,7 @@ class CheckpointManager:
             "run": {},
         }
         packed_shards = {shard: self._pack(state, f"shards[{shard}]") for shard, state in own.items()}
+        self._last_step = step
         self._writer.take(manifest, packed, packed_shards)
         return self._writer.finish(lambda: None) == step
 
@@ -120,11 +136,13 @@ class CheckpointManager:
         if problem := self._comm.broadcast_object(problem, tag="checkpoint"):
             raise ConfigError(problem)
         found = self._writer.load(None)
+        self._unread.clear()
         if found is None:
             return None
         manifest, shared, shards = found
+        self._last_step = int(manifest["step"])
         return Checkpoint(
-            int(manifest["step"]),
+            self._last_step,
             self._unpack(shared),
             {shard: self._unpack(state) for shard, state in shards.items()},
         )
@@ -175,20 +193,26 @@ class CheckpointManager:
             items = cast("Mapping[Any, Any]", value).items()
             if all(isinstance(key, str) and not key.startswith("__") for key, _ in items):
                 return {key: self._pack(item, f"{place}.{key}") for key, item in items}
-            return {_ITEMS: [[key, self._pack(item, f"{place}[{key!r}]")] for key, item in items]}
+            return {
+                _ITEMS: [
+                    [self._pack(key, f"a key of {place}"), self._pack(item, f"{place}[{key!r}]")] for key, item in items
+                ]
+            }
         if isinstance(value, list | tuple):
             listed = cast("list[Any]", value)
             packed = [self._pack(item, f"{place}[{i}]") for i, item in enumerate(listed)]
             return {_TUPLE: packed} if isinstance(value, tuple) else packed
-        if value is None or isinstance(value, np.ndarray | np.generic | bool | int | float | str):
-            return cast(Any, value)
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, np.ndarray | np.generic):
+            return _storable(cast("np.ndarray | np.generic", value), place)
         tensor = self.to_numpy(value)
         if tensor is None:
             raise ConfigError(
                 f"{place} is a {type(value).__name__}, which a checkpoint cannot hold; give numbers, text, lists, "
                 "mappings, arrays or tensors"
             )
-        return {_TENSOR: tensor[0], "type": tensor[1]}
+        return {_TENSOR: _storable(tensor[0], place), "type": tensor[1]}
 
     def _unpack(self, value: Any) -> Any:
         if isinstance(value, list):
@@ -197,12 +221,21 @@ class CheckpointManager:
             return value
         tree = cast("dict[str, Any]", value)
         if _ITEMS in tree:
-            return {key: self._unpack(item) for key, item in tree[_ITEMS]}
+            return {self._unpack(key): self._unpack(item) for key, item in tree[_ITEMS]}
         if _TUPLE in tree:
             return tuple(self._unpack(item) for item in tree[_TUPLE])
         if _TENSOR in tree:
             return self.from_numpy(tree[_TENSOR], tree["type"])
         return {key: self._unpack(item) for key, item in tree.items()}
+
+
+def _storable(array: np.ndarray | np.generic, place: str) -> np.ndarray | np.generic:
+    """The same array. Raises `ConfigError` if its numbers are of a type that a checkpoint cannot hold."""
+    if not checkpoint.can_store(array.dtype):
+        raise ConfigError(
+            f"{place} is an array of {array.dtype}, which a checkpoint cannot hold; give real numbers or booleans"
+        )
+    return array
 
 
 def _collect(value: Any, place: str, arrays: dict[str, np.ndarray]) -> None:

@@ -7,6 +7,9 @@ import torch
 
 from lockstep.session import checkpoint_manager
 
+_OF_NUMPY = (torch.float16, torch.float32, torch.float64)
+"""Types of real numbers that numpy has: not bfloat16, nor those of 8 bits."""
+
 
 class CheckpointManager(checkpoint_manager.CheckpointManager):
     """Checkpoints of a user's own loop; tensors are restored on the CPU.
@@ -19,8 +22,8 @@ class CheckpointManager(checkpoint_manager.CheckpointManager):
         if not isinstance(value, torch.Tensor):
             return None
         tensor = value.detach().cpu().contiguous()
-        if tensor.dtype is torch.bfloat16:  # numpy has no bfloat16
-            tensor = tensor.view(torch.int16)
+        if tensor.is_floating_point() and tensor.dtype not in _OF_NUMPY:
+            tensor = tensor.view(torch.int16 if tensor.element_size() == 2 else torch.int8)
         return tensor.numpy(), str(value.dtype).removeprefix("torch.")
 
     def from_numpy(self, array: np.ndarray, kind: str) -> torch.Tensor:

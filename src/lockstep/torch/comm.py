@@ -86,6 +86,8 @@ class Comm:
         self._hosts: HostTensors | None = None
         self._objects: Group | HostTensors = self._group
         self._inside = False
+        self._failed: str | None = None
+        """The first collective that failed on this rank."""
         self._buckets: dict[int, GradientBuckets] = {}
 
     def __enter__(self) -> Self:
@@ -149,9 +151,11 @@ class Comm:
         return tree_sum(self._exchange(partial, tag, torch.add), self._root, torch.add)
 
     def sum(self, value: Tensor, tag: str = "sum") -> Tensor:
-        """The sum over ranks; *collective*."""
+        """The sum over ranks; *collective*. Numbers of fewer than 32 bits are added as float32."""
         if self.world.size == 1:
             return value
+        if _is_narrow(value):
+            return self.sum(value.float(), tag).to(value.dtype)
         rows = value.new_zeros(len(self.world.shards), value.numel())
         rows[0] = value.reshape(-1)
         return self.sum_shards(rows, tag).view(value.shape)
@@ -160,6 +164,8 @@ class Comm:
         """The mean over ranks weighted by `weight`; values of weight 0 are ignored, even NaN; *collective*."""
         if self.world.size == 1:
             return value
+        if _is_narrow(value):
+            return self.mean(value.float(), weight, tag).to(value.dtype)
         weight = torch.as_tensor(weight, dtype=value.dtype, device=value.device)
         part = torch.where(weight > 0, value * weight, torch.zeros_like(value))
         total = self.sum(torch.cat([part.reshape(-1), weight.reshape(1)]), tag)
@@ -169,6 +175,8 @@ class Comm:
         """The largest value over ranks; *collective*."""
         if self.world.size == 1:
             return value
+        if _is_narrow(value):
+            return self.max(value.float(), tag).to(value.dtype)
         parts = self._exchange([value.reshape(-1) for _ in self._nodes[self.world.rank]], tag, torch.maximum)
         return tree_sum(parts, self._root, torch.maximum).clone().view(value.shape)
 
@@ -231,8 +239,9 @@ class Comm:
 
         With `FlatParameters`, after `store_shard` of every local shard: the sum of all gradients is divided by the sum
         of all weights, and the sums over all shards are returned. With an ordinary module, or its parameters, `.grad`
-        holds this rank's *mean* over its part of the batch, which counts `weight` (rows, say). Where the total weight
-        is 0, so is the gradient: skip such a step.
+        holds this rank's *mean* over its part of the batch, which counts `weight` (rows, say). A rank of weight 0 is
+        ignored. Where the total weight is 0, so is the gradient: skip such a step. `.grad` stays None where it is None
+        on all ranks.
         """
         if isinstance(parameters, FlatParameters):
             buckets = self._buckets.get(id(parameters))
@@ -244,16 +253,27 @@ class Comm:
             torch.div(total[: parameters.num_parameters], divisor(sums[0]), out=parameters.gradient)
             return sums
         listed = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
-        trained = [p for p in listed if p.requires_grad]
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in trained]
-        if self.world.size > 1:
-            flat = torch.cat([g.reshape(-1) for g in gradients]).mul_(weight)
-            total = self.sum(torch.cat([flat, flat.new_full((1,), weight)]), tag)
-            means = torch.split(total[:-1] / divisor(total[-1]), [g.numel() for g in gradients])
-            for parameter, mean in zip(trained, means, strict=True):
-                parameter.grad = mean.view_as(parameter).to(parameter.dtype)
-            weight = float(total[-1])
-        return torch.tensor([weight])
+        return torch.tensor([self._average_module([p for p in listed if p.requires_grad], float(weight), tag)])
+
+    def _average_module(self, trained: list[nn.Parameter], weight: float, tag: str) -> float:
+        """`average_gradients_` of parameters with gradients of their own. Returns the total weight."""
+        if self.world.size == 1:
+            for parameter in trained:
+                if weight == 0 and parameter.grad is not None:
+                    parameter.grad.zero_()
+            return weight
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+        flat = torch.cat([g.reshape(-1) for g in gradients])
+        flat = flat.float() if _is_narrow(flat) else flat
+        flat = flat * weight if weight > 0 else torch.zeros_like(flat)  # 0 times NaN is NaN
+        rest = flat.new_tensor([weight, *(float(p.grad is not None) for p in trained)])
+        total = self.sum(torch.cat([flat, rest]), tag)
+        count, total_weight = flat.numel(), total[flat.numel()]
+        means = torch.split(total[:count] / divisor(total_weight), [g.numel() for g in gradients])
+        holders = cast("list[float]", total[count + 1 :].tolist())
+        for parameter, mean, held in zip(trained, means, holders, strict=True):
+            parameter.grad = mean.view_as(parameter).to(parameter.dtype) if held else None
+        return float(total_weight)
 
     def _sum_rest(self, flat: FlatParameters, buckets: GradientBuckets, tag: str) -> Tensor:
         """The sum over ranks of the only row, of which buckets were sent during the backward pass."""
@@ -340,15 +360,28 @@ class Comm:
 
     @contextlib.contextmanager
     def _entered(self, tag: str) -> Generator[None]:
-        """Mark this rank as inside a collective; within another one, the outer collective stays marked."""
+        """Mark this rank as inside a collective; within another one, the outer collective stays marked.
+
+        After one that failed, the ranks may be in different ones of equal size and tag: none can follow.
+        """
         if self._inside:
             yield
             return
+        if self._failed is not None:
+            raise peers.after_failure(tag, self._failed)
         self._inside = True
         self._group.enter(tag)
         previous = self.timers.enter(SYNC)
         try:
             yield
+        except BaseException:
+            self._failed = tag
+            raise
         finally:
             self._inside = False
         self.timers.enter(previous)  # not after an error, so that its message names the phase
+
+
+def _is_narrow(value: Tensor) -> bool:
+    """Whether these are floating-point numbers of fewer than 32 bits, whose sums over ranks would lose digits."""
+    return value.is_floating_point() and value.element_size() < 4

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
 from lockstep.distributed.agreement import Gather
+from lockstep.distributed.network.rendezvous_address import with_rendezvous_address
 from lockstep.distributed.timers import Timers
 from lockstep.errors import PEER_DELAY_S, ConfigError, PeerError, RunError
 from lockstep.record.run_dir import RunDir
@@ -107,8 +108,9 @@ def _report_failure(run: LibraryRun, error: BaseException) -> int:
     else:
         code, message = 1, f"{type(error).__name__}: {text}"
         traceback.print_exception(error)
-    run.fail(message, "failed", code)
-    run.close()
+    with contextlib.suppress(OSError):  # of a full disk: the code counts
+        run.fail(message, "failed", code)
+        run.close()
     exit_process(code)
 
 
@@ -117,6 +119,8 @@ def _connected(request: LibraryRequest, world: World) -> Generator[tuple[Gather,
     """Connect the ranks, in a way that the library uses too."""
     from lockstep.torch.hardware import device_of
 
+    if world.size > 1:  # before MASTER_ADDR and MASTER_PORT are set, which would count as the user's
+        world = with_rendezvous_address(world, _TIMEOUT_S)
     set_library_environment(world, request.ml_framework)
     if request.ml_framework == "jax":
         from lockstep.jax.collectives.library_processes import lend_jax_processes

@@ -22,7 +22,7 @@ from lockstep.distributed.agreement import Gather, check_different, content_dige
 from lockstep.distributed.fingerprint import fingerprint
 from lockstep.envs import isaac
 from lockstep.envs.make import on_tensors
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, RunError
 from lockstep.record.console import Console
 from lockstep.record.failure import record_failure
 from lockstep.record.run_dir import RunDir, mark_failed
@@ -62,6 +62,8 @@ class LibraryRun:
         self._rollout = 1
         self._total_steps = 0
         self._started_at = self._startup_s = 0.0
+        self._untimed_steps = 0
+        """Steps of all ranks before the clock of training began."""
         self._logged: tuple[int, float] = (0, 0.0)
         self._recent: deque[tuple[float, float]] = deque()
         self._episodes = 0.0
@@ -145,10 +147,14 @@ class LibraryRun:
 
         Raises:
             MismatchError: ranks hold different parameters.
-            RunError: too few steps to tell whether ranks collect different data.
+            RunError: no step was made, or ranks collected the same data.
         """
         env = self._env
         assert env is not None
+        if not env.steps:
+            raise RunError(f"{self.request.library} made no step: nothing was trained")
+        if not self._first_steps:
+            self._compare_first_steps(env.first_steps())
         if env.steps % self._rollout:
             self._log()
         elapsed = time.monotonic() - self._started_at if self._started_at else 0.0
@@ -239,6 +245,8 @@ class LibraryRun:
         self._first_steps.append(digest)
         assert self._env is not None
         self._env.env_s = 0.0  # the clock of training begins here
+        self._untimed_steps = self._env.steps * self.num_envs * self.world.size
+        self._logged = (self._untimed_steps, 0.0)
         self._started_at = time.monotonic()
         self._startup_s = seconds_since_process_start()
 
@@ -269,7 +277,7 @@ class LibraryRun:
                 "episode/count": count,
                 "episode/return_mean_100": self._return_mean(),
             }
-        if now > then:
+        if now > then and step > before:
             metrics["time/steps_per_second"] = (step - before) / (now - then)
         if self._writer is not None:
             self._writer.write_metrics(step, now, metrics)
@@ -300,7 +308,7 @@ class LibraryRun:
             "wall_time_s": elapsed,
             "phases_s": self._summary["phases_s"] | {"env": env_s, "other": max(elapsed - env_s, 0.0)},
             "startup_s": self._startup_s,
-            "steps_per_second": steps / elapsed if elapsed else 0.0,
+            "steps_per_second": (steps - self._untimed_steps) / elapsed if elapsed else 0.0,
             "return_mean_100": self._return_mean() if self._recent else None,
             "params_fingerprint": ranks[0]["params_fingerprint"],
             "ranks": ranks,

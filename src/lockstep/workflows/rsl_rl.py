@@ -16,6 +16,8 @@ def train(run: LibraryRun) -> None:
         runners: Any = importlib.import_module("rsl_rl.runners")
         settings = _settings(agent)
         settings |= {"seed": run.seed, "device": str(run.device)}
+        if settings.get("resume"):
+            raise ConfigError("agent resume=true: this workflow begins with new parameters; set it false")
         if run.request.max_iterations is not None:
             settings["max_iterations"] = run.request.max_iterations
         run.begin(settings, int(settings["num_steps_per_env"]), int(settings["max_iterations"]))

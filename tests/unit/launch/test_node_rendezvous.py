@@ -206,6 +206,17 @@ def test_the_main_node_sends_nothing_before_the_proof(start, at):
     main.refused()
 
 
+@pytest.mark.parametrize("line", [b"[" * 100_000, b"{}" * 9, b"\xff", b'"text"', b"[1]", b"9" * 9999], ids=len)
+def test_what_a_stranger_sends_ends_its_connection_only(start, at, line):
+    main = start(node_rank=0, token="right", minimum=2, maximum=2, **at)
+    with contextlib.closing(RawClient(at["port"])) as raw:
+        raw.receive()
+        raw.socket.sendall(line + b"\n")
+        assert raw.receive() is None, "the connection stays open"
+    start(node_rank=1, token="right", minimum=2, maximum=2, **at).admitted()
+    main.admitted()
+
+
 def test_the_store_is_served_to_admitted_nodes_only(start, at):
     """Neither to a client without the secret, nor to a node that still waits."""
     main = start(node_rank=0, token="right", minimum=3, maximum=3, **at)

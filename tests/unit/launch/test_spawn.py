@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,15 @@ def not_picklable(rank: int):
 def slow_rank_0(rank: int) -> int:
     time.sleep(1.0 if rank == 0 else 0)
     return rank
+
+
+def goes_on_in_threads(rank: int, folder: str) -> None:
+    def write(name: str) -> None:
+        time.sleep(0.5)
+        (Path(folder) / f"{name}-{rank}").touch()
+
+    threading.Thread(target=write, args=("thread",)).start()
+    ThreadPoolExecutor(1).submit(write, "executor")
 
 
 def with_workers(rank: int) -> list[int]:
@@ -129,6 +140,11 @@ def test_a_result_that_cannot_be_sent_is_named():
 def test_a_rank_that_has_returned_may_wait_for_others(monkeypatch):
     monkeypatch.setattr(local, "DEFAULT_BOUNDS", local.Bounds(early_s=0.2))
     assert spawn(slow_rank_0, 2) == [0, 1]
+
+
+def test_ranks_wait_for_their_threads_as_python_does(tmp_path):
+    spawn(goes_on_in_threads, 2, (str(tmp_path),))
+    assert {path.name for path in tmp_path.iterdir()} == {"thread-0", "thread-1", "executor-0", "executor-1"}
 
 
 def test_a_call_has_a_bound():

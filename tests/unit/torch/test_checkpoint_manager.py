@@ -16,7 +16,8 @@ SHARED = {
     "numbers": [1, 2.5, None, True, "é", float("inf")],
     "arrays": {"empty": np.zeros((0, 3)), "scalar": np.array(7), "bytes": np.arange(4, dtype=np.uint8)},
     "tensors": [torch.tensor([1.5, -0.0]).bfloat16(), torch.tensor(3), torch.tensor([True]), torch.zeros(2, 0)],
-    "keys": {0: "int", "text": 1, "__items__": 2},
+    "tensor of 8 bits": torch.tensor([1.5]).to(torch.float8_e4m3fn),
+    "keys": {0: "int", "text": 1, "__items__": 2, (0, (1, "state")): 0.5},
     "pair": (0.9, 0.999),
 }
 
@@ -91,6 +92,12 @@ def test_what_cannot_be_saved_is_named(comm, tmp_path):
     with CheckpointManager(comm, tmp_path) as checkpoints:
         with pytest.raises(ConfigError, match=r"shared\.policy\[0\] is a Linear, which a checkpoint cannot hold"):
             checkpoints.save(1, {"policy": [nn.Linear(1, 1)]})
+        with pytest.raises(ConfigError, match=r"a key of shared\.table is a frozenset"):
+            checkpoints.save(1, {"table": {frozenset(): 1}})
+        with pytest.raises(ConfigError, match=r"shards\[0\]\.phase is an array of complex64"):
+            checkpoints.save(1, {}, {0: {"phase": torch.zeros(1, dtype=torch.complex64)}})
+        with pytest.raises(ConfigError, match=r"shared\.names is an array of <U1"):
+            checkpoints.save(1, {"names": np.array(["a"])})
         with pytest.raises(ConfigError, match=r"shards=\[1\] are saved, and this rank holds \[0\]"):
             checkpoints.save(1, {}, {1: {}})
     assert not list(tmp_path.glob("checkpoints/*"))
@@ -99,6 +106,20 @@ def test_what_cannot_be_saved_is_named(comm, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="below cannot be written"):
         CheckpointManager(comm, tmp_path / "file" / "below")
+
+
+def test_checkpoints_of_an_earlier_loop_are_not_replaced(comm, tmp_path):
+    with CheckpointManager(comm, tmp_path, num_kept=1) as checkpoints:
+        checkpoints.save(90, {})
+        checkpoints.save(100, {"number": 1})
+    with CheckpointManager(comm, tmp_path, num_kept=1) as checkpoints:
+        with pytest.raises(ConfigError, match=r"holds a checkpoint of step 100, .* call restore\(\) first, or choose"):
+            checkpoints.save(1, {})
+        assert checkpoints.restore().shared == {"number": 1}
+        with pytest.raises(ConfigError, match="step=99 comes before step 100"):
+            checkpoints.save(99, {})
+        checkpoints.save(100, {"number": 2})
+        assert checkpoints.restore().shared == {"number": 2}
 
 
 def test_other_shards_are_refused(comm, tmp_path):

@@ -172,3 +172,10 @@ def test_weight_0_gives_zero_gradient_and_zero_moments():
         assert flat.gradient.tolist() == [0.0] * 3
         count, mean, variance = comm.moments(torch.ones(3, 2), torch.zeros(3))
     assert (float(count), mean.tolist(), variance.tolist()) == (0.0, [0.0, 0.0], [0.0, 0.0])
+
+
+def test_weight_0_gives_zero_gradients_of_a_module(comm):
+    used, unused = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    used.grad = torch.tensor([torch.nan])  # of 0 rows
+    assert comm.average_gradients_([used, unused], weight=0.0).tolist() == [0.0]
+    assert (used.grad.tolist(), unused.grad) == ([0.0], None)

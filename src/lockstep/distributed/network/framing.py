@@ -33,7 +33,10 @@ class LineBuffer:
         *lines, self._pending = (self._pending + data).split(b"\n")
         if len(self._pending) > MAX_LINE:
             raise ValueError(f"a message is longer than {MAX_LINE} bytes")
-        messages: list[Any] = [json.loads(line) for line in lines]
+        try:
+            messages: list[Any] = [json.loads(line) for line in lines]
+        except RecursionError:
+            raise ValueError("a message is nested too deeply") from None
         if not all(isinstance(message, dict) for message in messages):
             raise ValueError("a message is not a JSON object")
         return cast("list[dict[str, Any]]", messages)

@@ -88,6 +88,11 @@ def interface_of(address: str) -> str | None:
     return None
 
 
+def here(bound: str) -> str:
+    """Where this machine reaches a socket of its own that is bound to an address, or to all ("" or "::")."""
+    return "127.0.0.1" if bound in ("", "::") else bound
+
+
 def listening_socket(address: str, port: int, setting: str = "--rdzv-endpoint") -> socket.socket:
     """A socket that listens at one numeric address of this machine.
 

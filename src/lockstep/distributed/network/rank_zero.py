@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lockstep.distributed.network import init_file, interfaces
@@ -48,7 +48,7 @@ def host(backend: StoreBackend, world: World) -> tuple[RankStore, Callable[[], N
         listener = interfaces.listening_socket(bind, port, "MASTER_PORT")
     except ConfigError:
         if port:
-            _report_to_other_rank_0(backend, world, bind or "127.0.0.1", "")
+            _report_to_other_rank_0(backend, world, interfaces.here(bind), "")
         raise
     port = listener.getsockname()[1]
     opened = serve(backend, listener, bind, world.token)
@@ -108,12 +108,12 @@ def withdraw(world: World, opened: RankStore) -> None:
 
 
 def _where_to_listen(world: World) -> tuple[str, int, list[str]]:
-    """Own address to bind ("" is all) and port, and the addresses that other ranks connect to."""
+    """Own address to bind ("" and "::" are all) and port, and the addresses that other ranks connect to."""
     if world.init_file and not several_hosts(world):
         return "127.0.0.1", 0, ["127.0.0.1"]
     reachable = reachable_addresses() or ["127.0.0.1"]
     if world.init_file:
-        return "", 0, reachable
+        return _every_interface(reachable), 0, reachable
     agent = uses_agent_store(world)
     port = 0 if agent else world.port
     resolved = _resolved(world)
@@ -121,13 +121,18 @@ def _where_to_listen(world: World) -> tuple[str, int, list[str]]:
     real = [address for address in own if not is_loopback(address)]
     if several_hosts(world) and not means_this_host(world.address):
         if own and not real:  # the hosts file may make a name loopback here that is a real address elsewhere
-            return "", port, reachable
+            return _every_interface(reachable), port, reachable
         if not own and agent:
             real = [towards(resolved[0], world.port)]
         if len(real) > 1:  # which of them can be reached depends on the other host
-            return "", port, real
+            return _every_interface(real), port, real
         own = real
-    return (own[0], port, own) if own else ("", port, resolved)
+    return (own[0], port, own) if own else (_every_interface(resolved), port, resolved)
+
+
+def _every_interface(published: Sequence[str]) -> str:
+    """What binds all own addresses: those of IPv6 too, if others may connect to one and this machine has IPv6."""
+    return "::" if any(":" in address for address in published) and is_local("::") else ""
 
 
 def _resolved(world: World) -> list[str]:

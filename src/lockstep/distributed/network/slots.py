@@ -45,7 +45,7 @@ class Slots:
         writes to a half again only after every rank has arrived at the collective in between.
         """
         size = rows * length * kind.itemsize
-        if size > self._half:
+        if size > self._half or not self._half:
             self._grow(size, length * kind.itemsize, tag)
         turn = self._segment.turn_slots()
         key = (turn, rows, length, kind)

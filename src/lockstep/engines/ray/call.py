@@ -100,7 +100,9 @@ def _call(call: bytes, request: RayRequest, timeout_s: float | None) -> list[Any
             for child in rank_children(placed, request, variables_of_user(), own_search_path(path))
         ]
         group = RemoteRanks(placed, children)
-        failure = wait_for_ranks(group, bounds, timeout_s=timeout_s, caught=caught)
+        failure = wait_for_ranks(
+            group, bounds, timeout_s=timeout_s, caught=caught, may_leave=lambda rank: bool(group.ranks[rank].result)
+        )
         if failure is not None and failure.interrupted is not None:
             group.stop(failure.interrupted, bounds.grace_s, lambda: signal.SIGINT in caught[1:])
         elif failure is not None:

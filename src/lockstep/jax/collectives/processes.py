@@ -52,6 +52,8 @@ class Processes:
         self._hosts: Hosts | None = None
         self._native: NativeSums | None = None
         self._tag, self._inside, self._distributed = "", False, False
+        self._failed: str | None = None
+        """The first collective that failed in this process."""
 
     def open(self) -> None:
         """Connect to the other processes; *collective*. Raises `PeerError` if they do not arrive in time."""
@@ -172,16 +174,24 @@ class Processes:
 
     @contextlib.contextmanager
     def entered(self, tag: str) -> Generator[None]:
-        """Publish to the other processes that this one is in the collective `tag`."""
+        """Publish to the other processes that this one is in the collective `tag`.
+
+        After one that failed, the ranks may be in different ones of equal size and tag: none can follow.
+        """
         if self._inside:
             yield
             return
+        if self._failed is not None:
+            raise peers.after_failure(tag, self._failed)
         self._inside, self._tag = True, tag
         if self._segment is not None:
             self._segment.enter(tag)
         previous = self._timers.enter(SYNC)
         try:
             yield
+        except BaseException:
+            self._failed = tag
+            raise
         finally:
             self._inside = False
         self._timers.enter(previous)  # not after an error, whose message names the phase

@@ -10,6 +10,7 @@ from torch.distributed import (
     TCPStore,  # pyright: ignore[reportPrivateImportUsage]
 )
 
+from lockstep.distributed.network.interfaces import here
 from lockstep.distributed.network.rank_store import CONNECT_S
 from lockstep.distributed.network.store import ANSWER_S
 from lockstep.system.bounded import bounded
@@ -23,7 +24,7 @@ class TorchStoreBackend:
         port = listener.getsockname()[1]
         limit = datetime.timedelta(seconds=ANSWER_S)
         return TCPStore(
-            address or "127.0.0.1", port, None, True, limit, wait_for_workers=False, master_listen_fd=listener.detach()
+            here(address), port, None, True, limit, wait_for_workers=False, master_listen_fd=listener.detach()
         )
 
     def connect(self, address: str, port: int) -> Store:

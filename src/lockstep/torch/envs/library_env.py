@@ -87,9 +87,13 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             if self.steps <= _COMPARED_STEPS:
                 self._add_to_digest([action, observations])
         if self.steps == _COMPARED_STEPS:
-            self._on_first_steps(self._digest.hexdigest())
+            self._on_first_steps(self.first_steps())
         self._on_step()
         return observations, reward, terminated, truncated, extras
+
+    def first_steps(self) -> str:
+        """The fingerprint of the observations and actions of the first steps."""
+        return self._digest.hexdigest()
 
     def _add_to_digest(self, tree: Any) -> None:
         """Add all tensors of a tree."""
