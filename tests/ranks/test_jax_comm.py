@@ -97,6 +97,14 @@ def test_ranks_in_different_collectives_of_equal_size_are_told_apart(way):
             assert f"rank {1 - rank} is in {other}" in said
 
 
+@pytest.mark.parametrize("way", others_slow(["memory", "python", "messages"], "memory"))
+def test_no_collective_follows_one_that_failed(way):
+    """Steps have equal sizes and tags: a rank would add what the others sent for another step."""
+    for said in spawn(called.go_on_after_a_failure, 2, (free_port(), way), timeout_s=60):
+        assert "ranks are in different collectives" in said[0]
+        assert [", which failed: ranks may be in different" in one for one in said[1:]] == [True] * 3, said
+
+
 def test_a_rank_that_misses_the_first_collective_is_named():
     found, _ = spawn(called.first_is_missed, 2, ([free_port(), free_port()],), timeout_s=60)
     for name in ("broadcast", "learn"):

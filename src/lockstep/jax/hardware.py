@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import sys
-from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -14,6 +13,7 @@ from lockstep.distributed.watch import MARGIN_S
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun
 from lockstep.system.cores import WORTH_A_SECOND_THREAD, threads_are_chosen
+from lockstep.system.nvidia import nvidia_gpu_present
 from lockstep.world import World
 
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
@@ -81,7 +81,9 @@ def gpu_available() -> bool:
     """Whether JAX would find a GPU, determined without initializing JAX."""
     if os.environ.get("JAX_PLATFORMS", "").startswith("cpu") or _setting("jax_platforms") == "cpu":
         return False
-    return Path("/dev/nvidia0").exists() and any(importlib.util.find_spec(name) for name in _PLUGINS)
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip().partition(",")[0] in ("", "-1"):
+        return False
+    return nvidia_gpu_present() and any(importlib.util.find_spec(name) for name in _PLUGINS)
 
 
 def kind_of(device: str) -> str:

@@ -14,6 +14,9 @@ from jax import Array
 
 from lockstep.experience.normalize import EPS, LIMIT, RunningMoments, batch_moments
 
+_ORDER = ("observations", "critic_observations", "returns", "values")
+"""Of the normalizers' sums in one array. Inside compiled code a mapping has the order of its names."""
+
 
 class Moments(NamedTuple):
     """Number of rows seen [1], mean [F] and variance [F]; and the rounding error of each."""
@@ -73,16 +76,20 @@ def merged(normalizers: Mapping[str, Moments], sums: Array, finite: Array) -> tu
     """Update all normalizers with the sums of all shards.
 
     Args:
-        normalizers: by name.
-        sums: the results of `sums`, one after another, summed over all shards.
+        normalizers: by name, of `observations`, `critic_observations`, `returns` and `values`.
+        sums: the results of `sums`, one after another in this order, summed over all shards.
         finite: False leaves all normalizers unchanged.
 
     Returns:
         The normalizers; and the index, over the columns of all of them, of the first column whose moments would not be
         finite, in which case none is changed. -1 if all are finite.
     """
+    assert set(normalizers) <= set(_ORDER)
     place, after, healthy = 0, dict[str, Moments](), list[Array]()
-    for name, held in normalizers.items():
+    for name in _ORDER:
+        if name not in normalizers:
+            continue
+        held = normalizers[name]
         after[name] = held.update(sums[place : place + held.num_sums])
         healthy.append(jnp.isfinite(after[name].mean) & jnp.isfinite(after[name].variance))
         place += held.num_sums

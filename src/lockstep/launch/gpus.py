@@ -10,23 +10,19 @@ from typing import Any
 
 import psutil
 
+from lockstep.system.nvidia import DRIVER, nvidia_gpu_present
+
 _CUDA_TORCH = "install a CUDA build instead; https://pytorch.org/get-started/locally has the command for your driver"
 
 
-_DRIVER = Path("/proc/driver/nvidia/version")
 _MPS_FOLDER = "/tmp/nvidia-mps"
 """Where programs look for the Multi-Process Service, unless CUDA_MPS_PIPE_DIRECTORY names another folder."""
 _MPS_DAEMON = "nvidia-cuda-mps-control"
 
 
-def nvidia_gpu_present() -> bool:
-    """Whether this machine has an NVIDIA GPU; imports no framework."""
-    return Path("/dev/nvidia0").exists() or _DRIVER.exists()
-
-
 def driver_version() -> str | None:
     """The version of NVIDIA's driver, as `560.35.03`; None where the system does not show it."""
-    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _DRIVER.read_text()) if _DRIVER.exists() else None
+    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", DRIVER.read_text()) if DRIVER.exists() else None
     return found[0] if found else None
 
 

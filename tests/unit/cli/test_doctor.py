@@ -108,7 +108,8 @@ def pretended_gpus(monkeypatch, tmp_path):
     driver.write_text(
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build  (x)\nGCC 12.2.0\n"
     )
-    monkeypatch.setattr(gpus, "_DRIVER", driver)
+    monkeypatch.setattr(gpus, "DRIVER", driver)
+    monkeypatch.setattr(gpus, "nvidia_gpu_present", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     gpu = SimpleNamespace(name="Pretended GPU", total_memory=80 << 30)

@@ -15,6 +15,7 @@ from lockstep.jax import hardware  # noqa: E402
 from lockstep.jax.collectives.callback import Callback  # noqa: E402
 from lockstep.jax.collectives.mesh import map_shards  # noqa: E402
 from lockstep.jax.comm import Comm  # noqa: E402
+from lockstep.system import nvidia  # noqa: E402
 
 COLUMNS = 500
 SCALE = np.linspace(0.1, 3.0, COLUMNS, dtype=np.float32)
@@ -258,3 +259,29 @@ def test_a_gpu_that_does_not_exist_is_named(monkeypatch):
         hardware.local_devices(world, "gpu", 1)
     with pytest.raises(RuntimeError, match="'cpu'"):
         hardware.local_devices(world, "cpu", 1)
+
+
+@pytest.mark.parametrize(
+    ("files", "visible", "found"),
+    [
+        ([], None, False),
+        (["nvidiactl"], None, False),
+        (["nvidia0"], None, True),
+        (["nvidia3"], None, True),
+        (["nvidia0"], "", False),
+        (["nvidia0"], "-1", False),
+        (["nvidia0"], "1", True),
+    ],
+)
+def test_a_gpu_is_found_by_any_device_unless_none_is_visible(monkeypatch, tmp_path, files, visible, found):
+    for name in files:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(nvidia, "_DEVICES", tmp_path)
+    monkeypatch.setattr(nvidia, "DRIVER", tmp_path / "none")
+    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(hardware, "_setting", lambda name: None)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert hardware.gpu_available() is found

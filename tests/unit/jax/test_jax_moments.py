@@ -14,7 +14,7 @@ from lockstep.experience.normalize import RunningMoments
 from lockstep.jax import moments
 
 STEPS, ENVS = 40, 8
-add = jax.jit(lambda held, rows: moments.merged({"x": held}, held.sums(rows), jnp.ones((), bool)))
+add = jax.jit(lambda held, rows: moments.merged({"returns": held}, held.sums(rows), jnp.ones((), bool)))
 
 
 def begun(first):
@@ -41,7 +41,7 @@ def test_moments_are_those_of_all_rows(seed, updates, magnitude, sign, deviation
     device, back = begun(rows[0, 0]), RunningMoments(3)
     for part in rows:
         found, bad = add(device, part.reshape(-1, 3))
-        device = found["x"]
+        device = found["returns"]
         assert bad == -1
     moments.write(device, back)
     every = rows.reshape(-1, 3).astype(np.float64)
@@ -66,12 +66,24 @@ def test_many_updates_lose_no_count_and_no_small_step():
     device, rows = moments.read(host), np.full((64, 1), 1001.0, np.float32)
     for _ in range(200):
         host.update(host.sums(rows, np.ones(64)))
-        device = add(device, rows)[0]["x"]
+        device = add(device, rows)[0]["returns"]
     back = RunningMoments(1)
     moments.write(device, back)
     assert back.count == host.count == 3e9 + 1 + 200 * 64
     np.testing.assert_allclose(back.mean - 1e3, host.mean - 1e3, rtol=1e-3)
     np.testing.assert_allclose(back.variance - 1e-2, host.variance - 1e-2, rtol=1e-3)
+
+
+def test_each_normalizer_takes_its_own_sums_in_compiled_code():
+    """There a mapping has the order of its names."""
+    sizes = {"observations": 2, "critic_observations": 3, "returns": 1, "values": 1}
+    rows = {name: np.full((5, size), i + 1.0, np.float32) for i, (name, size) in enumerate(sizes.items())}
+    held = {name: moments.read(RunningMoments(size)) for name, size in sizes.items()}
+    sums = jnp.concatenate([held[name].sums(jnp.asarray(rows[name])) for name in sizes])
+    after, bad = jax.jit(moments.merged)(held, sums, jnp.ones((), bool))
+    assert int(bad) == -1
+    for i, name in enumerate(sizes):
+        assert (float(after[name].seen[0]), after[name].mean.tolist()) == (5.0, [i + 1.0] * sizes[name])
 
 
 def test_what_is_too_large_is_told_by_its_number_and_nothing_is_taken_in():

@@ -181,8 +181,7 @@ class Processes:
         if self._inside:
             yield
             return
-        if self._failed is not None:
-            raise peers.after_failure(tag, self._failed)
+        self.refuse_after_failure(tag)
         self._inside, self._tag = True, tag
         if self._segment is not None:
             self._segment.enter(tag)
@@ -190,11 +189,20 @@ class Processes:
         try:
             yield
         except BaseException:
-            self._failed = tag
+            self.mark_failed(tag)
             raise
         finally:
             self._inside = False
         self._timers.enter(previous)  # not after an error, whose message names the phase
+
+    def mark_failed(self, tag: str) -> None:
+        """Record that a collective failed in this process."""
+        self._failed = self._failed or tag
+
+    def refuse_after_failure(self, tag: str) -> None:
+        """Raise `RunError` if a collective failed before."""
+        if self._failed is not None:
+            raise peers.after_failure(tag, self._failed)
 
     @contextlib.contextmanager
     def waiting(self) -> Generator[None]:

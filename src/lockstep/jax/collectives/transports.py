@@ -117,6 +117,7 @@ class ProcessTransport:
             compiled = self._local.compiled(counted, donate=donate)
 
         def call(shared: Tree, own: Tree) -> tuple[Tree, Tree]:
+            self._processes.refuse_after_failure(counted.__name__)
             try:
                 # A program still running could send at the same time as this process' next message.
                 return block_until_ready(compiled(shared, own))
@@ -124,6 +125,7 @@ class ProcessTransport:
                 for collective in self._calls:
                     cause = collective.error
                     if cause is not None:
+                        self._processes.mark_failed(collective.tag)
                         raise cause from error
                 raise
             finally:

@@ -1,0 +1,15 @@
+"""Whether this machine has a GPU of NVIDIA's, found without a framework."""
+
+from pathlib import Path
+
+DRIVER = Path("/proc/driver/nvidia/version")
+"""The driver's own account of its version."""
+_DEVICES = Path("/dev")
+_WSL = Path("/usr/lib/wsl/lib/libcuda.so.1")
+"""The driver of programs in Windows' Subsystem for Linux, which has no devices of its own."""
+
+
+def nvidia_gpu_present() -> bool:
+    """Whether a GPU can be used from here; a container may have another one than the first."""
+    numbers = (path.name.removeprefix("nvidia") for path in _DEVICES.glob("nvidia*"))
+    return any(number.isdecimal() for number in numbers) or DRIVER.exists() or _WSL.exists()
