@@ -3,7 +3,8 @@
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 SHARDS = "shards: equal parts of a run, one per rank unless num_shards is set"
 """Definition of the term, for messages."""
@@ -51,6 +52,19 @@ class MismatchError(RunError):
         super().__init__(message)
         self.ranks, self.tensors = ranks, tensors
         self.rank = ranks[0] if len(ranks) == 1 else None
+
+
+@contextmanager
+def exits_are_errors(what: str) -> Generator[None]:
+    """Raise `RunError` where user code in `what` ends the process with code 0, which would pass for success."""
+    try:
+        yield
+    except SystemExit as end:
+        if end.code:
+            raise
+        raise RunError(
+            f"sys.exit({end.code}) was called during {what}, by the environment or other code of yours"
+        ) from end
 
 
 _INTERRUPTED = 130

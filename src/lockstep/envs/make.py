@@ -24,7 +24,8 @@ ON_DEVICE = ("jax", "gymnax", "brax", "playground")
 """Prefixes of tasks `FAMILY/NAME` whose environments are written in JAX."""
 ON_TENSORS = (*isaac.PREFIXES, "Mjlab-", "envpool/")
 """Prefixes of tasks whose environments are on torch tensors, from adapters of `lockstep.torch.envs`."""
-ANYWHERE = ("lockstep/Cartpole-v0", "lockstep/PixelPong-v0")
+PIXELS_ANYWHERE = "lockstep/PixelPong-v0"
+ANYWHERE = ("lockstep/Cartpole-v0", PIXELS_ANYWHERE)
 """Tasks written in numpy, torch and JAX."""
 
 

@@ -229,7 +229,7 @@ class DeviceTrainer(DeviceSource):
         state = super().shard_state(k)
         if not self._config.checkpoint_replay:
             return state
-        rings, written = self._comm.unshard(self._replay)[k]
+        rings, written = self._comm.unshard_one(self._replay, k)
         return state | {"replay": rings._asdict() | {"written": written}}
 
     def restore_shard(self, k: int, state: dict[str, Any], step: int) -> bool:

@@ -139,6 +139,10 @@ class Comm:
         """The numpy pytree of each local shard; the inverse of `shard`."""
         return self._arrays.unshard(own)
 
+    def unshard_one(self, own: Tree, k: int) -> Tree:
+        """The numpy pytree of local shard number `k` alone."""
+        return self._arrays.unshard_one(own, k)
+
     def read(self, tree: Tree) -> Tree:
         """Host copies of arrays that are the same on all devices."""
         return jax.tree.map(lambda leaf: np.array(leaf.addressable_data(0)), tree)

@@ -61,8 +61,7 @@ class DeviceSource:
             recent: of each local shard; the newest episodes are appended.
             first: number of the first update of `advance`.
         """
-        for k, shard in enumerate(self._comm.unshard(self._own)):
-            totals = shard.totals
+        for k, totals in enumerate(self._comm.unshard(self._own.totals)):
             statistics[k, :3] = totals.ended, totals.returns, totals.lengths
             kept = min(int(totals.ended), KEPT)
             recent[k].count += int(totals.ended) - kept
@@ -72,7 +71,7 @@ class DeviceSource:
     @property
     def fingerprints(self) -> list[str]:
         """Checksums of observations and actions in each local shard's first rollout."""
-        return [f"{int(shard.first):08x}" for shard in self._comm.unshard(self._own)]
+        return [f"{int(first):08x}" for first in self._comm.unshard(self._own.first)]
 
     def fingerprint(self) -> str:
         """Fingerprint of this process' first rollout."""
@@ -80,7 +79,7 @@ class DeviceSource:
 
     def shard_state(self, k: int) -> dict[str, Any]:
         """Persistent state of local shard number `k`."""
-        shard: Shard = self._comm.unshard(self._own)[k]
+        shard: Shard = self._comm.unshard_one(self._own, k)
         policy, critic = shard.observation
         observation = {"observation": policy} | ({} if critic is None else {"critic": critic})
         memory = {"memory": shard.memory} if shard.memory.size else {}
@@ -110,8 +109,8 @@ class DeviceSource:
     def find_fault(self) -> Finding | None:
         """The first environment of all ranks that gave a non-finite number; *collective*."""
         found: dict[int, Finding] = {}
-        for shard, part in zip(self._comm.world.shards, self._comm.unshard(self._own), strict=True):
-            fault: NonFiniteValue = part.fault
+        faults: list[NonFiniteValue] = self._comm.unshard(self._own.fault)
+        for shard, fault in zip(self._comm.world.shards, faults, strict=True):
             if fault.what:
                 what = "a reward" if fault.what == REWARD else "an observation"
                 env = shard * self._size + int(fault.env)

@@ -40,7 +40,7 @@ def pin(run: AnyRun, world: World) -> None:
             f"devices_per_process={run.devices_per_process}: with num_shards pinned, a process drives at most {pool} "
             f"CPU devices; use more processes (--ranks)"
         )
-    if _in_use() and os.environ.get("NPROC") != str(pool):
+    if is_in_use() and os.environ.get("NPROC") != str(pool):
         note = (
             "JAX was in use before this pinned run: threads are fixed already, and bits may differ from a fresh start's"
         )
@@ -116,7 +116,13 @@ def prepare(kind: str, devices: int, timeout_s: float) -> None:
             _set("jax_num_cpu_devices", devices)
 
 
-def _in_use() -> bool:
+def compute_on_cpu() -> None:
+    """Leave the GPUs to others; in a process that has not used JAX yet."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    _set("jax_platforms", "cpu")
+
+
+def is_in_use() -> bool:
     """Whether JAX has started its devices; False where this version does not tell."""
     return bool(getattr(xla_bridge, "backends_are_initialized", lambda: False)())
 

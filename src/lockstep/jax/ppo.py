@@ -49,7 +49,8 @@ class PPO:
     functions that other compiled loops may call.
     """
 
-    def __init__(self, run: Run, policy: Policy, comm: Comm) -> None:
+    def __init__(self, run: Run, policy: Policy, comm: Comm, *, in_loop: bool = False) -> None:
+        """`in_loop`: `learn` is called within a compiled loop."""
         config = run.algorithm
         assert isinstance(config, PPOConfig)
         check_task(run, policy.spec)
@@ -74,7 +75,7 @@ class PPO:
         self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]
         self._stop_on_non_finite = run.non_finite == "stop"
         self._precision = run.precision
-        self._scan = may_scan(run, policy.spec, comm.devices[0].platform)
+        self._scan = in_loop or may_scan(run, policy.spec, comm.devices[0].platform)
         self._learn_spmd = comm.spmd(self._learn_shards)
 
     # -- maths -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ The host synchronizes with the devices only for metrics, evaluations, checkpoint
 Shapes: K shards of this process, L of them on a device, T steps of a rollout, B environments of a shard, E epochs.
 """
 
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
@@ -36,6 +37,8 @@ from lockstep.session.normalizers import NormalizerError, UpdateStatistics, begi
 from lockstep.world import stream_seed
 
 _LOW_BITS = 14
+_CALL_PART = 0.2
+"""How long a call may take, of `timeout_s`."""
 
 
 class Shared(NamedTuple):
@@ -84,6 +87,8 @@ class DeviceCollector(DeviceSource):
             env, ppo.policy, num_steps=config.num_steps, shard_envs=size, gamma=config.gamma,
             reward_scale=config.reward_scale, observation_limit=config.observation_limit, symmetry=ppo.symmetry,
         )  # fmt: skip
+        self._longest_call: int | None = None
+        """Updates of a call, at most; None until the time of one is known. The watch sees no progress in a call."""
         start = jax.jit(self._rollout.begin)
         with jax.default_device(comm.devices[0]):
             parts = [jax.device_get(start(*keys_of(run.seed, shard, size))) for shard in world.shards]
@@ -200,12 +205,15 @@ class DeviceCollector(DeviceSource):
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
-        count = self.until_due(progress)
+        count, started = min(self.until_due(progress), self._longest_call or 1), time.monotonic()
         normalizers, halted, left, bad = self._call(progress, count)
         for name, host in self._ppo.normalizers.named().items():
             moments.write(normalizers[name], host)
         if halted:
             raise self._locate_non_finite(progress.updates + count - left - 1, bad)
+        if self._longest_call is None:
+            slowest = max(self._comm.gather_object((time.monotonic() - started) / count, "first call"))
+            self._longest_call = max(int(_CALL_PART * self._run.timeout_s / slowest), 1)
         return count
 
     def _locate_non_finite(self, update: int, bad: int) -> NonFiniteError:
@@ -234,7 +242,7 @@ def train(session: Session) -> None:
     """Collect and learn on the devices until all ranks together have taken `run.total_steps` steps."""
     run, comm, timers = session.run, session.comm, session.timers
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init"))
-    ppo = PPO(run, policy, comm)
+    ppo = PPO(run, policy, comm, in_loop=True)
     env = PackedEnv(make_device_env(run.task, run.env))
     session.begin(policy, ppo.observations, ppo)
     collector = DeviceCollector(run, env, ppo)

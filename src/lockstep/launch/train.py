@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.envs.load import check_not_imported
 from lockstep.envs.make import env_spec
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, exits_are_errors
 from lockstep.launch.restarts import (
     Gather,
     Restart,
@@ -155,7 +155,7 @@ def _train_here(
             joined=joined,
             profile=profile,
         )
-        with session:
+        with session, exits_are_errors("training"):
             if launch is not None:
                 launch.begin(session, resume)
             learn(session)

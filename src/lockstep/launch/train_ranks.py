@@ -15,8 +15,10 @@ from lockstep.launch.failure_report import log
 from lockstep.launch.local import Restarts, launch
 from lockstep.launch.supervise import DEFAULT_BOUNDS, Bounds
 from lockstep.record.failure import read_failure
+from lockstep.record.follow import read_json
 from lockstep.record.partial_files import modified_at, remove_results
-from lockstep.record.run_dir import SUMMARY_FILE, RunDir, lock_run_dir, write_config
+from lockstep.record.run_dir import SUMMARY_FILE, RunDir, lock_run_dir, mark_failed, write_config
+from lockstep.record.run_status import COMPLETE
 
 if TYPE_CHECKING:
     from lockstep.run import AnyRun
@@ -97,6 +99,10 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
         )
     finally:
         os.close(lock)
+    if code == 0 and read_json(run_dir / SUMMARY_FILE).get("status") not in COMPLETE:
+        code, message = RunError.exit_code, "all ranks left with code 0 before the training ended"
+        log(f"lockstep: error: {message}: some code of the run, such as the environment, ends the process")
+        mark_failed(run_dir, message, processes=ranks)
     if code not in _EXPLAINED_CODES and modified_at(run_dir / _LATEST) is not None:
         log(f"go on with: lockstep train --resume {shlex.quote(str(run_dir))}")
     return code, run_dir

@@ -9,12 +9,13 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
-from lockstep.envs.make import make_vector_env, stays_on_device
+from lockstep.envs.make import PIXELS_ANYWHERE, make_vector_env, stays_on_device
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.record.trackers.open import check_trackers
 from lockstep.run import AnyRun, NetworkConfig, Run
+from lockstep.system.nvidia import nvidia_gpu_present
 
 
 def check_packages(run: AnyRun) -> None:
@@ -100,7 +101,9 @@ def learns_on_device(run: Run) -> bool:
         ConfigError: `env.placement=device`, and a setting of the replay buffer needs the host.
     """
     config = run.algorithm
-    if isinstance(config, DQNConfig) or not stays_on_device(run.task, run.env, "jax", preferred=True):
+    # On CPUs convolutions are many times slower within compiled loops.
+    preferred = run.task != PIXELS_ANYWHERE or (run.device != "cpu" and nvidia_gpu_present())
+    if isinstance(config, DQNConfig) or not stays_on_device(run.task, run.env, "jax", preferred=preferred):
         return False
     if isinstance(config, SACConfig | TD3Config):
         for name, needs_host in (

@@ -158,6 +158,18 @@ class DeviceArrays:
             for slot in range(len(shards))
         ]
 
+    def unshard_one(self, own: Tree, k: int) -> Tree:
+        """The numpy pytree of local shard number `k`; the others are not copied."""
+        owned = enumerate(self._device_map.own_shards)
+        device, slot = [(device, slot) for device, shards in owned for slot in range(len(shards))][k]
+        return jax.tree.map(lambda leaf: self._slot(leaf, device, slot), own)
+
+    def _slot(self, leaf: Array | np.ndarray, device: int, slot: int) -> np.ndarray:
+        if isinstance(leaf, np.ndarray):  # from `shard` without a mesh
+            return leaf[slot]
+        (part,) = (one.data for one in leaf.addressable_shards if one.device == self._devices[device])
+        return np.asarray(part[slot])
+
     def digests(self, tensors: Mapping[str, Any]) -> list[dict[str, list[str]]]:
         """For each local device: name -> dtype and shape, and a digest of the bits; host arrays are on all."""
         copies = {name: self._copies(value) for name, value in sorted(tensors.items())}

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from lockstep.envs.make import jax_module, on_device
 from lockstep.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ _checked: set[str] = set()
 
 
 def _short_check(run: "Run") -> "Report":
-    """Run the check, in a separate process if the environments will run in worker processes."""
+    """Run the check, in a separate process if the environments will run in worker processes, or may use JAX."""
     from lockstep.session.env_checks.episodes import Limits
     from lockstep.session.env_checks.report import Report
     from lockstep.session.env_checks.task import check_task
@@ -58,14 +59,16 @@ def _short_check(run: "Run") -> "Report":
     report = Report(skip_non_finite=run.non_finite == "skip")
     check = functools.partial(check_task, run.task, run.env, report, Limits(), trace_only=True)
     with watch_duration(run, report):
-        if run.env.vectorization != "async":
+        if run.env.vectorization != "async" and not _may_start_jax(run):
             check()
             return report
         context = multiprocessing.get_context("fork")
         receiver, sender = context.Pipe(duplex=False)
-        worker = context.Process(target=_check_in_worker, args=(check, report, sender, os.getpid()), daemon=True)
+        worker = context.Process(
+            target=_check_in_worker, args=(check, report, sender, os.getpid(), run.task), daemon=True
+        )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # JAX warns about forks, but the worker does not use JAX
+            warnings.simplefilter("ignore")  # JAX warns about forks, which are harmless before it is in use
             worker.start()
         sender.close()
         try:
@@ -79,10 +82,17 @@ def _short_check(run: "Run") -> "Report":
     return found
 
 
-def _check_in_worker(check: Any, report: "Report", sender: Any, rank_pid: int) -> None:
+def _may_start_jax(run: "Run") -> bool:
+    """Whether making the environments may use JAX for the first time, which would fix its threads and devices."""
+    return on_device(run.task) and not jax_module("subprocess_spec", run.task).is_in_use()
+
+
+def _check_in_worker(check: Any, report: "Report", sender: Any, rank_pid: int, task: str) -> None:
     from lockstep.envs.workers import become_worker
 
     become_worker(rank_pid)
+    if on_device(task):
+        jax_module("subprocess_spec", task).compute_on_cpu()
     try:
         check()
         sender.send(report)

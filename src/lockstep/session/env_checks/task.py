@@ -49,20 +49,34 @@ def check_task(task: str, config: EnvConfig, report: Report, limits: Limits, *, 
     config = without_limits(config)  # the faults are those of the environment itself
     with _preserve_random_state(), warnings.catch_warnings(), suppress(CheckEndedError):
         warnings.simplefilter("ignore")
-        if on_device(task):
-            jax_module("check", task).check_device_env(task, config, report)
-            if not trace_only and not report.faults:
-                _check_protocol(lambda: make_vector_env(task, config, NUM_ENVS), report, limits)
-            return
-        cls = _class_of(task)
-        if cls is not None and _derives(cls, gymnasium.vector.VectorEnv):
-            _check_vector_class(cls, task, config, report, limits)
-        elif cls is not None and _derives(cls, gymnasium.Env):
-            refuse_unknown_kwargs(cls, dict(config.kwargs), task)
-            create = tasks.creator_of_class(cls, config, config.kwargs)
-            _check_single(create, task, config, config.max_episode_steps, report, limits)
-        else:
-            _check_made(task, config, report, limits)
+        with _exits_are_faults(report):
+            _check(task, config, report, limits, trace_only=trace_only)
+
+
+def _check(task: str, config: EnvConfig, report: Report, limits: Limits, *, trace_only: bool) -> None:
+    if on_device(task):
+        jax_module("check", task).check_device_env(task, config, report)
+        if not trace_only and not report.faults:
+            _check_protocol(lambda: make_vector_env(task, config, NUM_ENVS), report, limits)
+        return
+    cls = _class_of(task)
+    if cls is not None and _derives(cls, gymnasium.vector.VectorEnv):
+        _check_vector_class(cls, task, config, report, limits)
+    elif cls is not None and _derives(cls, gymnasium.Env):
+        refuse_unknown_kwargs(cls, dict(config.kwargs), task)
+        create = tasks.creator_of_class(cls, config, config.kwargs)
+        _check_single(create, task, config, config.max_episode_steps, report, limits)
+    else:
+        _check_made(task, config, report, limits)
+
+
+@contextmanager
+def _exits_are_faults(report: Report) -> Generator[None]:
+    """Report an environment that ends the process."""
+    try:
+        yield
+    except SystemExit as end:
+        report.fatal(f"{report.doing} called sys.exit({end.code}); raise an exception to report a failure")
 
 
 def _class_of(task: str) -> Any:

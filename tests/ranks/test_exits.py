@@ -1,0 +1,65 @@
+"""Environments that end the process with code 0: no success."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+_ENV = """
+import os, sys
+import gymnasium
+import numpy as np
+
+class Env(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, how="sys", after=3000, code=0):
+        self.how, self.after, self.code, self.steps = how, after, code, 0
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.random(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps > self.after:
+            os._exit(0) if self.how == "os" else sys.exit(self.code)
+        return self.np_random.random(2, np.float32), 1.0, self.steps % 20 == 0, False, {}
+"""
+
+
+@pytest.fixture
+def lockstep(tmp_path):
+    """`lockstep(*words)` runs a command; returns its exit code and what it printed."""
+    (tmp_path / "env.py").write_text(_ENV)
+
+    def run(*words):
+        done = subprocess.run(
+            [sys.executable, "-m", "lockstep", *words], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        ([], 1, "sys.exit(0) was called during training"),
+        (["--ranks", "2"], 1, "sys.exit(0) was called during training"),
+        (["--ranks", "2", "--set", "env.kwargs.how=os"], 1, "all ranks left with code 0 before the training ended"),
+        (["--ranks", "2", "--set", "env.kwargs.code=7"], 7, "SystemExit: 7"),
+    ],
+)
+def test_training_that_the_environment_ends_is_a_failure(lockstep, tmp_path, flags, code, said):
+    found, text = lockstep("train", "env.py:Env", "--set", "num_envs=2", "--run-dir", "run", *flags)
+    assert (found, said in text) == (code, True), text
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed" and said.partition(":")[0] in summary["error"]
+
+
+def test_an_environment_that_ends_the_check_has_a_fault(lockstep):
+    for command in (["check", "env.py:Env"], ["train", "env.py:Env", "--ranks", "2"]):
+        code, text = lockstep(*command, "--set", "env.kwargs.after=3")
+        assert code == 2 and "step called sys.exit(0); raise an exception to report a failure" in text

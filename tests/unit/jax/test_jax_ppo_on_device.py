@@ -1,0 +1,79 @@
+"""The compiled loop of PPO on the device: how long a call is, and what is within its loops."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.config.env import EnvConfig
+from lockstep.jax.comm import Comm
+from lockstep.jax.envs.make import make_device_env
+from lockstep.jax.envs.packed import PackedEnv
+from lockstep.jax.networks import Policy
+from lockstep.jax.ppo import PPO
+from lockstep.jax.ppo_on_device import DeviceCollector
+from lockstep.record.progress import Progress
+from lockstep.run import Run
+from lockstep.session import checks
+from lockstep.world import World
+
+UPDATE = 4 * 8
+
+
+def run_of(**kwargs):
+    config = PPOConfig(num_steps=8, num_minibatches=1, num_epochs=1)
+    periods = {"log_every": 1000 * UPDATE, "evaluate_every": None, "checkpoint_every": None}
+    settings = {"task": "jax/CartPole-v1", "num_envs": 4, "total_steps": 1000 * UPDATE, "check_every": 7}
+    return Run(ml_framework="jax", algorithm=config, **periods, **settings | kwargs)
+
+
+@pytest.fixture
+def comm():
+    with Comm(World(), device="cpu") as alone:
+        yield alone
+
+
+def advance(collector, progress):
+    count = collector.advance(progress)
+    progress.updates += count
+    progress.env_steps += count * UPDATE
+    return count
+
+
+@pytest.mark.parametrize(("timeout_s", "counts"), [(1000.0, [1, 6, 7]), (1e-3, [1, 1, 1])])
+def test_a_call_takes_a_part_of_the_timeout(comm, timeout_s, counts):
+    """The watch sees no progress of a rank during a call."""
+    run = run_of(timeout_s=timeout_s)
+    env = PackedEnv(make_device_env(run.task, run.env))
+    ppo = PPO(run, Policy(env.spec, run.network, seed=0), comm, in_loop=True)
+    collector = DeviceCollector(run, env, ppo)
+    progress = Progress(run.total_steps)
+    assert [advance(collector, progress) for _ in counts] == counts
+
+
+def test_what_a_process_reads_of_one_shard_is_that_shard(comm):
+    parts = [{"a": np.full(3, k), "b": np.array(10 * k)} for k in range(3)]
+    with Comm(World().with_shards(3), device="cpu") as three:
+        own = three.shard(parts)
+        for k, part in enumerate(parts):
+            found = three.unshard_one(own, k)
+            assert found["a"].tolist() == part["a"].tolist() and found["b"] == part["b"]
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "placement", "expected"),
+    [
+        ("cpu", True, "auto", False),
+        ("auto", False, "auto", False),
+        ("auto", True, "auto", True),
+        ("cpu", False, "device", True),
+        ("auto", True, "host", False),
+    ],
+)
+def test_pictures_are_learned_from_on_the_host_without_a_gpu(monkeypatch, device, gpu, placement, expected):
+    monkeypatch.setattr(checks, "nvidia_gpu_present", lambda: gpu)
+    run = run_of(task="lockstep/PixelPong-v0", device=device, env=EnvConfig(placement=placement))
+    assert checks.learns_on_device(run) is expected
+    cartpole = run_of(task="lockstep/Cartpole-v0", device="cpu", env=EnvConfig())
+    assert checks.learns_on_device(cartpole)
