@@ -86,8 +86,8 @@ class Seen:
         self.before = {name: np.array(value) for name, value in self.policy.params.items()}
         return self.policy
 
-    def made_learner(self, make: Any, *args: Any) -> Any:
-        self.learner = make(*args)
+    def made_learner(self, make: Any, *args: Any, **kwargs: Any) -> Any:
+        self.learner = make(*args, **kwargs)
         return self.learner
 
     def opened(self, make: Any, *args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ from jax import Array
 from lockstep.jax.batch import Steps
 from lockstep.jax.envs.interface import Observation
 from lockstep.jax.envs.packed import Packed, PackedEnv, wrap_key
+from lockstep.jax.moments import compensated_sum
 from lockstep.record.episodes import KEPT
 from lockstep.world import stream
 
@@ -39,6 +40,8 @@ class EpisodeTotals(NamedTuple):
     """Number of episodes."""
     returns: Array
     """Sum of returns."""
+    returns_rest: Array
+    """Its rounding error: how updates are divided among calls decides no digit of a metric."""
     lengths: Array
     """Sum of lengths."""
     recent: Array
@@ -133,7 +136,7 @@ def env_keys(shard: Shard, update: Array, num_steps: int) -> list[Array]:
 def no_episodes() -> EpisodeTotals:
     """Empty totals."""
     count, returns = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
-    return EpisodeTotals(count, returns, count, jnp.zeros(KEPT, jnp.float32), jnp.zeros(KEPT, jnp.int32))
+    return EpisodeTotals(count, returns, returns, count, jnp.zeros(KEPT, jnp.float32), jnp.zeros(KEPT, jnp.int32))
 
 
 def all_finite() -> NonFiniteValue:
@@ -153,9 +156,10 @@ def add_episodes(totals: EpisodeTotals, seen: StepRecord, update: Array) -> Epis
         place = jnp.searchsorted(counted, total - back)
         new, old = back < total, jnp.minimum(jnp.arange(KEPT, dtype=jnp.int32) + total, KEPT - 1)
         recent = jnp.where(new, seen.returned.reshape(-1)[place], totals.recent[old])
+        more = (seen.returned * seen.ended).sum()
         return EpisodeTotals(
             totals.ended + total,
-            totals.returns + (seen.returned * seen.ended).sum(),
+            *compensated_sum(totals.returns, totals.returns_rest, more),
             totals.lengths + jnp.where(seen.ended > 0, seen.length, 0).sum(dtype=jnp.int32),
             recent,
             jnp.where(new, update, totals.updates[old]),

@@ -62,7 +62,8 @@ class DeviceSource:
             first: number of the first update of `advance`.
         """
         for k, totals in enumerate(self._comm.unshard(self._own.totals)):
-            statistics[k, :3] = totals.ended, totals.returns, totals.lengths
+            returns = np.float64(totals.returns) + np.float64(totals.returns_rest)
+            statistics[k, :3] = totals.ended, returns, totals.lengths
             kept = min(int(totals.ended), KEPT)
             recent[k].count += int(totals.ended) - kept
             for i in range(KEPT - kept, KEPT):

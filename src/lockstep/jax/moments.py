@@ -46,12 +46,12 @@ class Moments(NamedTuple):
     def update(self, sums: Array) -> "Moments":
         """The moments after an update with the sums of all shards (Chan, Golub and LeVeque, 1979)."""
         weight, shift, inner = batch_moments(sums, jnp)
-        seen, seen_rest = _sum(self.seen, self.seen_rest, weight)
+        seen, seen_rest = compensated_sum(self.seen, self.seen_rest, weight)
         old, new = self.seen / seen, weight / seen
-        mean, mean_rest = _sum(self.mean, self.mean_rest, shift * new)
+        mean, mean_rest = compensated_sum(self.mean, self.mean_rest, shift * new)
         before = jnp.where(self.seen > 0, self.variance, 0.0)
         more = new * ((inner - before) + old * jnp.square(shift))
-        variance, variance_rest = _sum(before, self.variance_rest, more)
+        variance, variance_rest = compensated_sum(before, self.variance_rest, more)
         return Moments(seen, mean, variance, seen_rest, mean_rest, variance_rest)
 
     def normalize(self, rows: Array, limit: float = LIMIT) -> Array:
@@ -129,8 +129,11 @@ def write(found: Moments, moments: RunningMoments) -> None:
     moments.restore(dict(zip(moments.state(), together, strict=True)))
 
 
-def _sum(high: Array, low: Array, more: Array) -> tuple[Array, Array]:
-    """The sum of all three, as a float32 number and its rounding error (Knuth's and Dekker's sums)."""
+def compensated_sum(high: Array, low: Array, more: Array) -> tuple[Array, Array]:
+    """The sum of all three, as a float32 number and its rounding error (Knuth's and Dekker's sums).
+
+    `high + low` as float64 does not depend on how a few numbers are grouped.
+    """
     # The compiler must neither fuse the product in `more` into the additions nor simplify them.
     more = jax.lax.optimization_barrier(more)
     total = jax.lax.optimization_barrier(high + more)
