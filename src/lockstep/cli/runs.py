@@ -2,30 +2,36 @@
 
 import argparse
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
 from typing import Any, cast
 
 from rich.console import Console
-from rich.text import Text
 
-from lockstep.cli.report.runs import find_runs
-from lockstep.cli.terminal import STATUS_COLORS, output_console, plain_table, steps_text
+from lockstep.cli.report.runs import DAMAGED, damage_of, find_runs, printable, ranks_of
+from lockstep.cli.report.table import print_rows
+from lockstep.cli.terminal import output_console, steps_text
 from lockstep.config import settings
 from lockstep.errors import ConfigError
 from lockstep.record.console import significant
+from lockstep.record.evaluations import mean_return
+from lockstep.record.file_numbers import number_of, whole_number_of
 from lockstep.record.follow import last_line, read_json
 from lockstep.record.run_dir import EVALUATIONS_FILE, METRICS_FILE, RUN_FILE, SUMMARY_FILE
 from lockstep.record.run_status import is_running, status_of, written_at
 
-_SHOWN = ("task", "data", "algo", "ml_framework", "seed", "total_steps")
-"""Top-level entries of `run.yaml` that are listed."""
+_SHOWN = ("task", "data", "algo", "ml_framework", "seed", "total_steps", "devices_per_process")
+"""Top-level entries of `run.yaml` that are read."""
+_HEADS = ("run", "status", "task", "algo", "framework", "ranks", "seed", "return", "steps", "age")
+_NUM_NAMES = 5
+"""Columns of names, which come first; numbers follow."""
 _MISSING = "-"
+_EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d{10})\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +41,12 @@ class ListedRun:
     run: str
     """Its directory."""
     status: str
-    """The status in `summary.json`, or `running`; `cut short` if its processes ended without a result."""
+    """The status in `summary.json`, or `running`; `cut short` if its processes ended without a result.
+
+    `damaged` if its files cannot be understood.
+    """
     error: str | None
+    """Why it failed or is damaged."""
     task: str | None
     """Task, or the logged data that it learns from."""
     algo: str | None
@@ -49,7 +59,7 @@ class ListedRun:
     steps: int
     total_steps: int | None
     started: str | None
-    """When the directory was made, ISO 8601 in UTC."""
+    """When the run began, ISO 8601 in UTC."""
     age_s: float | None
     """Seconds since its files were last written."""
 
@@ -58,7 +68,7 @@ def runs_command(args: argparse.Namespace) -> int:
     """`lockstep runs`; returns the exit code."""
     if args.dir is None and not Path("runs").is_dir():
         raise ConfigError("there is no runs/ here; name a directory of runs: lockstep runs DIR")
-    found = [list_run(path) for path in find_runs([Path(args.dir or "runs")])]
+    found = [_listed(path) for path in find_runs([Path(args.dir or "runs")])]
     found.sort(key=lambda run: float("inf") if run.age_s is None else run.age_s)
     if args.json:
         print(json.dumps({"runs": [asdict(run) for run in found]}, indent=2))
@@ -67,17 +77,25 @@ def runs_command(args: argparse.Namespace) -> int:
     return 0
 
 
+def _listed(path: Path) -> ListedRun:
+    """A line for any run: one that cannot be understood is listed as damaged."""
+    try:
+        return list_run(path)
+    except Exception as error:  # files of another program may hold anything
+        unknown: dict[str, Any] = dict.fromkeys(field.name for field in fields(ListedRun))
+        known: dict[str, Any] = {"run": str(path), "status": DAMAGED, "error": damage_of(error), "steps": 0}
+        return ListedRun(**unknown | known)
+
+
 def list_run(path: Path) -> ListedRun:
     """Read what is listed of a run; missing, truncated or damaged files are skipped."""
     config, summary = _read_shown(path), read_json(path / SUMMARY_FILE)
     metrics, evaluation = last_line(path / METRICS_FILE), last_line(path / EVALUATIONS_FILE)
     status = status_of(summary, running=is_running(path))
     value, source = _last_return(metrics, evaluation, summary)
-    steps = metrics.get("step") if status in ("running", "cut short") else summary.get("env_steps")
+    step = whole_number_of(metrics.get("step"))
+    ended = None if status in ("running", "cut short") else whole_number_of(summary.get("env_steps"))
     changed = written_at(path)
-    started = None
-    with suppress(OSError):
-        started = datetime.fromtimestamp((path / RUN_FILE).stat().st_mtime, UTC).isoformat(timespec="seconds")
     return ListedRun(
         run=str(path),
         status=status,
@@ -85,13 +103,13 @@ def list_run(path: Path) -> ListedRun:
         task=config.get("task") or config.get("data") or summary.get("task"),
         algo=config.get("algo") or summary.get("algo"),
         ml_framework=config.get("ml_framework") or summary.get("ml_framework"),
-        ranks=summary.get("world_size") or read_json(path / "preflight.json").get("world_size"),
+        ranks=whole_number_of(summary.get("world_size")) or _planned_ranks(path, config),
         seed=config.get("seed", summary.get("seed")),
         last_return=value,
         return_from=source,
-        steps=int(steps or metrics.get("step") or 0),
-        total_steps=config.get("total_steps"),
-        started=started,
+        steps=ended or step or 0,
+        total_steps=whole_number_of(config.get("total_steps")),
+        started=_began_at(path),
         age_s=round(time.time() - changed, 3) if changed else None,
     )
 
@@ -110,39 +128,55 @@ def _read_shown(path: Path) -> Mapping[str, Any]:
 def _last_return(
     metrics: Mapping[str, Any], evaluation: Mapping[str, Any], summary: Mapping[str, Any]
 ) -> tuple[float | None, str | None]:
-    returns = evaluation.get("returns")
-    if isinstance(returns, list) and returns:
-        with suppress(TypeError):
-            return fmean(cast(list[float], returns)), "evaluation"
     for value, source in (
-        (summary.get("eval_return_mean"), "evaluation"),
-        (metrics.get("episode/return_mean_100"), "training"),
+        (mean_return(evaluation.get("returns")), "evaluation"),
+        (number_of(summary.get("eval_return_mean")), "evaluation"),
+        (number_of(metrics.get("episode/return_mean_100")), "training"),
     ):
-        if isinstance(value, int | float):
-            return float(value), source
+        if value is not None:
+            return value, source
     return None, None
 
 
+def _planned_ranks(path: Path, config: Mapping[str, Any]) -> int | None:
+    """The ranks of a run without a result."""
+    return ranks_of(read_json(path / "preflight.json").get("world_size"), config.get("devices_per_process"))
+
+
+def _began_at(path: Path) -> str | None:
+    """When the run began: `run.yaml` was written then, unless `--resume --set` has written it again.
+
+    The names of TensorBoard's files keep the time of the first start, to some seconds.
+    """
+    times = [float(found[1]) for file in (path / "tensorboard").glob("*") if (found := _EVENT_FILE.match(file.name))]
+    with suppress(OSError):
+        times.append((path / RUN_FILE).stat().st_mtime)
+    return datetime.fromtimestamp(min(times), UTC).isoformat(timespec="seconds") if times else None
+
+
 def _print_table(runs: Sequence[ListedRun], console: Console) -> None:
-    table = plain_table()
-    for name in ("run", "status", "task", "algo", "framework"):
-        table.add_column(name, no_wrap=name != "run", overflow="fold")
-    for name in ("ranks", "seed", "return", "steps", "age"):
-        table.add_column(name, no_wrap=True, justify="right")
-    for run in runs:
-        value = _MISSING if run.last_return is None else significant(run.last_return)
-        table.add_row(
-            Text(run.run),
-            Text(run.status, style=STATUS_COLORS.get(run.status, "")),
-            *(Text(_MISSING if cell is None else str(cell)) for cell in (run.task, run.algo, run.ml_framework)),
-            *(_MISSING if cell is None else str(cell) for cell in (run.ranks, run.seed)),
-            value + "*" * (run.return_from == "training"),
-            steps_text(run.steps, run.total_steps, run.status),
-            _MISSING if run.age_s is None else age(run.age_s),
-        )
-    console.print(table)
+    print_rows(_HEADS, [_cells(run) for run in runs], console, left=_NUM_NAMES)
     if any(run.return_from == "training" for run in runs):
-        console.print("* mean return of the last 100 training episodes: nothing was evaluated yet", highlight=False)
+        console.print(
+            "* mean return of the last 100 training episodes: no evaluation gave a return yet", highlight=False
+        )
+    for run in runs:
+        if run.status == DAMAGED:
+            note = printable(f"{run.run} is damaged: {run.error}")
+            console.print(note, markup=False, highlight=False, soft_wrap=True)
+
+
+def _cells(run: ListedRun) -> list[str]:
+    value = _MISSING if run.last_return is None else significant(run.last_return)
+    names = (run.task, run.algo, run.ml_framework, run.ranks, run.seed)
+    return [
+        run.run,
+        run.status,
+        *(_MISSING if cell is None else str(cell) for cell in names),
+        value + "*" * (run.return_from == "training"),
+        steps_text(run.steps, run.total_steps, run.status),
+        _MISSING if run.age_s is None else age(run.age_s),
+    ]
 
 
 def age(seconds: float) -> str:

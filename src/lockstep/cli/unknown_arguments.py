@@ -24,6 +24,8 @@ def unknown_argument(word: str, given: Sequence[str], top: argparse.ArgumentPars
         return f"unexpected argument {word}; {hint}"
     name = word.partition("=")[0]
     flags = [flag for flag in _flags(top, command) if flag.startswith("--") and "_" not in flag]
+    if name in flags and args.command is not None:  # before the command, where only `lockstep` itself takes flags
+        return f"{word} belongs to the command: write it after {command}"
     settings: Mapping[str, Any] = {}
     if takes_settings:
         from lockstep.config.renamed import known_settings, renaming_error

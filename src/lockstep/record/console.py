@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _REDRAW_S = 0.1
+_MOST_DIGITS = 15
+"""Digits before the point of a number that is written in full, less one."""
+_DUMB = ("dumb", "unknown")
+"""Values of `TERM` for terminals that only append; Rich draws nothing live on them."""
 
 
 class Console:
@@ -62,7 +66,7 @@ class Console:
             return
         now = time.monotonic()
         with self._shown():
-            if not self._file.isatty():
+            if not self.is_terminal:
                 print(str(shown), file=self._file, flush=True)
             elif now - self._drawn_s >= _REDRAW_S or last:
                 self._drawn_s = now
@@ -71,7 +75,7 @@ class Console:
     @property
     def is_terminal(self) -> bool:
         """Whether the output is a terminal, where the live line is redrawn."""
-        return self._file.isatty()
+        return redraws(self._file)
 
     def close(self) -> None:
         """Remove the live line; what was printed by `line` stays."""
@@ -115,6 +119,11 @@ class Console:
                 print(text, file=self._log)
 
 
+def redraws(file: TextIO) -> bool:
+    """Whether a file is a terminal on which a line can be redrawn: not one without cursor movement (`TERM=dumb`)."""
+    return file.isatty() and os.environ.get("TERM", "").lower() not in _DUMB
+
+
 def describe(
     steps: int,
     total_steps: int,
@@ -139,11 +148,11 @@ def describe(
 
 
 def significant(value: float) -> str:
-    """A return with 4 significant digits: `0.8512`, `48.40`, `1234.5`."""
+    """A return with 4 significant digits: `0.8512`, `48.40`, `1234.5`, `1.000e+20`."""
     if not value or not math.isfinite(value):
         return f"{value:.1f}"
     before = math.floor(math.log10(abs(value)))
-    return f"{value:.3e}" if before < -4 else f"{value:.{max(1, 3 - before)}f}"
+    return f"{value:.3e}" if not -4 <= before <= _MOST_DIGITS else f"{value:.{max(1, 3 - before)}f}"
 
 
 def grouped(number: float) -> str:

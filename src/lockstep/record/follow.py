@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-_LAST_LINE_BYTES = 1 << 16
+_END_BYTES = 1 << 16
+"""First read of the end of a file; doubled until a whole line is in it."""
 
 
 class JsonLinesFollower:
@@ -72,10 +73,17 @@ def read_end(path: Path, num_bytes: int) -> bytes:
 
 def last_line(path: Path) -> dict[str, Any]:
     """The last complete object of a JSON lines file, read from its end; empty without one."""
-    for line in reversed(read_end(path, _LAST_LINE_BYTES).splitlines()):
-        for found in _objects(line):
-            return found
-    return {}
+    num_bytes = _END_BYTES
+    while True:
+        content = read_end(path, num_bytes)
+        whole = len(content) < num_bytes
+        lines = content.splitlines()
+        for line in reversed(lines if whole else lines[1:]):  # the first may be the end of a longer one
+            for found in _objects(line):
+                return found
+        if whole:
+            return {}
+        num_bytes *= 2
 
 
 def _objects(content: bytes) -> Iterator[dict[str, Any]]:

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
-from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE
+from lockstep.record.evaluations import mean_return
+from lockstep.record.file_numbers import whole_number_of
+from lockstep.record.readable import check_readable
+from lockstep.record.run_dir import EVALUATIONS_FILE, RUN_FILE, SUMMARY_FILE
 from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
 
 
@@ -37,6 +40,7 @@ def find_policy(path: Path, *, best: bool = False, last: bool = False, step: str
         last: of a run, the final policy, or that of the newest checkpoint if it has not ended; the default.
         step: of a run, the policy of the checkpoint of this step.
     """
+    check_readable(path)
     if not path.exists():
         raise ConfigError(f"{path} does not exist; give a run directory, such as runs/NAME, or a policy file")
     flags = {"--best": best, "--last": last, "--checkpoint": step is not None}
@@ -78,10 +82,11 @@ def _best(run_dir: Path) -> Found:
         raise ConfigError(
             f"--best: {run_dir} has no {path.name}; a run writes it when an evaluation is its best so far"
         )
-    best = None
-    for line in _lines(run_dir / "evaluations.jsonl"):
-        mean = sum(line["returns"]) / max(len(line["returns"]), 1)
-        best = (mean, line["step"]) if best is None or mean > best[0] else best
+    best: tuple[float, int] | None = None
+    for line in _lines(run_dir / EVALUATIONS_FILE):
+        mean, step = mean_return(line.get("returns")), whole_number_of(line.get("step"))
+        if mean is not None and step is not None and (best is None or mean > best[0]):
+            best = (mean, step)
     return Found(path, run_dir, "the best policy" + (f", of step {best[1]}" if best else ""), path.stem)
 
 
@@ -101,7 +106,7 @@ def _last(run_dir: Path) -> Found:
             f"{run_dir} has no {path.name} and no checkpoint; a run writes its policy when it ends, and checkpoints "
             f"every checkpoint_every steps{other}"
         )
-    step = f", step {summary['env_steps']}" if ended else ""
+    step = f", step {summary['env_steps']}" if ended and "env_steps" in summary else ""
     known = run_dir if (run_dir / RUN_FILE).is_file() else None
     return Found(path, known, f"the final policy{step}", path.stem)
 
@@ -109,7 +114,9 @@ def _last(run_dir: Path) -> Found:
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file, the whole file or one per line; none if there is no file."""
     with suppress(OSError):
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")
         for part in [text] if path.name == SUMMARY_FILE else text.splitlines():
             with suppress(ValueError):
-                yield json.loads(part)
+                found = json.loads(part)
+                if isinstance(found, dict):
+                    yield cast(dict[str, Any], found)

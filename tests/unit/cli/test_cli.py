@@ -400,6 +400,20 @@ def test_other_bad_usage_is_one_line(arguments, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--debug", "runs"], "--debug belongs to the command: write it after runs"),
+        (["--json", "runs"], "--json belongs to the command: write it after runs"),
+        (["offline", "--debug", "train", "data"], "--debug belongs to the command: write it after offline train"),
+        (["runs", "--jsn"], "unknown argument --jsn; did you mean --json?"),
+    ],
+)
+def test_flag_before_its_command_is_told_where_to_go(arguments, error, capsys):
+    assert cli.main(arguments) == 2
+    assert f"lockstep: error: {error}" in capsys.readouterr().err
+
+
 def test_a_recipe_name_that_is_nearly_right(capsys):
     assert cli.main(["recipe", "cartpol"]) == 2
     assert "did you mean cartpole" in capsys.readouterr().err

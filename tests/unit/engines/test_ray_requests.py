@@ -95,8 +95,10 @@ def test_submitted_job_trains_on_ray(capsys):
     words = "submit CartPole-v1 --on ray --address http://head:8265 --nnodes 2:4 --nproc-per-node 2 --gpus-per-node 2"
     words += " --set num_shards=8 --name job --run-dir /shared/job --grace-s 60 --dry-run"
     assert main.main([*shlex.split(words), "--runtime-env", '{"working_dir": ".", "env_vars": {"A": "1"}}']) == 0
-    command, _, entrypoint = capsys.readouterr().out.partition(" -- unset OMP_NUM_THREADS; exec ")
-    given = shlex.split(command)
+    given = shlex.split(capsys.readouterr().out)
+    assert given[-4:-1] == ["--", "sh", "-c"]
+    threads, _, entrypoint = given[-1].partition("; exec ")
+    assert threads == "unset OMP_NUM_THREADS"
     assert given[:4] == ["ray", "job", "submit", "--no-wait"]
     environment = json.loads(given[given.index("--runtime-env-json") + 1])
     assert environment["working_dir"] == "."

@@ -40,11 +40,34 @@ def test_plain_lines_when_not_a_terminal():
     assert file.getvalue() == "run: [bold]runs/a[/bold]\n5 / 10 steps (50 %)  5 steps/s  return 1.000  ETA 1 s\n"
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("term", "plain"), [("dumb", True), ("unknown", True), ("xterm", False)])
+def test_terminal_that_cannot_redraw_gets_plain_lines(monkeypatch, term, plain):
+    monkeypatch.setenv("TERM", term)
+    file = Terminal()
+    console = Console(file)
+    assert console.is_terminal == (not plain)
+    console.progress(steps=5, total_steps=10, steps_per_second=5.0, return_mean=1.0)
+    console.close()
+    text = "5 / 10 steps (50 %)  5 steps/s  return 1.000  ETA 1 s"
+    assert text in file.getvalue() and (file.getvalue() == f"{text}\n") == plain
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
         *((0.851, "0.8510"), (0.94, "0.9400"), (48.4, "48.40"), (499.3, "499.3"), (1234.5, "1234.5"), (0.0, "0.0")),
-        *((-1234.56, "-1234.6"), (0.00123, "0.001230"), (1.5e-7, "1.500e-07"), (float("inf"), "inf")),
+        *(
+            (-1234.56, "-1234.6"),
+            (0.00123, "0.001230"),
+            (1.5e-7, "1.500e-07"),
+            (-1e308, "-1.000e+308"),
+            (float("inf"), "inf"),
+        ),
     ],
 )
 def test_returns_have_significant_digits(value, text):

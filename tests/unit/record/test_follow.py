@@ -7,7 +7,7 @@ import time
 import pytest
 
 from lockstep.record import run_status
-from lockstep.record.follow import JsonLinesFollower, last_line
+from lockstep.record.follow import _END_BYTES, JsonLinesFollower, last_line
 from lockstep.record.run_dir import RunDir, lock_run_dir
 from lockstep.record.run_status import is_running, written_at
 
@@ -43,6 +43,18 @@ def test_last_line_skips_one_that_is_incomplete(tmp_path):
     assert last_line(path) == {}
     path.write_text("".join(json.dumps({"step": i, "pad": "x" * 1000}) + "\n" for i in range(200)) + '{"step": 20')
     assert last_line(path)["step"] == 199
+
+
+def test_last_line_may_be_longer_than_what_is_read_at_once(tmp_path):
+    path = tmp_path / "evaluations.jsonl"
+    lines = [json.dumps({"step": step, "returns": [step + 0.123456789] * 20_000}) + "\n" for step in (1, 2)]
+    assert len(lines[0]) > 3 * _END_BYTES
+    path.write_text(lines[0])
+    assert last_line(path)["step"] == 1
+    path.write_text("".join(lines) + lines[1][:100_000])
+    assert last_line(path)["step"] == 2
+    path.write_text("x" * (3 * _END_BYTES))
+    assert last_line(path) == {}
 
 
 def test_locked_run_is_running_and_a_finished_or_killed_one_is_not(tmp_path):

@@ -85,6 +85,14 @@ def test_the_newest_of_a_run_that_has_not_ended(tmp_path):
         find_policy(files(tmp_path / "d", "run.yaml", "policy_best.safetensors"))
 
 
+def test_best_evaluation_may_have_episodes_without_a_return(tmp_path):
+    run = files(tmp_path / "a", "run.yaml", "policy_best.safetensors")
+    lines = [{"step": 100, "returns": [3.0, None]}, {"step": 200, "returns": [None]}, {"step": 300, "returns": [1.0]}]
+    text = "".join(json.dumps(line) + "\n" for line in [*lines, {"returns": [9.0]}, ["damaged"], {"step": 400}])
+    (run / "evaluations.jsonl").write_text(text)
+    assert find_policy(run, best=True).words == "the best policy, of step 100"
+
+
 @pytest.mark.parametrize(
     ("choice", "words"),
     [

@@ -27,17 +27,17 @@ def bench_command(args: argparse.Namespace) -> int:
     every_arm = {arm.name: arm for work in WORKS.values() for arm in work.arms}
     arms = _chosen(args.only.split(",") if args.only else [], every_arm, "--only")
     repetitions = number(args.repetitions, "--repetitions")
-    bench = _Bench(args, works, set(arms), repetitions, positive(args.scale, "--scale"))
-    return bench.run()
+    selected = _selected(works, arms, purejaxrl=args.purejaxrl is not None)
+    return _Bench(args, selected, repetitions, positive(args.scale, "--scale")).run()
 
 
 class _Bench:
     """The measurements of one folder. What it has is not measured again."""
 
     def __init__(
-        self, args: argparse.Namespace, works: Sequence[str], arms: set[str], repetitions: int, scale: float
+        self, args: argparse.Namespace, works: Mapping[str, Sequence[Arm]], repetitions: int, scale: float
     ) -> None:
-        self._works, self._arms, self._repetitions, self._scale = works, arms, repetitions, scale
+        self._works, self._repetitions, self._scale = works, repetitions, scale
         self._folder = Path(args.run_dir)
         self._environments = Path(args.environments)
         self._pythons = _interpreters(args.python)
@@ -49,10 +49,14 @@ class _Bench:
 
     def run(self) -> int:
         """Measure what is missing, print the tables; returns the exit code."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"--run-dir {self._folder} cannot be made ({error.strerror}); name another folder"
+            ) from None
         _check_scale(read_rows(self._folder), self._scale)
-        for name in self._works:
-            arms = [arm for arm in WORKS[name].arms if arm.name in self._arms]
+        for name, arms in self._works.items():
             for repetition in range(self._repetitions):
                 for arm in arms:
                     self._measure(name, WORKS[name], arm, repetition)
@@ -65,12 +69,12 @@ class _Bench:
         return int(any("error" in row for row in newest.values()))
 
     def _measure(self, name: str, work: Work, arm: Arm, repetition: int) -> None:
-        """Measure an arm once, unless that was done or cannot be done."""
+        """Measure an arm once, unless that was done or has failed."""
         known = of_arm(read_rows(self._folder), name, arm.name)
         failed = any("error" in row for row in known.values()) and not self._retry_failed
         if repetition in known and "value" in known[repetition]:
             return
-        if failed or (arm.only_with is not None and self._purejaxrl is None):
+        if failed:
             return
         if len(os.sched_getaffinity(0)) < arm.cores:
             found = {"error": f"needs {arm.cores} cores"}
@@ -107,6 +111,20 @@ def _chosen(given: Sequence[str], known: Mapping[str, object], what: str) -> lis
             near = did_you_mean(difflib.get_close_matches(name, known)) or f"there are {', '.join(known)}"
             raise ConfigError(f"{what} {name} is unknown; {near}")
     return list(given) or list(known)
+
+
+def _selected(works: Sequence[str], arms: Sequence[str], *, purejaxrl: bool) -> dict[str, list[Arm]]:
+    """The arms to measure of each work that has any; refuses to measure nothing."""
+    named = {work: [arm for arm in WORKS[work].arms if arm.name in arms] for work in works}
+    found = {work: [arm for arm in some if arm.only_with is None or purejaxrl] for work, some in named.items()}
+    if any(found.values()):
+        return {work: some for work, some in found.items() if some}
+    left_out = {arm.name: arm.only_with for some in named.values() for arm in some}
+    if left_out:
+        flags = ", ".join(dict.fromkeys(str(flag) for flag in left_out.values()))
+        raise ConfigError(f"--only {','.join(left_out)} measures nothing without {flags}; add it")
+    there = dict.fromkeys(arm.name for work in works for arm in WORKS[work].arms)
+    raise ConfigError(f"--only {','.join(arms)}: no such arm in {', '.join(works)}; there are {', '.join(there)}")
 
 
 def _interpreters(given: Sequence[str]) -> dict[str, Path]:

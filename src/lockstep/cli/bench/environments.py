@@ -20,7 +20,7 @@ def python_of(name: str, folder: Path) -> Path:
         folder: of all environments.
 
     Raises:
-        InstallationError: with the last line that pip wrote.
+        InstallationError: with the last line that venv or pip wrote.
     """
     environment = folder / name
     python = environment / "bin" / "python"
@@ -52,11 +52,17 @@ def pinned(name: str) -> list[str]:
 
 
 def _create(environment: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--clear", str(environment)], check=True)
+    _run([sys.executable, "-m", "venv", "--clear", str(environment)])
 
 
 def _install(python: Path, packages: list[str]) -> None:
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
+
+
+def _run(command: list[str]) -> None:
+    """Run `PYTHON -m MODULE ...`."""
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
-        raise InstallationError((done.stderr.strip().splitlines() or ["pip failed"])[-1])
+        # without ensurepip, venv says so on stdout
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise InstallationError(lines[-1] if lines else f"{command[2]} ended with code {done.returncode}")

@@ -23,7 +23,7 @@ _ONE_THREAD = {
 
 
 def measure(python: Path, work: Work, arm: Arm, scale: float, more: Sequence[str] = ()) -> dict[str, Any]:
-    """Run the arm's script; returns what it printed, or {"error": its last line}.
+    """Run the arm's script; returns its result, the last line that it prints, or {"error": why there is none}.
 
     Args:
         python: the interpreter of the arm's environment.
@@ -39,16 +39,29 @@ def measure(python: Path, work: Work, arm: Arm, scale: float, more: Sequence[str
     os.sched_setaffinity(0, sorted(own)[: arm.cores])  # inherited by the process
     try:
         done = subprocess.run(
-            command, env=_environment(arm), capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
-        )
+            command, env=_environment(arm), capture_output=True, text=True, errors="replace", check=False,
+            timeout=_TIMEOUT_S,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return {"error": f"not done after {_TIMEOUT_S:.0f} s"}
+    except OSError as error:
+        return {"error": f"{python} cannot be run: {error.strerror}"}
     finally:
         os.sched_setaffinity(0, own)
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         return {"error": lines[-1] if lines else f"ended with code {done.returncode}"}
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return _result(done.stdout)
+
+
+def _result(output: str) -> dict[str, Any]:
+    """The result on the last line of a script's output."""
+    last = (output.strip().splitlines() or [""])[-1]
+    try:
+        found = json.loads(last)
+        return {**found, "value": float(found["value"])}
+    except (ValueError, TypeError, KeyError):
+        return {"error": f"ended with code 0 without a result; its last line: {last or '(none)'}"}
 
 
 def _environment(arm: Arm) -> Mapping[str, str]:

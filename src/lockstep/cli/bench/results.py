@@ -7,24 +7,56 @@ from statistics import median
 from typing import Any
 
 from lockstep.cli.bench.works import Arm, Work
+from lockstep.errors import ConfigError
 
 RESULTS_FILE = "results.jsonl"
 TABLES_FILE = "tables.md"
+
+_BEGIN = '{"work": "'  # of every line
 
 Row = Mapping[str, Any]
 """`work`, `arm`, `repetition`, `scale`, and `value`, `peak_mb`, `versions` or `error`."""
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """All measurements so far. Removes a last line that was cut short."""
+    """All measurements so far. Removes a last line that was cut short.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
     path = folder / RESULTS_FILE
-    if not path.exists():
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
         return []
-    text = path.read_text()
-    complete = text[: text.rfind("\n") + 1]
-    if complete != text:
-        path.write_text(complete)
-    return [json.loads(line) for line in complete.splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}); name another --run-dir") from None
+    *lines, last = text.split("\n")
+    rows = [_row(path, number, line) for number, line in enumerate(lines, 1)]
+    if last:
+        if not last.startswith(_BEGIN[: len(last)]):
+            raise _foreign(path, len(lines) + 1)
+        path.write_text(text.removesuffix(last), encoding="utf-8")
+    return rows
+
+
+def _row(path: Path, number: int, line: str) -> Row:
+    """The measurement on a line."""
+    try:
+        found = json.loads(line)
+        kinds = {"work": str, "arm": str, "repetition": int, "scale": int | float}
+        kinds |= {"value": int | float} if "value" in found else {"error": str}
+        if all(isinstance(found[name], kind) for name, kind in kinds.items()):
+            return found
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise _foreign(path, number)
+
+
+def _foreign(path: Path, number: int) -> ConfigError:
+    return ConfigError(
+        f"{path}: line {number} is no measurement of lockstep bench; remove the line, or name another --run-dir"
+    )
 
 
 def append_row(folder: Path, row: Row) -> None:

@@ -15,11 +15,12 @@ from typing import Any
 
 from lockstep.algorithms.replay import ReplayConfig
 from lockstep.cli.chaos.faults import KINDS, InjectedFault
-from lockstep.cli.chaos.trial import HEAD, Interrupted, Trial, Trials
+from lockstep.cli.chaos.trial import CONFIG_FILE, HEAD, Interrupted, Trial, Trials
 from lockstep.errors import ConfigError
 from lockstep.launch.signals import caught_signals
+from lockstep.record.console import redraws
 from lockstep.record.run_dir import RunDir
-from lockstep.run import Run, override
+from lockstep.run import Run, dump, override
 from lockstep.system.files import write_atomically
 
 UPDATES = 24
@@ -80,7 +81,7 @@ def run_chaos(run: Run, ranks: int, faults: Sequence[str], *, seed: int, run_dir
     `total_steps` instead of running `UPDATES` updates.
     """
     run = prepared(run, ranks, whole=whole)
-    folder = RunDir.create(run_dir, run, name="chaos").path
+    folder = _made_folder(run_dir, run)
     drawn = schedule(faults, run, ranks, seed)
     trials: list[Trial] = []
     with caught_signals() as caught:
@@ -102,6 +103,20 @@ def run_chaos(run: Run, ranks: int, faults: Sequence[str], *, seed: int, run_dir
     survived = sum(trial.survived for trial in trials)
     _say(f"\n{survived} of {len(trials)} faults survived; table and runs: {os.path.relpath(folder)}")
     return 0 if survived == len(trials) else 1
+
+
+def _made_folder(run_dir: Path | None, run: Run) -> Path:
+    """The directory of all runs with their config, which is no `run.yaml`: it is not a run itself."""
+    made = RunDir.create(run_dir, None, name="chaos")
+    folder = made.path
+    try:
+        write_atomically(folder / CONFIG_FILE, dump(run))
+    except OSError as error:
+        made.discard()
+        raise ConfigError(
+            f"run_dir={folder} cannot be written ({error.strerror}); choose another with --run-dir"
+        ) from None
+    return folder
 
 
 def _print_header(run: Run, ranks: int, folder: Path, exact: bool) -> None:
@@ -128,9 +143,9 @@ def _write(folder: Path, trials: Trials, done: Sequence[Trial]) -> None:
 
 def _print_progress(text: str) -> None:
     """Print a line that the next one replaces, on a terminal only."""
-    if sys.stdout.isatty():
+    if redraws(sys.stdout):
         print(f"\r\033[K{text}", end="", flush=True)
 
 
 def _say(text: str) -> None:
-    print(f"\r\033[K{text}" if sys.stdout.isatty() else text, flush=True)
+    print(f"\r\033[K{text}" if redraws(sys.stdout) else text, flush=True)

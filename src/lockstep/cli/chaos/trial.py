@@ -18,6 +18,8 @@ from lockstep.errors import RunError
 from lockstep.record.follow import read_json
 from lockstep.run import Run
 
+CONFIG_FILE = "config.yaml"
+"""The config of all runs, in the directory that holds them."""
 _MAX_RESTARTS = 2
 _MARK = "LOCKSTEP_CHAOS"  # inherited by all processes of a run: one that has it after the run is an orphan
 _EXIT_S = 5.0
@@ -75,7 +77,7 @@ class Trial:
 
 
 class Trials:
-    """The runs of one `lockstep chaos`, below `folder`, which has `run.yaml`; `caught`: signals of this process."""
+    """The runs of one `lockstep chaos`, below `folder`, which has `config.yaml`; `caught`: signals of this process."""
 
     def __init__(self, run: Run, ranks: int, folder: Path, caught: Sequence[int]) -> None:
         self._run, self._ranks, self._folder, self._caught = run, ranks, folder, caught
@@ -153,7 +155,7 @@ class Trials:
         )
 
     def _train(self, name: str) -> list[str]:
-        config = str(self._folder / "run.yaml")
+        config = str(self._folder / CONFIG_FILE)
         return [config, "--ranks", str(self._ranks), "--run-dir", str(self._folder / name)]
 
     def _start(self, module: list[str], name: str, limit_s: float) -> int | None:

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--envs-per-rank", metavar="N", help="for weak scaling (default: as many as the first measurement has)")
     add("--num-envs", metavar="N", help="for strong scaling (default: 4 for each of the most ranks)")
     add("--cores-per-host", metavar="N", help="of the predicted worlds (default: one for each rank)")
-    add("--round-trip-ms", metavar="MS", help="between hosts (default: the median of what was measured)")
+    add("--round-trip-ms", metavar="MS", help="between hosts (default: the median of runs on several hosts)")
     add("--bandwidth-gbit", metavar="GBIT", help="that a host can send per second (default: the least measured)")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
@@ -81,6 +81,7 @@ def _predict(args: argparse.Namespace) -> int:
     if args.json:
         raise ConfigError("--json is for the table of runs; leave it or --predict out")
     from lockstep.cli.report.load import load_points
+    from lockstep.cli.report.runs import find_runs
     from lockstep.cli.report.scaling import Target, predicted
 
     def given(name: str, parsed: Callable[[str, str], Any] = number) -> Any:
@@ -96,6 +97,8 @@ def _predict(args: argparse.Namespace) -> int:
         round_trip_s=milliseconds and milliseconds * 1e-3,
         bandwidth=gigabits and gigabits * 1e9 / 8,
     )
-    points, notes = load_points([Path(path) for path in args.paths])
+    given_paths = [Path(path) for path in args.paths]
+    paths = [run for path in given_paths for run in (find_runs([path]) if path.is_dir() else [path])]
+    points, notes = load_points(list(dict.fromkeys(paths)))
     print(predicted(points, notes, target))
     return 0

@@ -79,15 +79,25 @@ def seconds_per_update(run_dir: Path, learning_starts: int = 0) -> tuple[float, 
 
 def _of_run(run_dir: Path) -> tuple[Point | None, str | None]:
     """The measurement in a run directory, and a note on what is missing or assumed."""
-    run = load(run_dir / RUN_FILE)
+    try:
+        run = load(run_dir / RUN_FILE)
+    except ConfigError as error:
+        return None, f"{run_dir}: not used: {error}"
     if not isinstance(run, Run):
         return None, f"{run_dir}: not used: it learned from a log, and the model knows the costs of environments"
     try:
-        summary: dict[str, Any] = json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
-        starts = run.algorithm.learning_starts if isinstance(run.algorithm, ReplayConfig) else 0
-        seconds, parts, updates = seconds_per_update(run_dir, starts)
-    except (OSError, ValueError, KeyError):
+        return _measured(run_dir, run)
+    except ConfigError as error:
+        return None, f"{run_dir}: not used: {error}"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None, f"{run_dir}: not used: it has no {SUMMARY_FILE} or no metrics.jsonl that can be read"
+
+
+def _measured(run_dir: Path, run: Run) -> tuple[Point | None, str | None]:
+    """As `_of_run`; raises any error for damaged files."""
+    summary: dict[str, Any] = json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
+    starts = run.algorithm.learning_starts if isinstance(run.algorithm, ReplayConfig) else 0
+    seconds, parts, updates = seconds_per_update(run_dir, starts)
     if summary["status"] == "failed" or summary["resumed_from"]:
         return None, f"{run_dir}: not used: it {'failed' if summary['status'] == 'failed' else 'was resumed'}"
     if updates < FEWEST_UPDATES:

@@ -1,23 +1,26 @@
 """Read the state and results of runs from their directories, including running and aborted ones."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any, TypeGuard, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
 from lockstep.config import settings
 from lockstep.errors import ConfigError
+from lockstep.record.evaluations import mean_return
+from lockstep.record.file_numbers import number_of, whole_number_of
 from lockstep.record.follow import read_json
+from lockstep.record.readable import check_readable
 from lockstep.record.run_dir import EVALUATIONS_FILE, METRICS_FILE, RUN_FILE, SUMMARY_FILE, read_config
 from lockstep.record.run_status import is_running, status_of
 
 _FILES = (RUN_FILE, SUMMARY_FILE, METRICS_FILE)
-_DEPTH = 3
-"""Maximum depth of the search for runs below a directory."""
+DAMAGED = "damaged"
+"""Status of a run whose files cannot be understood."""
 _ESTIMATOR = "weighted_sequential_dr"
 
 
@@ -47,7 +50,10 @@ class FoundRun:
 
     path: Path
     status: str
-    """The status in `summary.json`, else `running`, or `cut short` for a run that ended without a summary."""
+    """The status in `summary.json`, else `running`, or `cut short` for a run that ended without a summary.
+
+    `damaged` if its files cannot be understood; `error` says why.
+    """
     error: str | None
     settings: Mapping[str, Any]
     """By dotted name."""
@@ -67,16 +73,17 @@ class FoundRun:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run directories in `paths` and below them, without duplicates.
+    """The run directories in `paths` and below them, without duplicates; unreadable directories below are left out.
 
     Raises:
-        ConfigError: a path does not exist, or holds no run.
+        ConfigError: a path does not exist, cannot be read, or holds no run.
     """
     found: dict[Path, Path] = {}
     for path in paths:
+        check_readable(path)
         if not path.exists():
             raise ConfigError(f"{path} does not exist; give run directories, or a directory of them, such as runs/")
-        below = list(_below(path, _DEPTH))
+        below = runs_below(path)
         if not below:
             raise ConfigError(
                 f"{path} holds no run (no {RUN_FILE}); give run directories, or a directory of them, such as runs/"
@@ -86,10 +93,52 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return list(found.values())
 
 
+def runs_below(path: Path) -> list[Path]:
+    """The run directories in `path` and below it, at any depth; runs are not searched for others."""
+    return list(_below(path, set()))
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory holds the files of a run."""
+    return any((path / name).is_file() for name in _FILES)
+
+
 def read_run(path: Path) -> FoundRun:
     """Read a run directory; missing, truncated or damaged files are skipped."""
-    summary = read_json(path / SUMMARY_FILE)
-    return found_run(path, summary, read_metrics(path), read_evaluations(path))
+    try:
+        summary = read_json(path / SUMMARY_FILE)
+        return found_run(path, summary, read_metrics(path), read_evaluations(path))
+    except Exception as error:  # files of another program may hold anything, and other runs are still to be shown
+        return damaged_run(path, error)
+
+
+def damaged_run(path: Path, error: Exception) -> FoundRun:
+    """A run whose files cannot be understood."""
+    return FoundRun(
+        path=path,
+        status=DAMAGED,
+        error=damage_of(error),
+        settings={},
+        ranks=None,
+        steps=0,
+        total_steps=None,
+        steps_per_second=None,
+        last_return=None,
+        best_return=None,
+        return_from=None,
+        estimate=None,
+        logged=None,
+    )
+
+
+def printable(text: str) -> str:
+    """A text that can be printed: names of directories need not be UTF-8."""
+    return text.encode(errors="replace").decode()
+
+
+def damage_of(error: Exception) -> str:
+    """Why files cannot be understood, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def found_run(
@@ -100,44 +149,63 @@ def found_run(
     last, best, source = _returns(metrics, evaluations, summary)
     running = is_running(path)
     counted: Mapping[str, Any] = {} if running else summary
-    step, seconds = (_number(metrics[-1].step), _number(metrics[-1].time_s)) if metrics else (None, None)
-    speed = _number(counted.get("steps_per_second")) or (step / seconds if step and seconds else None)
+    step, seconds = (number_of(metrics[-1].step), number_of(metrics[-1].time_s)) if metrics else (None, None)
+    speed = number_of(counted.get("steps_per_second")) or (step / seconds if step and seconds else None)
     return FoundRun(
         path=path,
         status=status_of(summary, running=running),
         error=None if running else summary.get("error"),
         settings=config,
-        ranks=summary.get("world_size") or None,
-        steps=int(_number(counted.get("env_steps")) or step or 0),
-        total_steps=config.get("total_steps"),
+        ranks=whole_number_of(summary.get("world_size")) or None,
+        steps=int(number_of(counted.get("env_steps")) or step or 0),
+        total_steps=whole_number_of(config.get("total_steps")),
         steps_per_second=speed,
         last_return=last,
         best_return=best,
         return_from=source,
         estimate=_estimate(metrics, summary),
-        logged=next((value for line in reversed(metrics) if (value := _number(line.logged))), None),
+        logged=next((value for line in reversed(metrics) if (value := number_of(line.logged))), None),
     )
 
 
-def _below(path: Path, depth: int) -> Iterator[Path]:
-    if any((path / name).is_file() for name in _FILES):
+def ranks_of(processes: object, devices: object) -> int | None:
+    """The number of ranks: each device of a process (`devices_per_process`) is one; None if unknown."""
+    count, each = whole_number_of(processes), whole_number_of(devices)
+    return count * (1 if each is None else each) if count else None
+
+
+def _below(path: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
+    """`seen`: the directories that were searched, by device and inode, since links may lead in a circle."""
+    if is_run(path):
         yield path
-    elif path.is_dir() and depth > 0:
-        with suppress(OSError):  # no permission
-            for inner in sorted(path.iterdir()):
-                if inner.is_dir():
-                    yield from _below(inner, depth - 1)
+        return
+    status = path.stat()
+    if not path.is_dir() or (status.st_dev, status.st_ino) in seen:
+        return
+    seen.add((status.st_dev, status.st_ino))
+    with os.scandir(path) as entries:
+        names = sorted(entry.name for entry in entries if _is_directory(entry))
+    for name in names:
+        with suppress(OSError):  # no permission, or removed meanwhile
+            yield from _below(path / name, seen)
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link into a closed directory, or to itself
+        return False
 
 
 def _returns(
     metrics: Sequence[MetricsRow], evaluations: Sequence[EvaluationRow], summary: Mapping[str, Any]
 ) -> tuple[float | None, float | None, str | None]:
-    means = [mean for line in evaluations if (mean := mean_return(line)) is not None]
-    if not means and (mean := _number(summary.get("eval_return_mean"))) is not None:
+    means = [mean for line in evaluations if (mean := mean_return(line.returns)) is not None]
+    if not means and (mean := number_of(summary.get("eval_return_mean"))) is not None:
         means = [mean]
     if means:
         return means[-1], max(means), "evaluation"
-    means = [mean for line in metrics if (mean := _number(line.training_return)) is not None]
+    means = [mean for line in metrics if (mean := number_of(line.training_return)) is not None]
     return (means[-1], max(means), "training") if means else (None, None, None)
 
 
@@ -147,29 +215,12 @@ def _estimate(
     found: Any = summary.get("estimates")
     for key in ("estimates", "reward", _ESTIMATOR):
         found = settings.value_of(found, key)
-    value = _number(settings.value_of(found, "value"))
+    value = number_of(settings.value_of(found, "value"))
     if value is not None:
-        return value, _number(settings.value_of(found, "low")), _number(settings.value_of(found, "high"))
-    values = (_number(line.estimate) for line in reversed(metrics))
+        return value, number_of(settings.value_of(found, "low")), number_of(settings.value_of(found, "high"))
+    values = (number_of(line.estimate) for line in reversed(metrics))
     value = next((value for value in values if value is not None), None)
     return None if value is None else (value, None, None)
-
-
-def mean_return(row: EvaluationRow) -> float | None:
-    """The mean return of an evaluation, without episodes whose return is not a number."""
-    values = row.returns
-    numbers = [_number(value) for value in cast(list[Any], values)] if isinstance(values, list) else []
-    known = [value for value in numbers if value is not None]
-    return fmean(known) if known else None
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value of a file is a number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _number(value: object) -> float | None:
-    return float(value) if is_number(value) else None
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:

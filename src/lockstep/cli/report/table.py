@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from lockstep.cli.report.runs import FoundRun
+from lockstep.cli.report.runs import DAMAGED, FoundRun, printable
 from lockstep.cli.report.time_use import Bottleneck, bottleneck, read_time_use, sentence_of, straggler
 from lockstep.cli.terminal import STATUS_COLORS, plain_table, shown_setting, steps_text
 from lockstep.config.settings import short_names
@@ -29,28 +29,43 @@ def print_tables(runs: Sequence[FoundRun], console: Console) -> None:
 
     On a terminal that is too narrow, each run takes several lines instead of a row.
     """
-    logged = [run for run in runs if "data" in run.settings]
+    logged = [run for run in runs if run.settings.get("data") is not None]
     for some in ([run for run in runs if run not in logged], logged):
         if some:
             _print_table(some, console)
     for note in [*_notes(runs), *_time_notes(runs)]:
-        console.print(note, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+        console.print(printable(note), highlight=False, markup=False, soft_wrap=not console.is_terminal)
 
 
 def _print_table(runs: Sequence[FoundRun], console: Console) -> None:
-    heads, rows = _columns(runs), [_cells(run, runs) for run in runs]
+    differ, several_ranks = differing(runs), len({run.ranks for run in runs}) > 1
+    heads = _columns(differ, several_ranks)
+    rows = [_cells(run, differ, several_ranks) for run in runs]
     kept = [i for i in range(len(heads)) if i < 2 or any(row[i] != _MISSING for row in rows)]
     heads, rows = [heads[i] for i in kept], [[row[i] for i in kept] for row in rows]
-    wide = sum(max(cell_len(row[i]) for row in [heads, *rows]) + _GAP for i in range(len(heads)))
     console.print(_subject(runs), style="bold", highlight=False, markup=False, soft_wrap=True)
+    print_rows(heads, rows, console)
+
+
+def print_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Console, left: int = 2) -> None:
+    """Print a table of runs, a row each; on a terminal that is too narrow, each run takes several lines.
+
+    Args:
+        heads: names of the columns, the first two the run and its status.
+        rows: texts.
+        console: where to.
+        left: number of columns, from the first, that are aligned to the left.
+    """
+    rows = [[printable(cell) for cell in row] for row in rows]
+    wide = sum(max(cell_len(row[i]) for row in [heads, *rows]) + _GAP for i in range(len(heads)))
     if console.is_terminal and wide > console.width:
         _print_lines(heads, rows, console)
         return
     table = plain_table()
     for i, head in enumerate(heads):
-        table.add_column(head, no_wrap=True, justify="left" if i < 2 else "right")
+        table.add_column(head, no_wrap=True, justify="left" if i < left else "right")
     for row in rows:
-        table.add_row(*(_colored(cell) for cell in row))
+        table.add_row(*(_colored(cell) if i == 1 else Text(cell) for i, cell in enumerate(row)))
     console.print(table)
 
 
@@ -85,7 +100,7 @@ def as_json(runs: Sequence[FoundRun]) -> str:
 
 def differing(runs: Sequence[FoundRun]) -> list[str]:
     """The settings, without the seed, that differ between runs; settings of one algorithm only are left out."""
-    algos = {run.settings.get("algo") for run in runs if run.settings}
+    algos = {str(run.settings.get("algo")) for run in runs if run.settings}
     names = dict.fromkeys(name for run in runs for name in run.settings if name != "seed")
     found: list[str] = []
     for name in names:
@@ -96,22 +111,21 @@ def differing(runs: Sequence[FoundRun]) -> list[str]:
     return found
 
 
-def _columns(runs: Sequence[FoundRun]) -> list[str]:
-    differ = differing(runs)
+def _columns(differ: Sequence[str], several_ranks: bool) -> list[str]:
     results = ["last return", "best return", "estimate", "logged", "steps", "steps/s"]
     return [
         "run",
         "status",
         *short_names(differ),
-        *(["ranks"] if len({run.ranks for run in runs}) > 1 else []),
+        *(["ranks"] if several_ranks else []),
         "seed",
         *results,
     ]
 
 
-def _cells(run: FoundRun, runs: Sequence[FoundRun]) -> list[str]:
-    settings = [shown_setting(run.settings[name]) if name in run.settings else _MISSING for name in differing(runs)]
-    ranks = [_MISSING if run.ranks is None else str(run.ranks)] if len({run.ranks for run in runs}) > 1 else []
+def _cells(run: FoundRun, differ: Sequence[str], several_ranks: bool) -> list[str]:
+    settings = [shown_setting(run.settings[name]) if name in run.settings else _MISSING for name in differ]
+    ranks = [_MISSING if run.ranks is None else str(run.ranks)] if several_ranks else []
     mark = _TRAINING if run.return_from == "training" else ""
     returns = [_MISSING if value is None else significant(value) + mark for value in (run.last_return, run.best_return)]
     steps = steps_text(run.steps, run.total_steps, run.status)
@@ -141,7 +155,8 @@ def _print_lines(heads: Sequence[str], rows: Sequence[Sequence[str]], console: C
                 console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
                 line = ""
             line += f", {word}" if line else word
-        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+        if line:
+            console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _subject(runs: Sequence[FoundRun]) -> str:
@@ -156,15 +171,16 @@ def _subject(runs: Sequence[FoundRun]) -> str:
 
 def _notes(runs: Sequence[FoundRun]) -> Iterator[str]:
     if any(run.return_from == "training" for run in runs):
-        yield f"{_TRAINING} mean return of the last 100 training episodes: nothing was evaluated yet"
+        yield f"{_TRAINING} mean return of the last 100 training episodes: no evaluation gave a return yet"
     if any(run.estimate for run in runs):
         yield (
             "estimate: what the log says of the policy's discounted return (weighted_sequential_dr), with interval; "
             "lockstep offline evaluate RUN says what to think of it"
         )
     for run in runs:
-        if run.error and run.status == "failed":
-            yield f"{run.path} failed: {' '.join(str(run.error).split())}"
+        if run.error and run.status in ("failed", DAMAGED):
+            verb = "is damaged" if run.status == DAMAGED else "failed"
+            yield f"{run.path} {verb}: {' '.join(str(run.error).split())}"
         elif run.status == "cut short":
             going_on = f"lockstep train --resume {shlex.quote(str(run.path))} goes on with it"
             has_checkpoint = any((run.path / FOLDER).glob("step_*"))

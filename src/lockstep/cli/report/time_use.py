@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from lockstep.cli.report.runs import FoundRun, is_number
+from lockstep.cli.report.runs import FoundRun, ranks_of
 from lockstep.distributed.timers import PHASES
+from lockstep.record.file_numbers import number_of
 from lockstep.record.follow import last_line, read_json
 from lockstep.record.run_dir import METRICS_FILE, RANKS_FILE, SUMMARY_FILE
 
@@ -43,9 +44,7 @@ class TimeUse:
         """The number of ranks, also of a run without a result; None if unknown."""
         if self.found.ranks is not None:
             return self.found.ranks
-        processes = self.preflight.get("world_size")
-        devices = self.found.settings.get("devices_per_process", 1)
-        return processes * devices if isinstance(processes, int) and isinstance(devices, int) else None
+        return ranks_of(self.preflight.get("world_size"), self.found.settings.get("devices_per_process"))
 
     @property
     def ranks(self) -> list[Mapping[str, Any]]:
@@ -138,7 +137,8 @@ def hosts(run: TimeUse) -> Sequence[Mapping[str, Any]]:
 
 
 def _what(run: TimeUse, phase: str) -> str:
-    if phase == "learn" and not run.phases.get("env") and not run.phases.get("act") and "task" in run.found.settings:
+    online = run.found.settings.get("task") is not None
+    if phase == "learn" and online and not run.phases.get("env") and not run.phases.get("act"):
         return "the compiled program that steps environments, acts and learns"
     return _WHAT[phase]
 
@@ -159,9 +159,7 @@ def _remedies(run: TimeUse, phase: str) -> tuple[str, str]:
     """What would shorten a phase, and what would not."""
     settings, ranks = run.found.settings, run.num_ranks or 1
     if phase == "env":
-        more = _more_ranks(run)
-        workers = settings.get("env.vectorization") != "async" and _free_cores(run) != 0
-        return f"env.vectorization=async or {more}" if workers else more, "a faster network or a smaller policy"
+        return _remedy_of_steps(run), "a faster network or a smaller policy"
     if phase == "act":
         return f"more environments per step (num_envs) or {_more_ranks(run)}", "a faster network"
     if phase == "learn":
@@ -186,6 +184,16 @@ def _remedies(run: TimeUse, phase: str) -> tuple[str, str]:
     if phase == "checkpoint":
         return "a larger checkpoint_every or a faster disk", "more ranks"
     return "lockstep train --profile 10, which shows what it is,", "a faster network"
+
+
+def _remedy_of_steps(run: TimeUse) -> str:
+    """What would shorten the steps of environments: worker processes only for tasks that Lockstep steps one by one."""
+    more, vectorization = _more_ranks(run), run.found.settings.get("env.vectorization")
+    if vectorization in ("async", "entry_point") or _free_cores(run) == 0:
+        return more
+    if vectorization == "sync":  # refused for tasks that are vectorized themselves
+        return f"env.vectorization=async or {more}"
+    return f"{more}, or env.vectorization=async where the task's environments are single ones,"
 
 
 def _free_cores(run: TimeUse) -> int | None:
@@ -215,7 +223,8 @@ def _phases(path: Path, summary: Mapping[str, Any]) -> dict[str, float]:
         last = last_line(path / METRICS_FILE)
         given = {phase: last.get(f"time/{phase}_s") for phase in PHASES}
     found = cast(Mapping[str, Any], given)
-    seconds = {phase: float(found[phase]) for phase in PHASES if is_number(found.get(phase))}
+    known = {phase: number_of(found.get(phase)) for phase in PHASES}
+    seconds = {phase: value for phase, value in known.items() if value is not None}
     return seconds if sum(seconds.values()) > 0 else {}
 
 
@@ -227,4 +236,7 @@ def _phases_of_ranks(path: Path) -> list[dict[str, float]]:
     columns = cast(Mapping[str, Any], given)
     if not all(isinstance(columns.get(phase), list) for phase in PHASES):
         return []
-    return [dict(zip(PHASES, row, strict=True)) for row in zip(*(columns[phase] for phase in PHASES), strict=False)]
+    rows = list(zip(*(columns[phase] for phase in PHASES), strict=False))
+    if not all(number_of(value) is not None for row in rows for value in row):
+        return []
+    return [dict(zip(PHASES, row, strict=True)) for row in rows]

@@ -148,7 +148,8 @@ def parse_ranks(text: str | None) -> tuple[int, ...]:
     if len(set(ranks)) < len(ranks):
         raise ConfigError(f"--ranks {text} has a number twice; --repetitions N repeats each measurement")
     if len(ranks) < 2:
-        raise ConfigError(f"--ranks {text} is one world, with nothing to compare it with; give two or more: 1,{text}")
+        several = f"1,{ranks[0]}" if ranks[0] > 1 else "1,2"
+        raise ConfigError(f"--ranks {text} is one world, with nothing to compare it with; give two or more: {several}")
     return tuple(ranks)
 
 

@@ -8,6 +8,10 @@ that node's ranks, names the first that fails, and forwards signals, so that a p
 import argparse
 import sys
 
+from lockstep.errors import ConfigError
+
+_MOST_PLACEHOLDERS = 1000
+
 
 def submit_command(args: argparse.Namespace) -> int:
     """Check the job as `lockstep train` would, then submit it, or print it with `--dry-run`."""
@@ -28,10 +32,17 @@ def _fill_placeholders(args: argparse.Namespace) -> None:
         missing = {"image": "registry.example/lockstep:tag", "claim": "your-claim"}
     elif args.on == "ray":
         missing = {"address": "http://HEAD:8265"}
-    elif args.on == "ssh" and not args.hostfile:
-        most = (args.nnodes or "2").rpartition(":")[2]
-        missing = {"hosts": ",".join(f"host-{i}" for i in range(int(most) if most.isdecimal() else 0))}
+    elif args.on == "ssh" and not args.hostfile and args.hosts is None:
+        from lockstep.launch.flags import node_counts
+
+        _, most = node_counts(args.nnodes or "2")
+        if most > _MOST_PLACEHOLDERS:
+            raise ConfigError(
+                f"--nnodes {args.nnodes}: a dry run makes up the names of at most {_MOST_PLACEHOLDERS} hosts; "
+                "name yours with --hosts or --hostfile"
+            )
+        missing = {"hosts": ",".join(f"host-{i}" for i in range(most))}
     for name, value in missing.items():
-        if getattr(args, name) is None and value:
+        if getattr(args, name) is None:
             setattr(args, name, value)
             print(f"lockstep: note: no --{name} given; {value} stands for yours", file=sys.stderr)

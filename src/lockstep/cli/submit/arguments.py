@@ -1,6 +1,8 @@
 """The arguments of `lockstep submit`."""
 
 import argparse
+import contextlib
+import ipaddress
 import re
 from pathlib import Path
 
@@ -111,6 +113,16 @@ def hosts(args: argparse.Namespace) -> list[str]:
             raise ConfigError(
                 f"host {host!r} is not HOST or USER@HOST; one per line or comma, ranks by --nproc-per-node"
             )
+        if ":" in host and not is_ipv6(host.rpartition("@")[2]):
+            raise ConfigError(f"host {host!r} is no IPv6 address; ssh takes a port from ~/.ssh/config, not from here")
     if not found or len(set(found)) < len(found):
         raise ConfigError(f"hosts {', '.join(found) or '(none)'}: name each machine once, and at least one")
     return found
+
+
+def is_ipv6(host: str) -> bool:
+    """Whether this is an IPv6 address, without brackets."""
+    with contextlib.suppress(ValueError):
+        ipaddress.IPv6Address(host)
+        return True
+    return False

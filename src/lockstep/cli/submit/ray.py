@@ -17,13 +17,14 @@ _STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"  # between SIGTERM and SIGKILL of `ray j
 
 
 def submit(job: Job, args: argparse.Namespace) -> int:
-    """Print the equivalent `ray job submit` command, or submit the job."""
+    """Print the equivalent `ray job submit` command, to be pasted into a shell, or submit the job."""
     address = _address(args)
     entrypoint, environment = _entrypoint(job, args), runtime_env(job, args)
     if args.dry_run:
         given = {"--address": address, "--submission-id": job.name, "--runtime-env-json": json.dumps(environment)}
         words = [word for pair in given.items() for word in pair]
-        print(shlex.join(["ray", "job", "submit", "--no-wait", *words, "--"]), entrypoint)
+        # Ray joins the words after `--` into a shell command: one word of many would be the name of a program.
+        print(shlex.join(["ray", "job", "submit", "--no-wait", *words, "--", "sh", "-c", entrypoint]))
         return 0
     from lockstep.engines.ray.cluster import submit_job
 

@@ -9,7 +9,7 @@ import re
 import shlex
 from pathlib import Path
 
-from lockstep.cli.submit.arguments import DEFAULT_PORT, hosts
+from lockstep.cli.submit.arguments import DEFAULT_PORT, hosts, is_ipv6
 from lockstep.cli.submit.job import Job
 from lockstep.cli.submit.ssh_group import HostCommand
 from lockstep.errors import ConfigError
@@ -39,10 +39,11 @@ def commands(job: Job, args: argparse.Namespace) -> list[HostCommand]:
         raise ConfigError(
             f"--nnodes {job.nnodes}, but {len(machines)} hosts are named; name as many, or leave --nnodes out"
         )
-    endpoint = args.rdzv_endpoint or f"{machines[0].rpartition('@')[2]}:{job.port or DEFAULT_PORT}"
+    main = machines[0].rpartition("@")[2]
+    endpoint = args.rdzv_endpoint or f"{f'[{main}]' if is_ipv6(main) else main}:{job.port or DEFAULT_PORT}"
     if args.rdzv_endpoint and job.port is not None:
         raise ConfigError(f"--rdzv-endpoint {endpoint} and --port {job.port} both say the port; give one")
-    if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\s]+):[0-9]{1,5}", endpoint):
+    if not re.fullmatch(r"(\[[0-9a-fA-F:.]+(%[\w.-]+)?\]|[^:\s]+):[0-9]{1,5}", endpoint):
         raise ConfigError(f"--rdzv-endpoint {endpoint} is not HOST:PORT, such as 10.0.0.1:{DEFAULT_PORT}")
     what = ["--resume", job.resume, *job.changes] if job.resume else job.train
     if job.run_dir:

@@ -6,8 +6,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
-from typing import Any
 
 from lockstep.cli.sweep.folder import SweepFolder
 from lockstep.cli.sweep.processes import Process, StartProcess, start_here
@@ -19,6 +17,7 @@ from lockstep.cli.sweep.train_command import TrainCommand
 from lockstep.cli.sweep.trial import Member, Status, Trial, TrialSource
 from lockstep.errors import ConfigError
 from lockstep.launch.signals import caught_signals, signal_name
+from lockstep.record.evaluations import mean_return
 from lockstep.record.follow import JsonLinesFollower
 from lockstep.record.run_dir import EVALUATIONS_FILE, METRICS_FILE
 from lockstep.run import Run
@@ -214,7 +213,7 @@ class Pool:
         running = self._trials[trial]
         new, active.evaluated = active.evaluations.lines[active.evaluated :], len(active.evaluations.lines)
         for entry in new:
-            mean, step = _mean_return(entry), int(entry.get("step", 0))
+            mean, step = mean_return(entry.get("returns")), int(entry.get("step", 0))
             if mean is None or running.pruned or step >= (active.member.total_steps or math.inf):
                 continue
             if not self.source.should_prune(trial, step, mean):
@@ -236,10 +235,3 @@ class Pool:
             one.signalled = True
             if one.process.poll() is None:
                 one.process.send_signal(number)
-
-
-def _mean_return(entry: dict[str, Any]) -> float | None:
-    try:
-        return fmean(entry["returns"])
-    except (KeyError, TypeError, ValueError):
-        return None

@@ -13,7 +13,9 @@ from lockstep.cli.sweep.scores import score_of
 from lockstep.cli.sweep.slots import Slot
 from lockstep.cli.sweep.trial import Member
 from lockstep.cli.terminal import tally
-from lockstep.record.console import describe, grouped, significant
+from lockstep.record.console import describe, grouped, redraws, significant
+from lockstep.record.evaluations import mean_return
+from lockstep.record.file_numbers import number_of, whole_number_of
 
 _PLAIN_EVERY_S = 30.0
 """Time between two plain lines of a run."""
@@ -38,7 +40,7 @@ class ProgressLines:
         self._printed_at: dict[str, float] = {}
         self._waiting: set[str] = set()
         self._live: Live | None = None
-        if file.isatty():
+        if redraws(file):
             # No refresh thread: what starts runs is the only thread.
             self._live = Live(console=Console(file=file), auto_refresh=False)
             self._live.start()
@@ -68,9 +70,9 @@ class ProgressLines:
         if not metrics:
             return
         last = metrics[-1]
-        returns = evaluations[-1].get("returns") if evaluations else None
-        mean = sum(returns) / len(returns) if returns else last.get("episode/return_mean_100")
-        step, speed = int(last["step"]), float(last.get("time/steps_per_second") or 0.0)
+        mean = mean_return(evaluations[-1].get("returns")) if evaluations else None
+        mean = number_of(last.get("episode/return_mean_100")) if mean is None else mean
+        step, speed = whole_number_of(last.get("step")) or 0, number_of(last.get("time/steps_per_second")) or 0.0
         if member.total_steps is None:
             text = f"{grouped(step)} {self._unit}  {grouped(speed)} {self._unit}/s"
         else:

@@ -3,10 +3,10 @@
 Not by a package: plotext, the usual one, is compiled since version 6 and has wheels for x86-64 only.
 """
 
-import math
 from collections.abc import Sequence
 
 from lockstep.record.console import compact, significant
+from lockstep.record.file_numbers import can_be_drawn
 
 _BLANK = 0x2800
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -20,13 +20,13 @@ def draw(xs: Sequence[float], ys: Sequence[float], width: int, height: int, unit
 
     Args:
         xs: ascending.
-        ys: as many; points that are not finite are left out.
+        ys: as many; points that are not finite, or too large to be scaled, are left out.
         width: of the lines, in characters.
         height: number of lines, the horizontal axis and its labels included.
         unit: of the horizontal axis.
     """
     columns, rows = max(2, width - _LABEL - 2), max(2, height - 2)
-    points = [(float(x), float(y)) for x, y in zip(xs, ys, strict=True) if math.isfinite(x) and math.isfinite(y)]
+    points = [(float(x), float(y)) for x, y in zip(xs, ys, strict=True) if can_be_drawn(x) and can_be_drawn(y)]
     if not points:
         return ["no values yet".center(width), *[""] * (height - 1)]
     first, last = points[0][0], points[-1][0]

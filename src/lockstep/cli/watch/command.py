@@ -14,13 +14,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from lockstep.cli.report.runs import find_runs
+from lockstep.cli.report.runs import find_runs, is_run, runs_below
 from lockstep.cli.watch.frame import frame
 from lockstep.cli.watch.watched_run import WatchedRun
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import seconds_of
 from lockstep.launch.signals import caught_signals
-from lockstep.record.run_dir import SWEEP_FILE
+from lockstep.record.console import redraws
+from lockstep.record.readable import check_readable
+from lockstep.record.run_dir import RUN_FILE, SWEEP_FILE
 from lockstep.record.run_status import written_at
 
 _ONCE_HEIGHT = 26
@@ -33,11 +35,14 @@ _POLL_S = 0.2
 def watch_command(args: argparse.Namespace) -> int:
     """`lockstep watch`; returns the exit code."""
     every_s = seconds_of(args.every, "--every")
+    if args.run == "":
+        raise ConfigError("RUN is empty; name a run directory: lockstep watch RUN")
     run = WatchedRun(Path(args.run) if args.run is not None else _newest())
     _check(run.path)
-    if args.once or not sys.stdout.isatty():
-        if not run.path.exists():
-            raise ConfigError(f"{run.path} does not exist; without --once, in a terminal, watch waits for it")
+    if args.once or not redraws(sys.stdout):
+        if not is_run(run.path):
+            state = f"holds no run (no {RUN_FILE})" if run.path.exists() else "does not exist"
+            raise ConfigError(f"{run.path} {state}; without --once, in a terminal, watch waits for it")
         run.update()
         _check_metric(run, args.metric)
         console = Console() if sys.stdout.isatty() else Console(width=_width())
@@ -112,13 +117,17 @@ def _newest() -> Path:
 
 
 def _check(path: Path) -> None:
-    """Refuse a file, and a directory of several runs."""
+    """Refuse a file, a closed directory, and a directory of several runs."""
+    check_readable(path)
     if path.is_file():
         raise ConfigError(f"{path} is a file; give the run directory, such as {path.parent}")
-    if (path / SWEEP_FILE).is_file():
-        runs = find_runs([path]) if any(path.glob("**/run.yaml")) else []
+    if not path.exists() or is_run(path):
+        return
+    is_sweep, runs = (path / SWEEP_FILE).is_file(), runs_below(path)
+    if runs or is_sweep:
+        kind = "a sweep" if is_sweep else "a directory"
         example = f", such as {max(runs, key=written_at)}" if runs else ""
-        raise ConfigError(f"{path} is a sweep of several runs; name one of them{example}")
+        raise ConfigError(f"{path} is {kind} of several runs; name one of them{example}")
 
 
 def _check_metric(run: WatchedRun, name: str | None) -> None:

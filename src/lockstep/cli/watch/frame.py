@@ -49,7 +49,7 @@ def _head(run: WatchedRun) -> list[Text]:
     config = run.config
     subject = config.get("task") or config.get("data") or run.summary.get("task") or "a run"
     what = [str(subject), *(str(config[key]) for key in ("algo", "ml_framework") if config.get(key))]
-    ranks = run.summary.get("world_size") or len(run.rank_times())
+    ranks = run.num_ranks
     if ranks:
         what.append(f"{ranks} rank{'s' * (ranks > 1)}")
     if config.get("seed") is not None:
@@ -88,8 +88,8 @@ def _returns(run: WatchedRun) -> str:
     training = run.latest("episode/return_mean_100")
     if training is not None:
         parts.append(f"training return {significant(training)}")
-    if run.summary.get("solved_at_step") is not None and not run.running:
-        parts.append(f"solved at step {grouped(run.summary['solved_at_step'])}")
+    if run.solved_at_step is not None:
+        parts.append(f"solved at step {grouped(run.solved_at_step)}")
     return "   ".join(parts)
 
 
@@ -112,10 +112,11 @@ def _ranks(run: WatchedRun, times: Sequence[RankTime], width: int) -> list[Rende
         return []
     several = len({one.host for one in times}) > 1
     hosts = max(len(one.host or "") for one in times) + 2 if several else 0
-    shown = _phases(times, width - hosts)
+    shown = _phases(times, width - hosts - (0 if run.devices_per_process == 1 else len("process") - len("rank")))
     slowest = run.slowest(times)
     table = plain_table("dim")
-    for head in ("rank", *(["host"] if several else []), *shown, "memory"):
+    unit = "rank" if run.devices_per_process == 1 else "process"
+    for head in (unit, *(["host"] if several else []), *shown, "memory"):
         table.add_column(head, no_wrap=True, justify="right")
     for one in _chosen(times):
         memory = "-" if not one.memory else f"{one.memory / 2**20:.0f} MiB"
@@ -127,10 +128,13 @@ def _ranks(run: WatchedRun, times: Sequence[RankTime], width: int) -> list[Rende
         others = [one.shares["wait"] for one in times if one is not slowest]
         mean = sum(others) / len(others)
         notes.append(
-            Text(f"slowest: rank {slowest.rank}; it waits {slowest.shares['wait']:.0%} of the time, others {mean:.0%}")
+            Text(
+                f"slowest: {unit} {slowest.rank}; it waits {slowest.shares['wait']:.0%} of the time, others {mean:.0%}"
+            )
         )
     elif len(times) > _MOST_RANKS:
-        notes.append(Text(f"{_MOST_RANKS} of {len(times)} ranks, those that wait least"))
+        units = "ranks" if unit == "rank" else "processes"
+        notes.append(Text(f"{_MOST_RANKS} of {len(times)} {units}, those that wait least"))
     return notes
 
 

@@ -2,17 +2,21 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
+from lockstep.cli.report.runs import ranks_of
 from lockstep.config import settings
+from lockstep.config.settings import value_of
 from lockstep.distributed.timers import PHASES
 from lockstep.record.checkpoint import FOLDER
+from lockstep.record.evaluations import mean_return
 from lockstep.record.failure import read_failure
+from lockstep.record.file_numbers import number_of, whole_number_of
 from lockstep.record.follow import JsonLinesFollower, read_json
 from lockstep.record.run_dir import EVALUATIONS_FILE, METRICS_FILE, RANKS_FILE, RUN_FILE, SUMMARY_FILE, read_config
 from lockstep.record.run_status import is_running, status_of, written_at
@@ -83,8 +87,7 @@ class WatchedRun:
         self.running = is_running(self.path)
         self.summary = read_json(self.path / SUMMARY_FILE)
         if not self._hosts:
-            hosts: list[dict[str, Any]] = read_json(self.path / "preflight.json").get("hosts") or []
-            self._hosts = {rank: host["host"] for host in hosts for rank in host.get("ranks", ())}
+            self._hosts = dict(_hosts(read_json(self.path / "preflight.json")))
 
     @property
     def exists(self) -> bool:
@@ -112,24 +115,39 @@ class WatchedRun:
     @property
     def step(self) -> int:
         """Environment steps so far; rows of logged data."""
-        last = self._metrics.lines[-1].get("step") if self._metrics.lines else None
-        return int((None if self.running else self.summary.get("env_steps")) or last or 0)
+        ended = None if self.running else whole_number_of(self.summary.get("env_steps"))
+        return ended or whole_number_of(self._last_value("step")) or 0
 
     @property
     def total_steps(self) -> int | None:
         """Environment steps of the whole run, if they are known."""
-        return self.config.get("total_steps")
+        return whole_number_of(self.config.get("total_steps"))
+
+    @property
+    def devices_per_process(self) -> int:
+        """The number of ranks that one process drives; `rank_times` has an entry per process."""
+        return whole_number_of(self.config.get("devices_per_process")) or 1
+
+    @property
+    def num_ranks(self) -> int | None:
+        """The number of ranks; None if no file tells it yet."""
+        ended = whole_number_of(self.summary.get("world_size"))
+        return ended or ranks_of(len(self.rank_times()), self.devices_per_process)
+
+    @property
+    def solved_at_step(self) -> int | None:
+        """The step at which the run has reached its return, once it has ended."""
+        return None if self.running else whole_number_of(self.summary.get("solved_at_step"))
 
     @property
     def elapsed_s(self) -> float:
         """Seconds of training at the last line of metrics."""
-        return float(self._metrics.lines[-1].get("time_s") or 0.0) if self._metrics.lines else 0.0
+        return number_of(self._last_value("time_s")) or 0.0
 
     @property
     def steps_per_second(self) -> float | None:
         """Speed between the last two lines."""
-        value = self._metrics.lines[-1].get("time/steps_per_second") if self._metrics.lines else None
-        return float(value) if isinstance(value, int | float) else None
+        return number_of(self._last_value("time/steps_per_second"))
 
     @property
     def eta_s(self) -> float | None:
@@ -146,19 +164,23 @@ class WatchedRun:
 
     @property
     def last_evaluation(self) -> tuple[int, float, int] | None:
-        """Step, mean return and number of episodes of the last evaluation."""
+        """Step, mean return and number of episodes of the last evaluation that has a return."""
         for entry in reversed(self._evaluations.lines):
-            returns = entry.get("returns")
-            if isinstance(returns, list) and returns:
-                return int(entry["step"]), fmean(cast(list[float], returns)), len(cast(list[float], returns))
+            step, mean = whole_number_of(entry.get("step")), mean_return(entry.get("returns"))
+            if step is not None and mean is not None:
+                return step, mean, len(entry["returns"])
         return None
 
     def latest(self, name: str) -> float | None:
         """The last value of a metric."""
         for line in reversed(self._metrics.lines[-100:]):
-            if isinstance(line.get(name), int | float):
-                return float(line[name])
+            if (value := number_of(line.get(name))) is not None:
+                return value
         return None
+
+    def _last_value(self, name: str) -> object:
+        """A value of the last line of metrics."""
+        return self._metrics.lines[-1].get(name) if self._metrics.lines else None
 
     def checkpoints(self) -> list[tuple[int, float]]:
         """Step and age in seconds of each checkpoint, the oldest step first."""
@@ -184,31 +206,33 @@ class WatchedRun:
         """All values of a metric, or of the mean return of evaluations."""
         if name == RETURN:
             return self._returns()
-        lines = [line for line in self._metrics.lines if isinstance(line.get(name), int | float)]
-        return Curve(
-            name,
-            [float(line["step"]) for line in lines],
-            [float(line["time_s"]) for line in lines],
-            [float(line[name]) for line in lines],
+        steps, seconds, values = _columns(
+            (number_of(line.get("step")), number_of(line.get("time_s")), number_of(line.get(name)))
+            for line in self._metrics.lines
         )
+        return Curve(name, steps, seconds, values)
 
     def _returns(self) -> Curve:
-        lines = [line for line in self._evaluations.lines if line.get("returns")]
-        steps = [float(line["step"]) for line in lines]
-        known = [float(line["step"]) for line in self._metrics.lines]
-        times = [float(line["time_s"]) for line in self._metrics.lines] or [0.0]
+        steps, values, _ = _columns(
+            (number_of(line.get("step")), mean_return(line.get("returns")), 0.0) for line in self._evaluations.lines
+        )
+        known, times, _ = _columns(
+            (number_of(line.get("step")), number_of(line.get("time_s")), 0.0) for line in self._metrics.lines
+        )
+        times = times or [0.0]
         seconds = [times[min(bisect_left(known, step), len(times) - 1)] for step in steps]  # of the line that follows
-        return Curve(RETURN, steps, seconds, [fmean(line["returns"]) for line in lines])
+        return Curve(RETURN, steps, seconds, values)
 
     def rank_times(self) -> list[RankTime]:
-        """Where each rank spent its time since some lines ago."""
-        lines = [line for line in self._ranks.lines if isinstance(line.get("phases_s"), dict)]
+        """Where each rank spent its time since some lines ago; where one process drives several ranks, each process."""
+        lines = [line for line in self._ranks.lines[-_WINDOW - 1 :] if _has_phases(line)]
         if not lines:
             return []
         last: Mapping[str, Sequence[float]] = lines[-1]["phases_s"]
-        before: Mapping[str, Sequence[float]] = lines[max(0, len(lines) - 1 - _WINDOW)]["phases_s"]
-        spent = [_since(last, before, rank) for rank in range(len(last[PHASES[0]]))]
-        memory: Sequence[int] = lines[-1].get("memory") or []
+        before: Mapping[str, Sequence[float]] = lines[0]["phases_s"]
+        spent = [_since(last, before, rank) for rank in range(min(len(last[phase]) for phase in PHASES))]
+        given = lines[-1].get("memory")
+        memory = [whole_number_of(value) for value in cast(list[Any], given)] if isinstance(given, list) else []
         found: list[RankTime] = []
         for rank, seconds in enumerate(spent):
             whole = sum(seconds.values()) or 1.0
@@ -224,6 +248,36 @@ class WatchedRun:
         found = min(times, key=lambda one: one.shares["wait"])
         others = fmean(one.shares["wait"] for one in times if one is not found)
         return found if others - found.shares["wait"] > _UNEVEN else None
+
+
+def _columns(rows: Iterable[tuple[float | None, float | None, float | None]]) -> tuple[list[float], ...]:
+    """The three columns of the rows in which all is known."""
+    known = [row for row in rows if None not in row]
+    first, second, third = ([cast(float, row[i]) for row in known] for i in range(3))
+    return first, second, third
+
+
+def _has_phases(line: Mapping[str, Any]) -> bool:
+    """Whether a line of `ranks.jsonl` has the seconds of each rank in each phase."""
+    found = line.get("phases_s")
+    if not isinstance(found, dict):
+        return False
+    columns = [cast(Mapping[str, Any], found).get(phase) for phase in PHASES]
+    return all(
+        isinstance(column, list) and all(number_of(value) is not None for value in cast(list[Any], column))
+        for column in columns
+    )
+
+
+def _hosts(preflight: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    """The host of each rank, from `preflight.json`."""
+    hosts = preflight.get("hosts")
+    for host in cast(list[Any], hosts) if isinstance(hosts, list) else []:
+        name, ranks = value_of(host, "host"), value_of(host, "ranks")
+        if isinstance(name, str) and isinstance(ranks, list):
+            for rank in cast(list[Any], ranks):
+                if isinstance(rank, int):
+                    yield rank, name
 
 
 def _since(last: Mapping[str, Sequence[float]], before: Mapping[str, Sequence[float]], rank: int) -> dict[str, float]:

@@ -1,7 +1,9 @@
 """`lockstep bench` with stand-ins for what it measures."""
 
 import json
+import os
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -122,6 +124,44 @@ def test_a_library_that_cannot_be_installed_is_reported(arms, monkeypatch, capsy
     assert "Not measured: Theirs: not installed: no such package" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("venv", "reason"),
+    [
+        ("print('some advice')\nprint('ensurepip is not available')\nsys.exit(1)", "ensurepip is not available"),
+        ("sys.exit('Error: no room')", "Error: no room"),
+        ("sys.exit(3)", "venv ended with code 3"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_reported(venv, reason, arms, monkeypatch, capsys):
+    (arms / "python").write_text(f"#!{sys.executable}\nimport sys\n{venv}\n")
+    (arms / "python").chmod(0o755)
+    monkeypatch.setattr("lockstep.cli.bench.environments.sys.executable", str(arms / "python"))
+    monkeypatch.setattr("lockstep.cli.bench.command.sys.executable", sys.executable)
+    words = ["bench", "speed", "--only", "theirs", "--run-dir", str(arms / "out"), "--repetitions", "1"]
+    assert main([*words, "--environments", str(arms / "environments")]) == 1
+    assert f"Not measured: Theirs: not installed: {reason}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("peer", "reason"),
+    [
+        ("#!/bin/sh\n", "ended with code 0 without a result; its last line: (none)"),
+        ("#!/bin/sh\necho done\n", "ended with code 0 without a result; its last line: done"),
+        ("#!/bin/sh\necho 3\n", "ended with code 0 without a result; its last line: 3"),
+        ("#!/bin/sh\necho '{}'\n", "ended with code 0 without a result; its last line: {}"),
+        ("#!/bin/sh\nprintf '\\377'\n", "ended with code 0 without a result; its last line: \ufffd"),
+        ("#!/no/such/program\n", "cannot be run: No such file or directory"),
+    ],
+)
+def test_an_interpreter_that_gives_no_result_is_reported(peer, reason, arms, capsys):
+    (arms / "python").write_text(peer)
+    (arms / "python").chmod(0o755)
+    words = ["bench", "speed", "--only", "ours,theirs", "--run-dir", str(arms / "out"), "--repetitions", "1"]
+    assert main([*words, "--python", f"sb3={arms / 'python'}"]) == 1
+    out = capsys.readouterr().out
+    assert "| Ours | 300" in out and reason in out
+
+
 def _refuse(packages):
     from lockstep.cli.bench.environments import InstallationError
 
@@ -139,12 +179,54 @@ def _refuse(packages):
         (["--python", "sb3"], "write NAME=PYTHON"),
         (["--python", "sb3=/no/such"], "/no/such is no program"),
         (["--purejaxrl", "/no"], "there is no file purejaxrl/ppo.py"),
+        (
+            ["first_update", "--only", "skrl"],
+            "--only skrl: no such arm in first_update; there are lockstep,",
+        ),
+        (["--only", "purejaxrl"], "--only purejaxrl measures nothing without --purejaxrl DIR"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(words, message, tmp_path, capsys):
     assert main(["bench", *words, "--run-dir", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_works_without_any_of_the_chosen_arms_are_left_out(arms, capsys):
+    assert bench(arms, "--only", "theirs") == 0
+    assert "## broken" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("below", ["", "/below"])
+def test_a_file_in_place_of_the_folder_is_refused(below, tmp_path, capsys):
+    (tmp_path / "out").write_text("mine")
+    assert main(["bench", "first_update", "--run-dir", f"{tmp_path}/out{below}"]) == 2
+    assert f"--run-dir {tmp_path}/out{below} cannot be made" in capsys.readouterr().err
+
+
+GOOD = '{"work": "speed", "arm": "ours", "repetition": 0, "scale": 1.0, "value": 3.0}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GOOD + '{"work": "spe\n' + GOOD, "results.jsonl: line 2 is no measurement"),
+        (GOOD + '{"loss": 0.5}\n', "results.jsonl: line 2 is no measurement"),
+        (GOOD.replace("0,", '"0",', 1), "results.jsonl: line 1 is no measurement"),
+        (GOOD.replace("value", "loss"), "results.jsonl: line 1 is no measurement"),
+        ("[1]\n", "results.jsonl: line 1 is no measurement"),
+        ('{"loss": 0.5}', "results.jsonl: line 1 is no measurement"),
+        ("\xff", "results.jsonl cannot be read"),
+    ],
+)
+def test_results_of_something_else_are_refused_and_kept(text, message, arms, capsys):
+    (arms / "out").mkdir()
+    results = arms / "out" / RESULTS_FILE
+    results.write_text(text, encoding="latin-1")
+    assert bench(arms, "speed") == 2
+    err = capsys.readouterr().err
+    assert message in err and "name another --run-dir" in err
+    assert results.read_text(encoding="latin-1") == text
 
 
 def test_results_of_another_scale_are_not_mixed(arms, capsys):
@@ -169,6 +251,70 @@ def test_every_arm_has_its_script_and_every_target_its_arm():
             assert arm.one_rank is None or (arm.ranks > 1 and arm.one_rank in names)
             assert arm.part == 1 or arm.part * work.warm_up >= 1024  # one update of PPO
         assert work.arms[0].environment is None and work.arms[0].ranks == 1
+
+
+# Stands for the interpreter that runs `lockstep offline`: preparing takes more memory than training.
+OFFLINE = """
+import json, sys
+from pathlib import Path
+words = sys.argv[1:]
+memory = bytearray({"prepare": 700, "train": 500}[words[3]] << 20)
+if words[3] == "train":
+    run_dir = Path(words[words.index("--run-dir") + 1])
+    run_dir.mkdir()
+    lines = [{"step": step, "time_s": step} for step in (1, 2, 3)]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + chr(10) for line in lines))
+"""
+TRAINED = """
+import sys, offline_dqn
+offline_dqn.write_log = lambda path: None
+sys.executable = sys.argv.pop(1)
+offline_dqn.main()
+"""
+LOADED = """
+import offline_dqn
+offline_dqn.by_loader = lambda *steps: float(len(bytearray(500 << 20)))
+offline_dqn.main()
+"""
+SYNCHRONIZED = """
+import subprocess, sys, gradient_sync
+
+def spawn(*given):
+    subprocess.run([sys.executable, "-c", "bytearray(500 << 20)"], check=True)
+    return [1.0, 2.0]
+
+gradient_sync.lockstep.spawn = spawn
+gradient_sync.main(gradient_sync.arguments("scheme", "parameters"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (TRAINED, ["python", "lockstep", "--warm-up", "1", "--measured", "1"]),
+        (LOADED, ["loader", "--warm-up", "1", "--measured", "1"]),
+        (SYNCHRONIZED, ["ddp", "1"]),
+    ],
+    ids=["offline train", "offline loader", "gradients"],
+)
+def test_the_memory_is_that_of_the_processes_that_do_the_work(code, words, tmp_path):
+    (tmp_path / "python").write_text(f"#!{sys.executable}\n{OFFLINE}")
+    (tmp_path / "python").chmod(0o755)
+    words = [str(tmp_path / word) if word == "python" else word for word in words]
+    row = printed("-c", code, *words)
+    assert 500 <= row["peak_mb"] < 700 if code == TRAINED else row["peak_mb"] >= 500
+
+
+def test_the_memory_of_a_first_update_is_that_of_its_process():
+    assert printed(str(process.ARMS / "first_update.py"), "torch")["peak_mb"] > 100  # the script itself: 20
+
+
+def printed(*words: str) -> dict:
+    """The result that a script prints in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": str(process.ARMS)}
+    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.mark.slow

@@ -3,15 +3,18 @@
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from lockstep.cli.chaos import faults, trial
-from lockstep.cli.chaos.command import MAX_TIMEOUT_S, UPDATES, chosen_faults, prepared, schedule
+from lockstep.cli.chaos.command import MAX_TIMEOUT_S, UPDATES, chosen_faults, prepared, run_chaos, schedule
 from lockstep.cli.chaos.faults import KINDS, NOTE, InjectedFault
 from lockstep.cli.chaos.trial import HEAD, Trial, Trials
+from lockstep.cli.report.runs import find_runs
 from lockstep.errors import ConfigError
-from lockstep.run import Run, override
+from lockstep.record.run_dir import RunDir
+from lockstep.run import Run, load, override
 
 RUN = Run(task="CartPole-v1", num_envs=8)
 BATCH = RUN.num_envs * RUN.algorithm.num_steps
@@ -104,6 +107,23 @@ def test_invalid_fault_is_one_error_line(monkeypatch, capsys):
 
 
 # What a run leaves, and how it is judged.
+
+
+def test_directory_of_all_runs_is_no_run_itself(here, monkeypatch):
+    def undisturbed(trials):
+        (config, *_) = trials._train("undisturbed")
+        assert load(Path(config)) == trials._run
+        RunDir.create(trials._folder / "undisturbed", trials._run).close()
+
+    monkeypatch.setattr(Trials, "undisturbed", undisturbed)
+    survived = Trial(
+        fault="kill", rank=0, update=1, step=1, noticed_s=None, restarts=0, steps_lost=0, exit_code=0,
+        same_parameters=True, said="",
+    )  # fmt: skip
+    monkeypatch.setattr(Trials, "try_fault", lambda *_: survived)
+    assert run_chaos(RUN, 2, ["kill"], seed=0, run_dir=None, whole=False) == 0
+    (folder,) = Path("runs").iterdir()
+    assert find_runs([Path("runs")]) == [folder / "undisturbed"]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import time
 from dataclasses import replace
@@ -13,10 +14,10 @@ import pytest
 from page_runs import RUN, make_run
 
 from lockstep.cli import main as cli
-from lockstep.cli.report.page import chart, page
+from lockstep.cli.report.page import chart, load, page
 from lockstep.cli.report.page.groups import band, final_scores, group_runs
 from lockstep.cli.report.page.load import MAX_POINTS, read_page_run, read_page_runs
-from lockstep.run import override
+from lockstep.run import OfflineRun, override
 
 
 def make_groups(tmp_path, *changes):
@@ -61,6 +62,14 @@ def test_bookkeeping_is_in_labels_only_if_nothing_else_differs(tmp_path):
 def test_runs_of_the_same_name_show_the_directory_above(tmp_path):
     paths = [make_run(tmp_path / name) for name in ("a/seed_0", "b/seed_0", "b/seed_1")]
     assert [run.name for run in read_page_runs(paths)] == ["a/seed_0", "b/seed_0", "seed_1"]
+
+
+def test_label_of_logged_data_has_no_empty_task(tmp_path):
+    online = make_run(tmp_path / "online", override(RUN, {"algo": "dqn"}))
+    offline = make_run(tmp_path / "offline", OfflineRun(data="data"))
+    labels = [group.label for group in group_runs([read_page_run(path) for path in (online, offline)])]
+    assert "null" not in " ".join(label.partition(", ")[0] for label in labels)
+    assert labels[0].startswith("CartPole-v1") and labels[1].startswith("data")
 
 
 def test_numbers_of_ranks_are_not_mixed(tmp_path):
@@ -171,6 +180,27 @@ def test_page_is_complete_escaped_and_without_requests(hostile, capsys):
     for words in ("Best:", "Performance profile", "Rank 0 on node is the slowest", "equal on 2 ranks", "activation"):
         assert words in found.text
     assert len(text) < 200_000
+
+
+def test_damaged_runs_and_names_that_are_not_utf8_have_a_page(here, monkeypatch):
+    make_run("runs/good")
+    named = make_run("runs/named", versions=["1.0"], env_steps="abc", wall_time_s="long", ranks=2)
+    named.rename(os.fsdecode(b"runs/caf\xe9"))
+    odd = make_run("runs/odd")
+    (odd / "preflight.json").write_text(json.dumps({"hosts": [{"ranks": 5}, 3], "versions": 7}))
+    make_run("runs/bad")
+    make_run("runs/huge", override(RUN, {"seed": 1}), returns=(1e308, -1e308, 3.0))
+    found_run = load.found_run
+
+    def broken(path, *more):
+        if path.name == "bad":
+            raise KeyError("odd")
+        return found_run(path, *more)
+
+    monkeypatch.setattr(load, "found_run", broken)
+    assert cli.main(["report", "--html", "report.html"]) == 0
+    text = Path("report.html").read_text(encoding="utf-8")
+    assert "caf?" in text and "runs/caf%E9" in text and "KeyError: &#39;odd&#39;" in text and "damaged" in text
 
 
 def test_html_is_refused_with_the_other_outputs(hostile, capsys):

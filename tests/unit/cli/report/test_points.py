@@ -6,6 +6,8 @@ import pytest
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.cli import main as cli
+from lockstep.cli.report import scaling
 from lockstep.cli.report.load import load_points, seconds_per_update
 from lockstep.distributed.timers import PHASES
 from lockstep.errors import ConfigError
@@ -92,6 +94,28 @@ def test_unusable_runs_are_skipped_with_a_note(run_dir, how, why):
     points, notes = load_points([run_dir(**how)])
     assert points == []
     assert why in notes[0]
+
+
+def test_damaged_runs_are_skipped_with_a_note(run_dir):
+    paths = [run_dir(name) for name in ("good", "empty", "odd", "foreign")]
+    (paths[1] / "summary.json").write_text("{}")
+    (paths[2] / "metrics.jsonl").write_text("[1]\n[2]\n")
+    (paths[3] / "run.yaml").write_text("lr: 0.1\n")
+    points, notes = load_points(paths)
+    assert [point.name for point in points] == [str(paths[0])]
+    assert [note.partition(": not used: ")[0] for note in notes] == [str(path) for path in paths[1:]]
+
+
+def test_directories_of_runs_are_taken(run_dir, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(scaling, "predicted", lambda points, *_: " ".join(point.name for point in points))
+    for name in ("all/one", "all/more/two"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        run_dir(name)
+    assert cli.main(["report", str(tmp_path / "all"), str(tmp_path / "all/one"), "--predict"]) == 0
+    assert capsys.readouterr().out.split() == [f"{tmp_path}/all/more/two", f"{tmp_path}/all/one"]
+    (tmp_path / "none").mkdir()
+    assert cli.main(["report", str(tmp_path / "none"), "--predict"]) == 2
+    assert "none holds no run" in capsys.readouterr().err
 
 
 def test_runs_that_cost_differently_are_refused_with_the_difference(run_dir):

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from lockstep.cli import main as cli
+from lockstep.cli.report import table
 from lockstep.cli.report.runs import find_runs, read_run
 from lockstep.cli.report.table import differing, print_tables
 from lockstep.errors import ConfigError
@@ -152,6 +153,13 @@ def test_a_narrow_terminal_gets_lines_that_fit(runs):
     wide = shown(runs / "runs/one", runs / "runs/two", width=400, terminal=True)
     assert "learning_rate 0.001" not in wide
     assert "0.001" in wide
+
+
+def test_settings_are_compared_once_for_all_runs(runs, monkeypatch):
+    compared = []
+    monkeypatch.setattr(table, "differing", lambda runs: compared.append(runs) or differing(runs))
+    assert "learning_rate" in shown(runs / "runs/one", runs / "runs/two")
+    assert len(compared) == 1
 
 
 def test_json(runs, capsys):

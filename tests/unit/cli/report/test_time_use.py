@@ -8,7 +8,7 @@ from page_runs import PHASES, RUN, make_run
 from lockstep.cli import main as cli
 from lockstep.cli.report.page.load import read_page_run
 from lockstep.cli.report.time_use import bottleneck, straggler
-from lockstep.run import override
+from lockstep.run import OfflineRun, override
 
 IDLE = dict.fromkeys((*PHASES, "other"), 0.0)
 
@@ -19,7 +19,8 @@ def of(path):
 
 def test_sentence_names_the_largest_phase_and_what_helps(tmp_path):
     sentence = of(make_run(tmp_path / "env")).sentence
-    assert sentence.startswith("62% of the time is env.step on one core: env.vectorization=async or more ranks would")
+    helps = "more ranks, or env.vectorization=async where the task's environments are single ones, would help"
+    assert sentence.startswith(f"62% of the time is env.step on one core: {helps}; ")
     assert "a faster network or a smaller policy would not" in sentence
     assert sentence.endswith("would save at most 45%.")
     assert of(make_run(tmp_path / "none", phases={}, status=None)) is None
@@ -28,7 +29,12 @@ def test_sentence_names_the_largest_phase_and_what_helps(tmp_path):
 @pytest.mark.parametrize(
     ("phase", "changes", "ranks", "what", "helps"),
     [
-        ("env", {}, 1, "env.step on one core", "env.vectorization=async or more ranks"),
+        ("env", {}, 1, "env.step on one core", "more ranks, or env.vectorization=async where the task's"),
+        (
+            *("env", {"env.vectorization": "sync"}, 1, "env.step on one core"),
+            "env.vectorization=async or more ranks",
+        ),
+        ("env", {"env.vectorization": "entry_point"}, 1, "env.step on one core", "more ranks"),
         ("env", {"env.vectorization": "async"}, 2, "env.step in worker processes", "more ranks"),
         ("act", {}, 2, "choosing actions on 2 ranks", "more environments per step (num_envs) or more ranks"),
         ("learn", {}, 1, "learning on one core", "compile=true, a GPU or more ranks"),
@@ -56,6 +62,22 @@ def test_compiled_program_on_the_device_is_not_called_learning(tmp_path):
     assert found.what == "the compiled program that steps environments, acts and learns on one core"
 
 
+def test_learning_from_data_steps_no_environments(tmp_path):
+    path = make_run(tmp_path / "run", OfflineRun(data="data"), phases={**IDLE, "learn": 9.0, "other": 1.0})
+    assert of(path).what == "learning on one core"
+
+
+@pytest.mark.parametrize(
+    "phases",
+    [{"env": [1.0]}, {phase: ["1"] for phase in IDLE}, {phase: [None, 1.0] for phase in IDLE}],
+)
+def test_damaged_times_of_ranks_are_skipped(tmp_path, phases):
+    path = make_run(tmp_path / "run", ranks=2, waits=[1.0, 90.0])
+    (path / "ranks.jsonl").write_text(json.dumps({"step": 1, "phases_s": phases}) + "\n")
+    time = read_page_run(path).time
+    assert time.phases_of_ranks == [] and straggler(time) is None
+
+
 def test_waiting_on_too_few_cores_wants_fewer_ranks(tmp_path):
     path = make_run(tmp_path / "run", ranks=4, phases={**IDLE, "wait": 60.0, "learn": 30.0})
     (path / "preflight.json").write_text(json.dumps({"hosts": [{"host": "node", "cores": 2, "ranks": [0, 1, 2, 3]}]}))
@@ -75,7 +97,9 @@ def test_text_report_says_what_would_help_once_for_runs_alike(here, capsys):
     make_run("runs/wait", ranks=2, waits=[1.0, 40.0], phases=PHASES | {"sync": 300.0})
     assert cli.main(["report"]) == 0
     printed = capsys.readouterr().out
-    assert "runs/0, runs/1, runs/2 and 1 more: 62% to 76% of the time is env.step on one core: env.vec" in printed
+    assert (
+        "runs/0, runs/1, runs/2 and 1 more: 62% to 76% of the time is env.step on one core: more ranks, or" in printed
+    )
     assert "runs/wait: 76% of the time is exchanging numbers between ranks: fewer and larger minibatches" in printed
     assert "runs/wait: Rank 0 on node is the slowest: it waited 1.0 s" in printed
     assert cli.main(["report", "--json", "runs/0"]) == 0

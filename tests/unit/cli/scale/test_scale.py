@@ -156,7 +156,8 @@ def test_ranks_are_a_list_of_different_worlds():
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--ranks", "2"], "--ranks 2 is one world"),
+        (["--ranks", "2"], "--ranks 2 is one world, with nothing to compare it with; give two or more: 1,2"),
+        (["--ranks", "1"], "--ranks 1 is one world, with nothing to compare it with; give two or more: 1,2"),
         (["--ranks", "1,1"], "--ranks 1,1 has a number twice"),
         (["--ranks", "1,auto"], "--ranks auto must be a list of numbers such as 1,2,4"),
         ([], "--ranks is missing"),

@@ -166,6 +166,15 @@ def test_where_to_meet(capsys):
     assert "--rdzv-endpoint beta:29500" in text_of(capsys, *GIVEN[:4], "me@beta,alpha", *GIVEN[5:])
 
 
+@pytest.mark.parametrize("address", ["fe80::1", "fd00:0:0:1::a", "fe80::1%eth0"])
+def test_an_ipv6_address_is_bracketed(address, capsys):
+    text = text_of(capsys, *GIVEN[:4], f"me@{address},b", *GIVEN[5:])
+    for line in (line for line in text.splitlines() if line.startswith("ssh ")):
+        launcher = shlex.split(shlex.split(shlex.split(line)[-1])[-1])
+        assert launcher[launcher.index("--rdzv-endpoint") + 1] == f"[{address}]:29500"
+    assert f" me@{address} " in text
+
+
 def test_a_file_of_hosts(capsys, here):
     (here / "hosts").write_text("# mine\nalpha\n\nbeta  # the fast one\n")
     text = text_of(capsys, "cartpole", "--on", "ssh", "--hostfile", "hosts", "--lockstep", "lockstep")
@@ -192,6 +201,7 @@ def test_odd_names_survive_two_shells(capsys, hosts):
         (["--hosts", "alpha,-oProxyCommand=x"], "is not HOST"),
         (["--hosts", "alpha slots=4"], "--nproc-per-node"),
         (["--hosts", "alpha,"], "is not HOST"),
+        (["--hosts", "alpha:22,beta"], "'alpha:22' is no IPv6 address"),
         (["--hosts", ""], "--hostfile"),
         (["--hosts", "alpha", "--hostfile", "x"], "one of the two"),
         (["--hostfile", "nowhere"], "cannot be read"),

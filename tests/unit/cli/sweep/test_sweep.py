@@ -281,6 +281,24 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_progress_of_a_run_whose_lines_are_damaged_or_without_returns(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    file = Terminal()
+    lines = ProgressLines(file)
+    member = Member(Trial("", {}), 0, "seed_0", Path("nowhere"), total_steps=1000)
+    line = {"step": 250, "time/steps_per_second": 50.0, "episode/return_mean_100": 7.0}
+    for metrics, returns, wanted in (
+        (line, [4.0, None, 6.0], "250 / 1 000 steps (25 %)  50 steps/s  return 5.000"),
+        (line, [None], "return 7.000"),
+        ({"time/steps_per_second": "fast"}, 3, "0 / 1 000 steps (0 %)"),
+    ):
+        lines.update(member, [metrics], [{"step": 250, "returns": returns}])
+        assert wanted in lines._texts["seed_0"]
+    lines.draw()
+    lines.close()
+    assert "seed_0: 250 / 1 000 steps" in file.getvalue() and "\x1b" not in file.getvalue(), "a terminal without cursor"
+
+
 def test_terminal_has_a_line_per_run_as_far_as_it_is_high(monkeypatch):
     monkeypatch.setenv("LINES", "8")
     monkeypatch.setenv("COLUMNS", "100")

@@ -20,7 +20,7 @@ from lockstep.cli.watch.watched_run import WatchedRun
 from lockstep.distributed.timers import PHASES
 from lockstep.record.console import compact
 from lockstep.record.run_dir import RunDir, lock_run_dir
-from lockstep.run import Run
+from lockstep.run import Run, override
 
 RUN = Run(task="CartPole-v1", num_envs=8, total_steps=100_000, seed=3)
 WAITS = (0.5, 0.02, 0.4)
@@ -124,6 +124,41 @@ def test_run_that_begins_later_ends_and_fails(tmp_path, monkeypatch):
     assert "solved at step 800" in shown and "900 / 100 000" in shown and "ETA" not in shown
 
 
+def test_evaluation_may_have_episodes_without_a_return(run_dir):
+    run_dir.write_evaluation(12_000, [float("nan"), float("nan")], [1, 1])
+    run_dir.write_evaluation(15_000, [float("nan"), 70.0], [1, 1])
+    shown = text_of(run_dir.path, "evaluation return")
+    assert "evaluation at step 15 000: 70.00 over 2 episodes" in shown and "evaluation return: 70.00" in shown
+
+
+def test_damaged_lines_and_foreign_files_are_skipped(run_dir):
+    (run_dir.path / "preflight.json").write_text(json.dumps({"hosts": [{"ranks": [0]}, 3, {"host": 1}]}))
+    with (run_dir.path / "metrics.jsonl").open("a") as file:
+        file.write('{"loss/value": 1.0}\n{"step": 21000, "time_s": NaN, "loss/value": 1.0}\n{"step": "x"}\n')
+    with (run_dir.path / "evaluations.jsonl").open("a") as file:
+        file.write('{"returns": [1.0]}\n{"step": 21000, "returns": [1e308, 1e308]}\n{"step": 1, "returns": {"a": 1}}\n')
+    with (run_dir.path / "ranks.jsonl").open("a") as file:
+        file.write('{"phases_s": {"env": [1.0, 1.0, 1.0]}}\n{"phases_s": {"env": 1}, "memory": 3}\n')
+    (run_dir.path / "summary.json").write_text('{"solved_at_step": "soon", "world_size": "many", "env_steps": "abc"}')
+    for name in ("loss/value", "evaluation return"):
+        for by_seconds in (False, True):
+            shown = text_of(run_dir.path, name, by_seconds=by_seconds)
+            assert "3 ranks" in shown and "slowest: rank 1" in shown and "running" in shown
+    run = WatchedRun(run_dir.path)
+    run.update()
+    assert run.curve("loss/value").values == [1 / i for i in range(1, 21)]
+
+
+def test_each_device_of_a_process_is_a_rank(tmp_path):
+    path = RunDir.create(tmp_path / "run", override(RUN, {"ml_framework": "jax", "devices_per_process": 2})).path
+    with RunDir.join(path) as made:
+        made.write_metrics(1000, 1.0, {"loss/value": 1.0})
+        made.write_ranks(1000, 1.0, phases(1.0), [1 << 20] * 3)
+    shown = text_of(path)
+    assert "CartPole-v1, ppo, jax, 6 ranks, seed 3" in shown
+    assert "process  learn" in shown and "slowest: process 1; it waits" in shown
+
+
 def test_many_ranks_are_cut_to_those_that_wait_least(run_dir):
     spent = {name: [0.0] * 40 for name in PHASES}
     waits = [0.5 + 0.01 * (i % 7) for i in range(40)]
@@ -161,11 +196,27 @@ def test_once_prints_one_frame_and_changes_nothing(run_dir, capsys):
         (["runs/mine", "--every", "0"], "--every 0 must be a number of seconds"),
         (["runs/mien", "--once"], "runs/mien does not exist; without --once, in a terminal, watch waits for it"),
         (["runs/mine/run.yaml"], "is a file; give the run directory, such as runs/mine"),
+        (["runs"], "runs is a directory of several runs; name one of them, such as runs/mine"),
+        (["runs", "--once"], "runs is a directory of several runs; name one of them, such as runs/mine"),
+        (["measured"], "measured is a directory of several runs; name one of them, such as measured/ranks_1"),
+        (["empty", "--once"], "empty holds no run (no run.yaml); without --once, in a terminal, watch waits for it"),
+        ([""], "RUN is empty; name a run directory"),
     ],
 )
 def test_wrong_arguments_are_refused(run_dir, capsys, words, wanted):
+    Path("empty").mkdir()
+    RunDir.create("measured/ranks_1", RUN).close()
+    Path("measured/scale.yaml").touch()
     assert cli.main(["watch", *words]) == 2
     assert wanted in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_terminal_that_cannot_redraw_gets_one_frame(run_dir, capsys, monkeypatch, term):
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert cli.main(["watch", "runs/mine"]) == 0
+    assert "CartPole-v1, ppo, torch, 3 ranks, seed 3" in capsys.readouterr().out
 
 
 def test_keys_switch_the_curve_and_quit(run_dir):
@@ -212,5 +263,6 @@ def test_chart_of_thousands_of_points_and_of_none():
     lines = draw(range(10_000), values, 60, 10, "steps")
     assert len(lines) == 10 and "9.999k steps" in lines[-1] and lines[0].startswith("    0.")
     assert draw([], [], 60, 10, "s")[0].strip() == "no values yet"
+    assert draw([0, 1, 2], [1e308, -1e308, 4.0], 60, 10, "s") == draw([2], [4.0], 60, 10, "s")
     assert draw([1.0], [3.0], 60, 10, "s")[0].strip().startswith("4.5")
     assert [compact(value) for value in (950, 12_500, 3_200_000, 2.5e9)] == ["950", "12.5k", "3.2M", "2.5G"]

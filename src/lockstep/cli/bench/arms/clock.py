@@ -40,14 +40,22 @@ class Clock:
         return (last[0] - first[0]) / (last[1] - first[1])
 
 
-def report(value: float, packages: Sequence[str], *, of_children: bool = False) -> None:
-    """Print the result: the value, the largest memory of this process or of its children in MB, versions."""
+def report(value: float, packages: Sequence[str], *, of_children: bool = False, peak_mb: float | None = None) -> None:
+    """Print the result: the value, the largest memory of a process in MB, versions.
+
+    Args:
+        value: what was measured.
+        packages: those whose versions are printed.
+        of_children: the largest memory of this process's children, instead of its own.
+        peak_mb: the largest memory, where it is known.
+    """
     versions: dict[str, str] = {}
     for package in packages:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    whose = resource.RUSAGE_CHILDREN if of_children else resource.RUSAGE_SELF
-    peak_mb = resource.getrusage(whose).ru_maxrss / 1024
+    if peak_mb is None:
+        whose = resource.RUSAGE_CHILDREN if of_children else resource.RUSAGE_SELF
+        peak_mb = resource.getrusage(whose).ru_maxrss / 1024
     print(json.dumps({"value": value, "peak_mb": round(peak_mb, 1), "versions": versions}))

@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> None:
         seconds = of_process(
             peer.replace("stable_baselines3 import PPO", "sbx import PPO") if args.who == "sbx" else peer
         )
-    report(seconds, ["stable-baselines3", "sbx-rl", "torch", "jax", "lockstep-rl"])
+    report(seconds, ["stable-baselines3", "sbx-rl", "torch", "jax", "lockstep-rl"], of_children=True)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def main(args: argparse.Namespace) -> None:
     if len(cores) < RANKS:
         sys.exit(f"needs {RANKS} cores")
     found = lockstep.spawn(on_rank, RANKS, (args.scheme, int(args.parameters), args.measured, args.warm_up))
-    report(max(found), ["torch", "lockstep-rl"])
+    report(max(found), ["torch", "lockstep-rl"], of_children=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -40,15 +41,24 @@ def write_log(path: Path) -> None:
     pl.DataFrame(table | dict(zip(STATE, log["state"].T, strict=True))).write_csv(path)
 
 
-def call(command: list[str]) -> None:
-    """Run a command; end with its output if it fails."""
-    done = subprocess.run([sys.executable, "-m", "lockstep.cli", *command], capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.stdout + done.stderr)
+def call(command: list[str]) -> float:
+    """Run a command, end with its output if it fails; returns the memory of its largest process in MB."""
+    with tempfile.TemporaryFile("w+") as output:
+        words = [sys.executable, "-m", "lockstep.cli", *command]
+        process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            output.seek(0)
+            sys.exit(output.read())
+    return used.ru_maxrss / 1024
 
 
-def by_lockstep(ranks: int, batch_size: int, warm_up: int, measured: int) -> float:
-    """Rows per second of `lockstep offline train`, once warm; `batch_size` is that of all ranks together."""
+def by_lockstep(ranks: int, batch_size: int, warm_up: int, measured: int) -> tuple[float, float]:
+    """Rows per second of `lockstep offline train`, once warm, and MB of its largest process.
+
+    `batch_size` is that of all ranks together.
+    """
     with tempfile.TemporaryDirectory() as folder:
         log, data, run_dir = Path(folder) / "log.csv", Path(folder) / "data", Path(folder) / "run"
         write_log(log)
@@ -60,10 +70,11 @@ def by_lockstep(ranks: int, batch_size: int, warm_up: int, measured: int) -> flo
         epochs = max(1, (warm_up + measured) // parts // ROWS)
         settings = SETTINGS | {"batch_size": batch_size, "epochs": epochs, "log_every": warm_up // parts}
         words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-        call(["offline", "train", str(data), "--algo", "dqn", "--ranks", str(ranks), "--run-dir", str(run_dir), *words])
+        words += ["--algo", "dqn", "--ranks", str(ranks), "--run-dir", str(run_dir)]
+        peak_mb = call(["offline", "train", str(data), *words])  # preparing takes more, once, and is not measured
         lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     first, last = lines[0], lines[-2]  # the last line has the estimates, too
-    return (last["step"] - first["step"]) / (last["time_s"] - first["time_s"])
+    return (last["step"] - first["step"]) / (last["time_s"] - first["time_s"]), peak_mb
 
 
 def by_loader(warm_up: int, measured: int) -> float:
@@ -112,10 +123,10 @@ def main() -> None:
     parser.add_argument("--measured", type=int)
     args = parser.parse_args()
     if args.who == "lockstep":
-        value = by_lockstep(args.ranks, args.batch_size, args.warm_up, args.measured)
+        value, peak_mb = by_lockstep(args.ranks, args.batch_size, args.warm_up, args.measured)
     else:
-        value = by_loader(args.warm_up, args.measured)
-    report(value, ["torch", "lockstep-rl", "polars"])
+        value, peak_mb = by_loader(args.warm_up, args.measured), None
+    report(value, ["torch", "lockstep-rl", "polars"], peak_mb=peak_mb)
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def _labels(firsts: Sequence[PageRun], differ: Sequence[str]) -> list[str]:
     """
     short = dict(zip(differ, short_names(differ), strict=True))
     settings = [
-        {short[name]: shown_setting(run.found.settings[name]) for name in differ if name in run.found.settings}
+        {short[name]: shown_setting(run.found.settings[name]) for name in differ if _is_named(run, name)}
         | ({} if run.time.num_ranks is None else {"ranks": str(run.time.num_ranks)})
         for run in firsts
     ]
@@ -145,6 +145,11 @@ def _labels(firsts: Sequence[PageRun], differ: Sequence[str]) -> list[str]:
         if len(set(shorter)) == len(set(labels)):  # groups that this setting alone tells apart keep it
             names, labels = fewer, shorter
     return labels
+
+
+def _is_named(run: PageRun, name: str) -> bool:
+    """Whether a label may name a setting of a run: `null` alone, as the task of logged data, would say nothing."""
+    return name in run.found.settings and (run.found.settings[name] is not None or name not in _BY_VALUE)
 
 
 def _written(groups: Sequence[Mapping[str, str]], names: Sequence[str], defaults: Sequence[str]) -> list[str]:

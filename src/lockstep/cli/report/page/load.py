@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.cli.report.runs import FoundRun, found_run, is_number, mean_return, read_evaluations, read_metrics
+from lockstep.cli.report.runs import FoundRun, damaged_run, found_run, read_evaluations, read_metrics
 from lockstep.cli.report.time_use import TimeUse, read_time_use
+from lockstep.record.evaluations import mean_return
+from lockstep.record.file_numbers import can_be_drawn, is_number
 from lockstep.record.follow import read_json
 from lockstep.record.run_dir import SUMMARY_FILE
 from lockstep.record.score_statistics import Floats
@@ -60,10 +62,20 @@ def read_page_run(path: Path, name: str | None = None) -> PageRun:
         path: the run directory.
         name: on the page; None: the name of the directory.
     """
+    name = name or path.resolve().name
+    try:
+        return _read(path, name)
+    except Exception as error:  # files of another program may hold anything, and other runs are still to be shown
+        found = damaged_run(path, error)
+        time = TimeUse(found=found, summary={}, preflight={}, phases={}, phases_of_ranks=())
+        return PageRun(name=name, found=found, summary={}, time=time, curves={}, videos=())
+
+
+def _read(path: Path, name: str) -> PageRun:
     summary = read_json(path / SUMMARY_FILE)
     metrics, evaluations = read_metrics(path), read_evaluations(path)
     found = found_run(path, summary, metrics, evaluations)
-    evaluation = _curve((row.step, math.nan, mean_return(row)) for row in evaluations)
+    evaluation = _curve((row.step, math.nan, mean_return(row.returns)) for row in evaluations)
     times = _curve((row.step, row.time_s, row.step) for row in metrics)
     if evaluation and times:
         evaluation = replace(evaluation, seconds=np.interp(evaluation.steps, times.steps, times.seconds))
@@ -73,7 +85,7 @@ def read_page_run(path: Path, name: str | None = None) -> PageRun:
         "estimate": _curve((row.step, row.time_s, row.estimate) for row in metrics),
     }
     return PageRun(
-        name=name or path.resolve().name,
+        name=name,
         found=found,
         summary=summary,
         time=read_time_use(path, found, summary),
@@ -97,8 +109,13 @@ def _distinct_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _curve(rows: Iterable[tuple[Any, Any, Any]]) -> Curve | None:
-    """The points whose step, seconds and value are known, thinned evenly; the first and the last stay."""
-    points = [point for point in rows if all(map(is_number, point))]
+    """The points whose step, seconds and value are known, thinned evenly; the first and the last stay.
+
+    Seconds may be NaN; values that are too large to be averaged are left out.
+    """
+    points = [
+        point for point in rows if all(map(is_number, point)) and can_be_drawn(point[0]) and can_be_drawn(point[2])
+    ]
     if not points:
         return None
     kept = np.linspace(0, len(points) - 1, min(len(points), MAX_POINTS)).round().astype(np.intp)

@@ -31,6 +31,7 @@ from lockstep.cli.report.page.load import PageRun, read_page_runs
 from lockstep.cli.report.page.run_tables import machines, run_row, settings_section, sync_row, videos_of
 from lockstep.cli.report.page.scaling_section import scaling_section
 from lockstep.cli.report.page.time_section import time_section
+from lockstep.cli.report.runs import printable
 from lockstep.cli.terminal import tally
 from lockstep.errors import ConfigError
 from lockstep.record.console import compact, significant
@@ -76,7 +77,7 @@ def write_page(paths: Sequence[Path], file: Path, scales: Sequence[Mapping[str, 
     """
     page = render(read_page_runs(paths), file.absolute().parent, scales)
     try:
-        write_atomically(file, page)
+        write_atomically(file, printable(page))
     except OSError as error:
         raise ConfigError(f"--html {file} cannot be written ({error.strerror}); choose another file") from None
 

@@ -1,19 +1,19 @@
 """The sections of the page on settings, runs, the proof of sync, machines and videos."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from lockstep.cli.report.page.groups import Group
 from lockstep.cli.report.page.load import PageRun
-from lockstep.cli.report.runs import is_number
 from lockstep.cli.report.table import differing
 from lockstep.cli.report.time_use import hosts
 from lockstep.cli.terminal import shown_setting
 from lockstep.config.settings import short_names
 from lockstep.record.console import compact, duration, significant
+from lockstep.record.file_numbers import number_of
 
 
 def settings_section(runs: Sequence[PageRun], groups: Sequence[Group]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def settings_section(runs: Sequence[PageRun], groups: Sequence[Group]) -> dict[s
 
 def run_row(run: PageRun, directory: Path) -> dict[str, Any]:
     """State and results of a run."""
-    found = run.found
+    found, seconds = run.found, number_of(run.summary.get("wall_time_s"))
     mark = "*" if found.return_from == "training" else ""
     return {
         "name": run.name,
@@ -49,7 +49,7 @@ def run_row(run: PageRun, directory: Path) -> dict[str, Any]:
             *("–" if value is None else significant(value) + mark for value in (found.last_return, found.best_return)),
             compact(found.steps),
             "–" if found.steps_per_second is None else compact(found.steps_per_second),
-            duration(run.summary["wall_time_s"]) if is_number(run.summary.get("wall_time_s")) else "–",
+            "–" if seconds is None else duration(seconds),
         ],
     }
 
@@ -57,15 +57,15 @@ def run_row(run: PageRun, directory: Path) -> dict[str, Any]:
 def sync_row(run: PageRun, runs: Sequence[PageRun]) -> dict[str, Any]:
     """Whether the ranks of a run ended with equal parameters and began with different data."""
     fingerprint = run.summary.get("params_fingerprint")
-    ends = {rank.get("params_fingerprint") for rank in run.time.ranks}
-    firsts = {rank.get("first_rollout_fingerprint") for rank in run.time.ranks}
+    ends = {str(rank.get("params_fingerprint")) for rank in run.time.ranks}
+    firsts = {str(rank.get("first_rollout_fingerprint")) for rank in run.time.ranks}
     number = len(run.time.ranks)
     if not fingerprint or not number:
         equal = different = "not recorded"
     elif number == 1:
         equal = different = "a single rank"
     else:
-        equal = f"equal on {number} ranks" if ends == {fingerprint} else "DIFFERENT between ranks"
+        equal = f"equal on {number} ranks" if ends == {str(fingerprint)} else "DIFFERENT between ranks"
         different = f"different on {number} ranks" if len(firsts) == number else "EQUAL on some ranks"
     twins = [
         r.name for r in runs if r is not run and fingerprint and r.summary.get("params_fingerprint") == fingerprint
@@ -74,7 +74,7 @@ def sync_row(run: PageRun, runs: Sequence[PageRun]) -> dict[str, Any]:
         "name": run.name,
         "cells": [
             str(run.summary.get("num_shards") or "–"),
-            fingerprint or "–",
+            str(fingerprint or "–"),
             equal,
             different,
             ", ".join(twins) or "–",
@@ -88,13 +88,23 @@ def machines(runs: Sequence[PageRun]) -> list[dict[str, Any]]:
     for run in runs:
         where = "; ".join(
             f"{host.get('host')}: {host.get('cores')} cores, {host.get('processor') or 'unknown processor'}, "
-            f"{host.get('device')}, ranks {', '.join(map(str, host.get('ranks') or []))}"
+            f"{host.get('device')}, ranks {_listed(host.get('ranks'))}"
             for host in hosts(run.time)
         )
-        used: dict[str, str] = {**(run.summary.get("versions") or {}), **(run.time.preflight.get("versions") or {})}
+        used = {**_versions(run.summary), **_versions(run.time.preflight)}
         listed = ", ".join(f"{name} {number}" for name, number in used.items())
         found.setdefault((where or "not recorded", listed or "not recorded"), []).append(run.name)
     return [{"machine": where, "versions": used, "runs": ", ".join(names)} for (where, used), names in found.items()]
+
+
+def _listed(values: object) -> str:
+    return ", ".join(map(str, cast(list[Any], values))) if isinstance(values, list) else "unknown"
+
+
+def _versions(file: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The versions of packages in a file of a run; empty if it has none."""
+    found = file.get("versions")
+    return cast(Mapping[str, Any], found) if isinstance(found, Mapping) else {}
 
 
 def videos_of(runs: Sequence[PageRun], directory: Path) -> list[dict[str, Any]]:
@@ -107,4 +117,4 @@ def videos_of(runs: Sequence[PageRun], directory: Path) -> list[dict[str, Any]]:
 
 
 def _link(path: Path, directory: Path) -> str:
-    return quote(os.path.relpath(path.absolute(), directory))
+    return quote(os.fsencode(os.path.relpath(path.absolute(), directory)))
