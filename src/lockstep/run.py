@@ -85,14 +85,21 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         """Refuse layers without units."""
-        for name in ("recurrent_size", "recurrent_layers"):
+        for name in ("features", "recurrent_size", "recurrent_layers"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"network.{name}={getattr(self, name)} must be at least 1")
+        _check_widths("network.hidden", self.hidden)
+        _check_widths("network.critic_hidden", self.critic_hidden or ())
 
     @property
     def value_hidden(self) -> tuple[int, ...]:
         """Units of each hidden layer of the value network."""
         return self.hidden if self.critic_hidden is None else self.critic_hidden
+
+
+def _check_widths(name: str, widths: tuple[int, ...]) -> None:
+    if any(width < 1 for width in widths):
+        raise ConfigError(f"{name}={list(widths)}: each layer needs at least 1 unit")
 
 
 def default_network(algo: str) -> NetworkConfig:
@@ -110,6 +117,10 @@ class ScoreNetworkConfig:
     """Units of each hidden layer."""
     activation: Literal["relu", "tanh", "elu", "silu"] = "relu"
     """Between layers."""
+
+    def __post_init__(self) -> None:
+        """Refuse layers without units."""
+        _check_widths("hidden", self.hidden)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

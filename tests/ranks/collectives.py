@@ -70,7 +70,17 @@ def module_gradients(rank: int, ports: dict[str, int]) -> dict[str, Any]:
         world = here(rank, port).with_shards(None if name == "plain" else 2)
         with Comm(world, device="cpu", timeout_s=20, shared_memory=name == "memory") as comm:
             comm.broadcast_([torch.zeros(0)])
-            found[name] = {"bfloat16 sum": comm.sum(torch.tensor([256.0, rank], dtype=torch.bfloat16)).tolist()}
+            rows = torch.tensor([0, 1]) if rank else torch.zeros(0, dtype=torch.int64)
+            whole = {
+                "bytes": comm.sum(torch.tensor([200], dtype=torch.uint8)).tolist(),
+                "flags": comm.sum(torch.tensor([True])).tolist(),
+                "mean": comm.mean(torch.tensor([rank]), weight=0.5).tolist(),
+                "moments": [float(number) for number in comm.moments(rows)],
+            }
+            found[name] = {
+                "integers": whole,
+                "bfloat16 sum": comm.sum(torch.tensor([256.0, rank], dtype=torch.bfloat16)).tolist(),
+            }
             found[name]["bfloat16 max"] = comm.max(torch.tensor([rank - 1.0], dtype=torch.bfloat16)).tolist()
             for kind, weight in ((torch.float16, 40000.0), (torch.bfloat16, 257.0)):
                 parameter = nn.Parameter(torch.zeros(2, dtype=kind))

@@ -78,6 +78,7 @@ def test_collectives(told, way):
 def test_gradients_of_ordinary_modules(told, way):
     for rank in told["module_gradients"]:
         found = rank[way]
+        assert found["integers"] == {"bytes": [400], "flags": [2], "mean": [0.5], "moments": [2.0, 0.5, 0.25]}
         assert found["bfloat16 sum"] == [512.0, 1.0]
         assert found["bfloat16 max"] == [0.0]
         assert found["torch.float16"] == [[80002.0], True, [0.5, 0.5]], "a weight above what float16 holds"

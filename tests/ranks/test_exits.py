@@ -63,3 +63,41 @@ def test_an_environment_that_ends_the_check_has_a_fault(lockstep):
     for command in (["check", "env.py:Env"], ["train", "env.py:Env", "--ranks", "2"]):
         code, text = lockstep(*command, "--set", "env.kwargs.after=3")
         assert code == 2 and "step called sys.exit(0); raise an exception to report a failure" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("import sys\nsys.exit()", ["train", "own.py:Env"]),
+        (
+            "from env import Env\nimport sys\nclass Own(Env):\n    def __init__(self): sys.exit(0)",
+            ["train", "own.py:Own"],
+        ),
+        ("import sys\nsys.exit(0)", ["offline", "record", "own.py:Env", "--episodes", "1", "--out", "log.jsonl"]),
+    ],
+    ids=["import", "init", "record"],
+)
+def test_code_of_the_user_that_ends_a_command_is_no_success(lockstep, tmp_path, file, words):
+    (tmp_path / "own.py").write_text(file)
+    code, text = lockstep(*words)
+    assert code in (1, 2) and "lockstep: error: " in text and "sys.exit(" in text, text
+
+
+_THREADS = """
+import threading, time
+from env import Env
+
+class Own(Env):
+    def __init__(self):
+        super().__init__(after=10**9)
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+"""
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_threads_of_an_environment_keep_no_command_alive(lockstep, tmp_path, mode):
+    (tmp_path / "own.py").write_text(_THREADS)
+    words = ["train", "own.py:Own", "--set", f"env.vectorization={mode}", "--set", "num_envs=2", "--set"]
+    code, text = lockstep(*words, "total_steps=512", "--set", "evaluate_episodes=1", "--run-dir", "run")
+    assert code == 0, text
+    assert lockstep("check", "own.py:Own")[0] == 0

@@ -7,7 +7,18 @@ import pytest
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.errors import ConfigError
-from lockstep.run import EnvConfig, NetworkConfig, OfflineRun, Run, dump, from_dict, load, override, to_dict
+from lockstep.run import (
+    EnvConfig,
+    NetworkConfig,
+    OfflineRun,
+    Run,
+    ScoreNetworkConfig,
+    dump,
+    from_dict,
+    load,
+    override,
+    to_dict,
+)
 from lockstep.world import World
 
 BASE = Run(task="CartPole-v1")
@@ -295,3 +306,19 @@ def test_jax_refuses_other_algorithms_on_logged_data(algo):
 def test_jax_refuses_to_export_at_the_end_of_a_run():
     with pytest.raises(ConfigError, match=r"model_path=out: ml_framework=jax writes no .*lockstep export RUN"):
         OfflineRun(data="prepared", ml_framework="jax", model_path="out")
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        ({"hidden": (-5,)}, r"network\.hidden=\[-5\]: each layer needs at least 1 unit"),
+        ({"critic_hidden": (8, 0)}, r"network\.critic_hidden=\[8, 0\]: each layer"),
+        ({"features": 0}, r"network\.features=0 must be at least 1"),
+    ],
+)
+def test_layers_without_units_are_refused(network, said):
+    with pytest.raises(ConfigError, match=said):
+        NetworkConfig(**network)
+    with pytest.raises(ConfigError, match=r"hidden=\[0\]: each layer"):
+        ScoreNetworkConfig(hidden=(0,))
+    assert NetworkConfig(hidden=()).hidden == ()

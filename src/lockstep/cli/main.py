@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import NoReturn
 
 from lockstep.cli.parser import did_you_mean, hyphenated, parser
 from lockstep.cli.request import checked, online_run, requested_ranks, requested_run, sets_total_steps
-from lockstep.errors import ConfigError, exit_code_of
+from lockstep.errors import ConfigError, exit_code_of, exits_are_errors
 from lockstep.launch.flags import number
 
 _ELSEWHERE = {
@@ -34,6 +35,13 @@ def main(arguments: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     given = words if words[:1] == ["launch"] else [hyphenated(word) for word in words]  # its script has its own flags
     return exit_code_of(lambda: _run(given), debug="--debug" in given)
+
+
+def console() -> NoReturn:
+    """The `lockstep` command as a program, which ends although an environment may have left threads."""
+    from lockstep.launch.child import exit_process
+
+    exit_process(main())
 
 
 def _run(given: list[str]) -> int:
@@ -63,7 +71,8 @@ def _run(given: list[str]) -> int:
     if sys.platform != "linux" and args.command != "recipe":
         raise ConfigError(f"Lockstep runs on Linux, and this is {sys.platform}; use a Linux machine, container or WSL")
     args.words = given[1:]
-    return args.call(args)
+    with exits_are_errors(f"lockstep {args.command}"):
+        return args.call(args)
 
 
 def _imported(name: str) -> Callable[[argparse.Namespace], int]:

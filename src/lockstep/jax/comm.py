@@ -7,6 +7,7 @@ thread exists.
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -202,6 +203,7 @@ class Comm:
         return jnp.divide(*self._weighted_sum(value, weight, tag)).reshape(value.shape)
 
     def _weighted_sum(self, value: Array, weight: Array | float, tag: str) -> tuple[Array, Array]:
+        value = value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(jnp.float32)
         weight = jnp.asarray(weight, value.dtype)
         part = jnp.where(weight > 0, value * weight, jnp.zeros_like(value))
         summed = self.sum(jnp.concatenate([part.reshape(-1), weight.reshape(1)]), tag)
@@ -211,14 +213,15 @@ class Comm:
         """Count, mean and variance of the rows of `value` [N, *F] over all devices; *collective*, one message.
 
         The moments of each device are combined by the parallel algorithm (Chan et al., 1979), because float32 sums of
-        squares would lose digits. Where the count is 0, so are mean and variance.
+        squares would lose digits. Where the count is 0, so are mean and variance. Moments of integers are float32.
 
         Args:
             value: this device's rows.
             weight: of each row [N]; default 1.
             tag: names the collective in errors.
         """
-        flat = value.reshape(len(value), -1).astype(jnp.float32)
+        flat = value.reshape(len(value), math.prod(value.shape[1:])).astype(jnp.float32)
+        kind = value.dtype if jnp.issubdtype(value.dtype, jnp.floating) else jnp.float32
         weights = jnp.ones(len(flat), jnp.float32) if weight is None else weight.astype(jnp.float32)
         own_mean = weights @ flat / divisor(weights.sum())
         squares = weights @ jnp.square(flat - own_mean[None])
@@ -227,7 +230,7 @@ class Comm:
         shape, count = value.shape[1:], counts.sum()
         mean = (counts * means).sum(0) / divisor(count)
         variance = (inner + counts * jnp.square(means - mean[None])).sum(0) / divisor(count)
-        return count, mean.reshape(shape).astype(value.dtype), variance.reshape(shape).astype(value.dtype)
+        return count, mean.reshape(shape).astype(kind), variance.reshape(shape).astype(kind)
 
     def average_gradients(self, gradients: Tree, weight: Array | float = 1.0, tag: str = "average_gradients") -> Tree:
         """The mean gradient of the global batch, 0 if its weight is 0; *collective*, one message. Clip afterwards.

@@ -1,6 +1,7 @@
 """A rank's side of its launcher: end with it, and exit at once. Quick to import: ranks do so first."""
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import os
@@ -88,6 +89,7 @@ def exit_process(code: int) -> NoReturn:
 
 def exit_now(code: int) -> NoReturn:
     """End this process without exit handlers."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a full disk, a closed terminal
+            stream.flush()
     os._exit(code)

@@ -124,7 +124,7 @@ def learns_on_device(run: Run) -> bool:
 def check_agents(num_envs: int, num_shards: int, spec: EnvSpec) -> None:
     """Raise `ConfigError` if the agents of an environment would be divided between shards."""
     whole = spec.num_agents * num_shards
-    if num_envs % whole:
+    if spec.num_agents > 1 and num_envs % whole:
         below, above = num_envs // whole * whole, -(-num_envs // whole) * whole
         raise ConfigError(
             f"num_envs={num_envs} counts agents, and each of {num_shards} shards needs whole environments of "
@@ -140,6 +140,11 @@ def _check_actor_critic(run: Run, spec: EnvSpec) -> None:
         other = "--algo dqn or --algo ppo" if action.kind == "discrete" else "--algo ppo"
         raise ConfigError(f"algo={run.algo} needs continuous actions, and task={run.task} takes {kind}; use {other}")
     for d, (low, high) in enumerate(zip(action.low, action.high, strict=True)):
+        if low == high:
+            raise ConfigError(
+                f"algo={run.algo} needs actions that can vary, and dimension {d} of task={run.task} has the bounds "
+                f"[{low}, {high}]; leave it out of the action space, or use --algo ppo"
+            )
         if not np.isfinite([low, high]).all() or not low < high:
             raise ConfigError(
                 f"algo={run.algo} needs finite bounds of actions, and dimension {d} of task={run.task} has "
@@ -172,7 +177,7 @@ def check_drawing(run: AnyRun) -> None:
         env.reset([0])
         picture = env.render()
     except Exception as error:
-        why = " ".join(str(error).split())
+        why = " ".join(str(error).split()) or f"render() raised {type(error).__name__}"
         raise ConfigError(f"a video was asked for, and task={run.task} cannot be drawn here: {why}") from error
     finally:
         env.close()

@@ -139,8 +139,8 @@ def nothing_left(found: Resumption) -> str | None:
         return f"nothing is left to do: {run_dir} learned from its data {run.epochs} times (epochs); go on with: {more}"
     if found.step >= run.total_steps:
         return (
-            f"nothing is left to do: {run_dir} has taken its total_steps={run.total_steps}; "
-            f"go on with: {again} --set total_steps={2 * run.total_steps}"
+            f"nothing is left to do: {run_dir} is at step {found.step}, and total_steps={run.total_steps}; "
+            f"go on with: {again} --set total_steps={2 * max(run.total_steps, found.step)}"
         )
     reached = settings.value_of(summary, "eval_return_mean")
     if solved_at_step != found.step or not run.stop_when_solved or reached < (run.stop_return or -math.inf):

@@ -7,6 +7,7 @@ server or thread.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
 from types import TracebackType
@@ -151,7 +152,12 @@ class Comm:
         return tree_sum(self._exchange(partial, tag, torch.add), self._root, torch.add)
 
     def sum(self, value: Tensor, tag: str = "sum") -> Tensor:
-        """The sum over ranks; *collective*. Numbers of fewer than 32 bits are added as float32."""
+        """The sum over ranks; *collective*.
+
+        Floating-point numbers of fewer than 32 bits are added as float32. Integers and booleans are added, and
+        returned, as int64.
+        """
+        value = value if value.is_floating_point() or value.is_complex() else value.long()
         if self.world.size == 1:
             return value
         if _is_narrow(value):
@@ -161,7 +167,11 @@ class Comm:
         return self.sum_shards(rows, tag).view(value.shape)
 
     def mean(self, value: Tensor, weight: Tensor | float = 1.0, tag: str = "mean") -> Tensor:
-        """The mean over ranks weighted by `weight`; values of weight 0 are ignored, even NaN; *collective*."""
+        """The mean over ranks weighted by `weight`; values of weight 0 are ignored, even NaN; *collective*.
+
+        That of integers is float32.
+        """
+        value = value if value.is_floating_point() or value.is_complex() else value.float()
         if self.world.size == 1:
             return value
         if _is_narrow(value):
@@ -191,19 +201,23 @@ class Comm:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Count, mean and variance of the rows of `value` [N, *F] of all ranks together; *collective*, one message.
 
+        A rank may have no rows. Moments of integers are float32.
+
         Args:
             value: this rank's rows.
             weight: [N], of each row; default 1. If all are 0, so are mean and variance.
             tag: name of the collective, for errors about ranks in different collectives.
         """
-        wide = value.double().reshape(len(value), -1)
+        shape = value.shape[1:]
+        kind = value.dtype if value.is_floating_point() else torch.float32
+        wide = value.double().reshape(len(value), math.prod(shape))
         weights = torch.ones_like(wide[:, 0]) if weight is None else weight.double()
         sums = torch.cat([weights.sum().reshape(1), weights @ wide, weights @ wide.square()])
         total = self.sum(sums, tag)
         count, features = total[0], wide.shape[1]
         mean = total[1 : 1 + features] / divisor(count)
         variance = (total[1 + features :] / divisor(count) - mean.square()).clamp_min(0)
-        return count, mean.view(value.shape[1:]).to(value.dtype), variance.view(value.shape[1:]).to(value.dtype)
+        return count, mean.view(shape).to(kind), variance.view(shape).to(kind)
 
     def start_gradients_(self, flat: FlatParameters, tag: str = "average_gradients") -> None:
         """Let the next backward pass send large gradients for `average_gradients_` while it computes the rest.

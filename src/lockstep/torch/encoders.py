@@ -6,8 +6,9 @@ Shapes: N rows, O numbers of a vector, C channels, H height and W width of an im
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
@@ -221,14 +222,46 @@ def make_encoder(spec: EnvSpec, config: NetworkConfig, *, last: bool = True) -> 
     )
 
 
-def own_network(path: str, observation_size: int, num_outputs: int, seed: int) -> nn.Module:
-    """The user's `network.module`, called as `YourClass(observation_size, num_outputs)`; equal on every rank."""
+def own_network(path: str, spec: EnvSpec, num_outputs: int, seed: int) -> tuple[nn.Module, Any]:
+    """The user's `network.module`, called as `YourClass(observation_size, num_outputs)`; equal on every rank.
+
+    Returns:
+        The network, and what it gives for 2 observations of zeros.
+
+    Raises:
+        ConfigError: it cannot be made, or it fails.
+    """
+    make = load_object(path, "network.module")
     with torch.random.fork_rng(devices=[]):  # the user's initialisation draws from the global generator
         torch.manual_seed(seed)
-        network = load_object(path, "network.module")(observation_size, num_outputs)
-    if not isinstance(network, nn.Module):
-        raise ConfigError(f"network.module={path} made a {type(network).__name__}, not a torch.nn.Module")
-    return network
+        try:
+            network = make(spec.observation_size, num_outputs)
+        except Exception as error:
+            raise ConfigError(
+                f"network.module={path}({spec.observation_size}, {num_outputs}) failed: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(network, nn.Module):
+            raise ConfigError(f"network.module={path} made a {type(network).__name__}, not a torch.nn.Module")
+        observations = torch.from_numpy(np.zeros((2, *spec.observation_shape), spec.observation_dtype))
+        was_training = network.training
+        try:
+            with torch.no_grad():
+                outputs: Any = network.eval()(observations)
+        except Exception as error:
+            raise ConfigError(
+                f"network.module={path} failed with observations {list(observations.shape)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    return network.train(was_training), outputs
+
+
+def described_outputs(outputs: Any) -> str:
+    """The shapes of what a network gave, for errors."""
+    if isinstance(outputs, Tensor):
+        return f"{list(outputs.shape)}"
+    if isinstance(outputs, tuple | list):
+        return f"({', '.join(described_outputs(one) for one in cast('list[Any]', outputs))})"
+    return f"a {type(outputs).__name__}"
 
 
 def _scaled(x: Tensor, *, channels_last: bool) -> Tensor:

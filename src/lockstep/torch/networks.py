@@ -18,7 +18,7 @@ from lockstep.experience.numpy_actor import Layer, NumpyActor, NumpyCell, Recurr
 from lockstep.run import NetworkConfig
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.distributions import distribution_of
-from lockstep.torch.encoders import Convolutions, Impala, Mlp, make_encoder, own_network
+from lockstep.torch.encoders import Convolutions, Impala, Mlp, described_outputs, make_encoder, own_network
 from lockstep.torch.q_networks import Head, QNetwork, QPolicy
 from lockstep.torch.recurrent import Core, Sequences
 from lockstep.torch.scoring.logged_policy import LoggedPolicy
@@ -159,7 +159,13 @@ class Policy(nn.Module):
                 "use null"
             )
         else:
-            self.network = own_network(config.module, spec.observation_size, parameters, seed)
+            self.network, outputs = own_network(config.module, spec, parameters, seed)
+            if described_outputs(outputs) != f"([2, {parameters}], [2])":
+                raise ConfigError(
+                    f"network.module={config.module} made {described_outputs(outputs)} of 2 observations; algo=ppo "
+                    f"needs parameters of the action distribution and values, ([2, {parameters}], [2]): see "
+                    "docs/networks.md"
+                )
         self.state_size: int = getattr(self.network, "state_size", 0)
         self.actor_state_size: int = getattr(self.network, "actor_state_size", 0)
         generator = torch.Generator().manual_seed(seed)

@@ -19,7 +19,7 @@ from lockstep.errors import ConfigError
 from lockstep.experience.exploration import EpsilonGreedy, NoisyActor
 from lockstep.run import NetworkConfig
 from lockstep.session.checks import check_custom_heads
-from lockstep.torch.encoders import ACTIVATIONS, Convolutions, Impala, Mlp, make_encoder, own_network
+from lockstep.torch.encoders import ACTIVATIONS, Convolutions, Impala, Mlp, described_outputs, make_encoder, own_network
 from lockstep.torch.products import linear
 from lockstep.torch.transfer import to_device
 
@@ -231,20 +231,10 @@ def _initialize(weight: Tensor, bias: Tensor, generator: torch.Generator) -> Non
 def _custom_network(path: str, spec: EnvSpec, algorithm: DQNConfig, points: int, seed: int) -> nn.Module:
     check_custom_heads(path, algorithm)
     num_outputs = spec.action.sizes[0] * points
-    network = own_network(path, spec.observation_size, num_outputs, seed)
-    _check_outputs(network, path, spec, num_outputs)
-    return network
-
-
-@torch.no_grad()
-def _check_outputs(network: nn.Module, path: str, spec: EnvSpec, num_outputs: int) -> None:
-    """Raise `ConfigError` for a network whose output is not [N, num_outputs]."""
-    was_training = network.training
-    outputs = network.eval()(torch.from_numpy(np.zeros((2, *spec.observation_shape), spec.observation_dtype)))
-    network.train(was_training)
-    shape = list(outputs.shape) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
-    if shape != [2, num_outputs]:
+    network, outputs = own_network(path, spec, num_outputs, seed)
+    if not isinstance(outputs, Tensor) or list(outputs.shape) != [2, num_outputs]:
         raise ConfigError(
-            f"network.module={path} made {shape} of 2 observations; algo=dqn needs values of actions, "
-            f"a tensor [2, {num_outputs}]: see docs/networks.md"
+            f"network.module={path} made {described_outputs(outputs)} of 2 observations; algo=dqn needs values of "
+            f"actions, a tensor [2, {num_outputs}]: see docs/networks.md"
         )
+    return network

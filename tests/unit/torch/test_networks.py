@@ -111,3 +111,48 @@ def test_shared_networks_have_one_body():
     assert all(p.grad is not None for p in policy.parameters())
     separate = Policy(SPEC, NetworkConfig(hidden=(8, 8)))
     assert sum(p.numel() for p in policy.parameters()) < sum(p.numel() for p in separate.parameters())
+
+
+class OneColumn(torch.nn.Module):
+    """Of any number of outputs, one: it would be broadcast to all."""
+
+    def __init__(self, observation_size, num_outputs):
+        super().__init__()
+        self.layer = torch.nn.Linear(observation_size, 1)
+
+    def forward(self, observation):
+        return self.layer(observation), self.layer(observation)[:, 0]
+
+
+class OnlyParameters(OneColumn):
+    def __init__(self, observation_size, num_outputs):
+        super().__init__(observation_size, num_outputs)
+        self.layer = torch.nn.Linear(observation_size, num_outputs)
+
+    def forward(self, observation):
+        return self.layer(observation)
+
+
+class NoArguments(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+
+
+class Fails(OneColumn):
+    def forward(self, observation):
+        return self.layer(observation.T)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("OneColumn", r"made \(\[2, 1\], \[2\]\) of 2 observations; algo=ppo needs .*\(\[2, 4\], \[2\]\)"),
+        ("OnlyParameters", r"made \[2, 4\] of 2 observations; algo=ppo needs"),
+        ("NoArguments", r"NoArguments\(3, 4\) failed: TypeError"),
+        ("Fails", r"failed with observations \[2, 3\]: RuntimeError"),
+    ],
+)
+def test_a_network_of_the_user_that_does_not_fit_is_refused(name, said):
+    four = EnvSpec(3, ActionSpec("continuous", (4,), low=(-1.0,) * 4, high=(1.0,) * 4), "same_step", True)
+    with pytest.raises(ConfigError, match=said):
+        Policy(four, NetworkConfig(module=f"{__name__}:{name}"), seed=0)

@@ -320,7 +320,7 @@ def test_a_custom_network():
             policy_of(network=network, **{name: True})
     for name, words in {
         "not_a_network": r"made a str, not a torch\.nn\.Module",
-        "Pair": r"made a tuple of 2 observations; algo=dqn needs values of actions, a tensor \[2, 3\]",
+        "Pair": r"made \(\[2, 3\], \[2\]\) of 2 observations; algo=dqn needs .* a tensor \[2, 3\]",
         "Narrow": r"made \[2, 2\] of 2 observations; .* a tensor \[2, 3\]",
     }.items():
         with pytest.raises(ConfigError, match=words):

@@ -33,7 +33,7 @@ _COMMON_NAMES: Mapping[str, str] = {
     "sequence_number": "step timestep t sequence seq turn tick order position index time timestamp ts",
     "state_features": "state observation obs features context",
     "action": "actions act choice decision arm chosen actiontaken",
-    "reward": "rewards r payoff gain score",
+    "reward": "rewards rew r payoff gain score",
     "propensity": "actionprobability actionprob probability prob p pscore propensityscore",
     "log_probability": "logprob logp actionlogprobability actionlogprob logdensity",
     "possible_actions": "actionmask legalactions availableactions mask candidates",

@@ -56,6 +56,8 @@ def _made_in_fork(task: str, config: EnvConfig) -> EnvSpec:
             sender.send(make_device_env(task, config).spec)
         except ConfigError as error:
             sender.send(error)
+        sys.stdout.flush()
+        os._exit(0)  # threads of the environment would keep a fork alive
 
     process = context.Process(target=make, daemon=True)
     with warnings.catch_warnings():

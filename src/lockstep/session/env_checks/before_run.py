@@ -98,6 +98,8 @@ def _check_in_worker(check: Any, report: "Report", sender: Any, rank_pid: int, t
         sender.send(report)
     except ConfigError as error:
         sender.send(error)
+    sys.stdout.flush()
+    os._exit(0)  # threads of the environment would keep a fork alive
 
 
 @contextmanager
