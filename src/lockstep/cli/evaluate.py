@@ -1,5 +1,6 @@
 """`lockstep evaluate`: play new episodes with a trained policy, on one or several ranks of either backend."""
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -102,6 +103,11 @@ def _run_of(found: Found) -> AnyRun:
     lines, _ = policy_file.read(found.path)
     if policy_file.from_log(lines):
         raise ConfigError(f"{found.path} learned from a log; evaluate the run directory that it comes from")
+    print(
+        f"lockstep: note: {found.path} does not hold its run's settings of the environment (env): the task's are "
+        "used; evaluate the run directory for others",
+        file=sys.stderr,
+    )
     return Run(task=lines["task"], algo=lines.get("algo", "ppo"))
 
 

@@ -12,6 +12,7 @@ from lockstep.distributed.comm import Comm
 from lockstep.envs.make import make_vector_env
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv
+from lockstep.errors import ConfigError
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
 from lockstep.experience.evaluate import Episodes, Interrupted, play, quota
 from lockstep.experience.normalize import RunningMoments
@@ -54,10 +55,27 @@ class Player:
         self._episode.begins[:] = True
 
     def act(self, observation: Any) -> np.ndarray:
-        """The most likely action for the next observation of an episode, within the bounds of the action space."""
+        """The most likely action for the next observation of an episode, within the bounds of the action space.
+
+        Args:
+            observation: as the policy was trained on it: an image [C, H, W] of bytes, else `spec.observation_size`
+                numbers. A choice of a discrete space is one-hot, and the parts of a `Dict` (by name) or `Tuple` follow
+                one another.
+
+        Returns:
+            The index of a choice, counted from 0 also where the space's choices begin elsewhere; or a vector.
+
+        Raises:
+            ValueError: the observation has another shape.
+        """
         assert self.spec is not None
         image = self.spec.image is not None
         rows = np.asarray(observation)[None] if image else np.asarray(observation, np.float32).reshape(1, -1)
+        if rows.shape[1:] != self.spec.observation_shape:
+            raise ValueError(
+                f"the policy observes {list(self.spec.observation_shape)} numbers, not {list(rows.shape[1:])}: choices "
+                "of discrete spaces are one-hot, and parts of a Dict or Tuple joined"
+            )
         return clipper(self.spec.action)(self.choose(rows, None, self._episode))[0]
 
     def choose(self, observation: np.ndarray, noise: np.random.Generator | None, actor: ActorWithState) -> np.ndarray:
@@ -89,6 +107,7 @@ class Evaluation:
         self._comm = comm
         self._player = player
         self._journal = journal
+        self._spec = spec
         self._clip = clipper(spec.action)
         self._episodes = run.evaluate_episodes or (_EPISODES if spec.image is None else _IMAGE_EPISODES)
         self._envs: dict[int, VectorEnv] = {}
@@ -102,7 +121,18 @@ class Evaluation:
         for shard in self._comm.world.shards:
             num_envs, _ = quota(self._episodes, self._comm.world, shard)
             if num_envs and shard not in self._envs:
-                self._envs[shard] = make_vector_env(self._task, self._run.env, num_envs, training=False)
+                self._envs[shard] = env = make_vector_env(self._task, self._run.env, num_envs, training=False)
+                self._check(env.spec)
+
+    def _check(self, spec: EnvSpec) -> None:
+        """Raise `ConfigError` if the environments are not those of the policy."""
+        theirs, ours = ([*one.observation_shape, *one.action.sizes] for one in (spec, self._spec))
+        if theirs != ours:
+            raise ConfigError(
+                f"task={self._task} gives observations of {list(spec.observation_shape)} and takes actions of "
+                f"{list(spec.action.sizes)}, and the policy was trained with {list(self._spec.observation_shape)} and "
+                f"{list(self._spec.action.sizes)}: the environment or its settings (env) have changed"
+            )
 
     def play(self, index: int, *, heartbeat: Callable[[], object]) -> Episodes:
         """Play all episodes of evaluation `index`; returned in shard order on every rank; *collective*.

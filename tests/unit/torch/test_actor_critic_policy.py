@@ -94,6 +94,17 @@ def test_policy_file_plays_the_mean_action(tmp_path, algo):
     assert np.allclose(exported["action"].detach().numpy()[0], expected, atol=1e-6)
 
 
+def test_a_player_refuses_observations_of_another_shape(tmp_path):
+    """A choice of a discrete space would be broadcast against one-hot vectors."""
+    run = Run(task="Pendulum-v1", algo="sac", network=NETWORK)
+    save_policy(tmp_path / "policy.safetensors", ContinuousPolicy(SPEC, NETWORK, run.algorithm), None, run)
+    _, player = load_player(tmp_path / "policy.safetensors")
+    for observation in (2, [1.0, 2.0], np.zeros((2, 3)), None):
+        with pytest.raises(ValueError, match=r"the policy observes \[3\] numbers, not \[\d\]: .* one-hot"):
+            player.act(observation)
+    assert player.act([[1.0], [2.0], [3.0]]).shape == (2,)
+
+
 def test_first_actions_are_uniform_within_the_bounds():
     explorer = UniformStart(ACTION, SquashedGaussian(ACTION))
     noise = explorer.draw_noise(np.random.default_rng(0), (1000, 4))

@@ -1,0 +1,26 @@
+"""Policies that are played in other environments than those that they were trained in."""
+
+import shutil
+
+import pytest
+
+from lockstep.cli.main import main
+
+TRAIN = ["train", "CartPole-v1", "--set", "total_steps=256", "--set", "num_envs=2", "--set", "evaluate_episodes=1"]
+
+
+@pytest.fixture
+def stacked(tmp_path):
+    """A run whose policy observes three steps."""
+    assert main([*TRAIN, "--set", "env.frame_stack=3", "--run-dir", str(tmp_path / "run")]) == 0
+    return tmp_path / "run"
+
+
+def test_a_policy_file_says_that_it_lacks_the_settings_of_the_environment(stacked, capsys):
+    assert main(["evaluate", str(stacked), "--episodes", "1"]) == 0
+    assert "note" not in capsys.readouterr().err
+    alone = shutil.copy(stacked / "policy.safetensors", stacked.parent / "alone.safetensors")
+    assert main(["evaluate", str(alone), "--episodes", "1"]) == 2
+    said = capsys.readouterr().err
+    assert "alone.safetensors does not hold its run's settings of the environment" in said
+    assert "task=CartPole-v1 gives observations of [4] and takes actions of [2], and the policy was trained with [12]" in said
