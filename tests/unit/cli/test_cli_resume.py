@@ -102,7 +102,11 @@ def test_under_torchrun_every_rank_goes_on(rank, here, launched, trained, monkey
 
 @pytest.mark.parametrize(("code", "told"), [(0, 0), (1, 1), (2, 0), (137, 1), (143, 0)])
 def test_failure_after_a_checkpoint_prints_the_resume_command(code, told, here, monkeypatch, capsys):
-    monkeypatch.setattr(training, "launch", lambda *_, **__: code)
+    def launched(*_, run_dir, **__):
+        (run_dir / "summary.json").write_text(json.dumps({"status": "failed" if code else "finished"}))
+        return code
+
+    monkeypatch.setattr(training, "launch", launched)
     a_run(here)
     assert cli.main(["train", "--resume", "run", "--ranks", "2"]) == code
     assert "go on with" not in capsys.readouterr().err

@@ -124,6 +124,7 @@ def test_a_library_that_cannot_be_installed_is_reported(arms, monkeypatch, capsy
     assert "Not measured: Theirs: not installed: no such package" in capsys.readouterr().out
 
 
+@pytest.mark.real_start  # the interpreter is a script
 @pytest.mark.parametrize(
     ("venv", "reason"),
     [
@@ -288,6 +289,7 @@ gradient_sync.main(gradient_sync.arguments("scheme", "parameters"))
 """
 
 
+@pytest.mark.real_start  # the memory of a forked process is that of the one before, too
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -305,6 +307,7 @@ def test_the_memory_is_that_of_the_processes_that_do_the_work(code, words, tmp_p
     assert 500 <= row["peak_mb"] < 700 if code == TRAINED else row["peak_mb"] >= 500
 
 
+@pytest.mark.real_start
 def test_the_memory_of_a_first_update_is_that_of_its_process():
     assert printed(str(process.ARMS / "first_update.py"), "torch")["peak_mb"] > 100  # the script itself: 20
 
