@@ -6,11 +6,9 @@ subprocess makes it instead; of a user's class, which may have arrays of JAX, a 
 
 import functools
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
-import warnings
 from dataclasses import asdict
 
 from lockstep.config.env import EnvConfig
@@ -18,6 +16,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError, RunError
 from lockstep.jax.envs.make import make_device_env
 from lockstep.jax.hardware import compute_on_cpu, is_in_use
+from lockstep.system.forked import in_fork
 
 _REFUSED = 2
 
@@ -26,8 +25,8 @@ def device_env_spec(task: str, config: EnvConfig) -> EnvSpec:
     """The spec of a task written in JAX. Raises `ConfigError` if it cannot be made."""
     if task.startswith("jax/") or is_in_use():  # making ours computes nothing
         return make_device_env(task, config).spec
-    if ":" in task:
-        return _made_in_fork(task, config)
+    if ":" in task:  # the class may be defined in the running script, which a fork knows
+        return in_fork(lambda: _made_on_cpu(task, config), f"task={task}")
     return _run_subprocess(task, json.dumps(asdict(config)))
 
 
@@ -45,34 +44,9 @@ def _run_subprocess(task: str, config: str) -> EnvSpec:
     return EnvSpec.from_dict(json.loads(lines[-1]))
 
 
-def _made_in_fork(task: str, config: EnvConfig) -> EnvSpec:
-    """The spec of a class that may be defined in the running script: a fork knows it, and a fresh process may not."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-
-    def make() -> None:
-        compute_on_cpu()
-        try:
-            sender.send(make_device_env(task, config).spec)
-        except ConfigError as error:
-            sender.send(error)
-        sys.stdout.flush()
-        os._exit(0)  # threads of the environment would keep a fork alive
-
-    process = context.Process(target=make, daemon=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # JAX warns about forks, which are harmless before it is in use
-        process.start()
-    sender.close()
-    try:
-        found: EnvSpec | ConfigError = receiver.recv()
-    except EOFError:
-        process.join()
-        raise ConfigError(f"task={task} ended its process with code {process.exitcode}") from None
-    process.join()
-    if isinstance(found, ConfigError):
-        raise found
-    return found
+def _made_on_cpu(task: str, config: EnvConfig) -> EnvSpec:
+    compute_on_cpu()
+    return make_device_env(task, config).spec
 
 
 def main(task: str, config: str) -> int:

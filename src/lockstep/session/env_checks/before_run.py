@@ -1,17 +1,16 @@
 """A short check of user-defined environments before a run starts."""
 
 import functools
-import multiprocessing
 import os
 import sys
 import threading
-import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lockstep.envs.make import jax_module, on_device
 from lockstep.errors import ConfigError
+from lockstep.system.forked import in_fork
 
 if TYPE_CHECKING:
     from lockstep.run import Run
@@ -62,24 +61,8 @@ def _short_check(run: "Run") -> "Report":
         if run.env.vectorization != "async" and not _may_start_jax(run):
             check()
             return report
-        context = multiprocessing.get_context("fork")
-        receiver, sender = context.Pipe(duplex=False)
-        worker = context.Process(
-            target=_check_in_worker, args=(check, report, sender, os.getpid(), run.task), daemon=True
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # JAX warns about forks, which are harmless before it is in use
-            worker.start()
-        sender.close()
-        try:
-            found: Report | ConfigError = receiver.recv()
-        except EOFError:
-            worker.join()
-            raise ConfigError(f"task={run.task} ended its process with code {worker.exitcode}") from None
-        worker.join()
-    if isinstance(found, ConfigError):
-        raise found
-    return found
+        in_worker = functools.partial(_checked_in_worker, check, report, os.getpid(), run.task)
+        return in_fork(in_worker, f"task={run.task}")
 
 
 def _may_start_jax(run: "Run") -> bool:
@@ -87,19 +70,14 @@ def _may_start_jax(run: "Run") -> bool:
     return on_device(run.task) and not jax_module("subprocess_spec", run.task).is_in_use()
 
 
-def _check_in_worker(check: Any, report: "Report", sender: Any, rank_pid: int, task: str) -> None:
+def _checked_in_worker(check: Callable[[], object], report: "Report", rank_pid: int, task: str) -> "Report":
     from lockstep.envs.workers import become_worker
 
     become_worker(rank_pid)
     if on_device(task):
         jax_module("subprocess_spec", task).compute_on_cpu()
-    try:
-        check()
-        sender.send(report)
-    except ConfigError as error:
-        sender.send(error)
-    sys.stdout.flush()
-    os._exit(0)  # threads of the environment would keep a fork alive
+    check()
+    return report
 
 
 @contextmanager
