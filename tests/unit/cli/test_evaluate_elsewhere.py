@@ -23,4 +23,7 @@ def test_a_policy_file_says_that_it_lacks_the_settings_of_the_environment(stacke
     assert main(["evaluate", str(alone), "--episodes", "1"]) == 2
     said = capsys.readouterr().err
     assert "alone.safetensors does not hold its run's settings of the environment" in said
-    assert "task=CartPole-v1 gives observations of [4] and takes actions of [2], and the policy was trained with [12]" in said
+    assert (
+        "task=CartPole-v1 gives observations of [4] and takes actions of [2], and the policy was trained with [12]"
+        in said
+    )
