@@ -133,8 +133,7 @@ class Comm:
     @property
     def places(self) -> list[tuple[int, int]]:
         """The index in `devices` and the slot of each local shard."""
-        shards = self._device_map.own_shards
-        return [(device, slot) for device, owned in enumerate(shards) for slot in range(len(owned))]
+        return self._arrays.places
 
     def unshard(self, own: Tree) -> list[Tree]:
         """The numpy pytree of each local shard; the inverse of `shard`."""

@@ -13,7 +13,7 @@ from lockstep.distributed.watch import MARGIN_S
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun
 from lockstep.system.cores import WORTH_A_SECOND_THREAD, threads_are_chosen
-from lockstep.system.nvidia import nvidia_gpu_present
+from lockstep.system.nvidia import chosen_gpus, nvidia_gpu_present
 from lockstep.world import World
 
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
@@ -81,7 +81,7 @@ def gpu_available() -> bool:
     """Whether JAX would find a GPU, determined without initializing JAX."""
     if os.environ.get("JAX_PLATFORMS", "").startswith("cpu") or _setting("jax_platforms") == "cpu":
         return False
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip().partition(",")[0] in ("", "-1"):
+    if chosen_gpus() == []:
         return False
     return nvidia_gpu_present() and any(importlib.util.find_spec(name) for name in _PLUGINS)
 

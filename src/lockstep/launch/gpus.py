@@ -1,6 +1,5 @@
 """The GPUs of this machine, found without importing a framework where possible."""
 
-import itertools
 import os
 import re
 from importlib.metadata import entry_points
@@ -10,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from lockstep.system.nvidia import DRIVER, nvidia_gpu_present
+from lockstep.system.nvidia import DRIVER, chosen_gpus, nvidia_gpu_present
 
 _CUDA_TORCH = "install a CUDA build instead; https://pytorch.org/get-started/locally has the command for your driver"
 
@@ -75,10 +74,9 @@ def _torch_has_cuda() -> bool:
 
 def _driver_gpus() -> int:
     """NVIDIA GPUs that programs started from here may use."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = chosen_gpus()
     if chosen is not None:
-        named = (name.strip() for name in chosen.split(","))
-        return len([*itertools.takewhile(lambda name: name not in ("", "-1"), named)])  # CUDA stops at the first bad
+        return len(chosen)
     return sum(path.name.removeprefix("nvidia").isdecimal() for path in Path("/dev").glob("nvidia*"))
 
 

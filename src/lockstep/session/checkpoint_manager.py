@@ -60,12 +60,10 @@ class CheckpointManager:
         self._comm = comm
         self._folder = Path(folder)
         self._lock = -1
-        problem = self._open() if comm.world.rank == 0 else ""
-        if problem := comm.broadcast_object(problem, tag="checkpoint"):
+        opened = self._open() if comm.world.rank == 0 else None
+        problem, self._unread = cast("tuple[str, str]", comm.broadcast_object(opened, tag="checkpoint"))
+        if problem:
             raise ConfigError(problem)
-        steps = [int(path.name[5:]) for path in checkpoint.find(self._folder)] if comm.world.rank == 0 else []
-        self._unread: list[int] = comm.broadcast_object(steps, tag="checkpoint")
-        """Steps of the checkpoints that were there at the start, until `restore`."""
         self._last_step = 0
         self._writer = CheckpointWriter(self._folder, comm.world, comm.gather_object, self._warn, num_kept)
 
@@ -99,7 +97,7 @@ class CheckpointManager:
         world = self._comm.world
         if self._unread:
             raise ConfigError(
-                f"folder={self._folder} holds a checkpoint of step {self._unread[0]}, which saving would replace: call "
+                f"folder={self._folder} holds a checkpoint of step {self._unread}, which saving would replace: call "
                 "restore() first, or choose another folder"
             )
         if step < self._last_step:
@@ -136,7 +134,7 @@ class CheckpointManager:
         if problem := self._comm.broadcast_object(problem, tag="checkpoint"):
             raise ConfigError(problem)
         found = self._writer.load(None)
-        self._unread.clear()
+        self._unread = ""
         if found is None:
             return None
         manifest, shared, shards = found
@@ -155,17 +153,18 @@ class CheckpointManager:
         """Invert `to_numpy`."""
         return array
 
-    def _open(self) -> str:
-        """Create and lock the folder. Returns the problem, if any."""
+    def _open(self) -> tuple[str, str]:
+        """Create and lock the folder. Returns the problem, and the step of the newest checkpoint; empty for none."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = lock_run_dir(self._folder)
             remove_partial_files(self._folder)
         except ConfigError as error:
-            return str(error)
+            return str(error), ""
         except OSError as error:
-            return f"folder={self._folder} cannot be written ({error.strerror}); choose another"
-        return ""
+            return f"folder={self._folder} cannot be written ({error.strerror}); choose another", ""
+        found = checkpoint.find(self._folder)
+        return "", found[0].name.removeprefix("step_") if found else ""
 
     def _other_shards(self) -> str:
         """The problem if the newest readable checkpoint has another number of shards, else an empty text."""

@@ -1,5 +1,7 @@
 """Whether this machine has a GPU of NVIDIA's, found without a framework."""
 
+import itertools
+import os
 from pathlib import Path
 
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -13,3 +15,12 @@ def nvidia_gpu_present() -> bool:
     """Whether a GPU can be used from here; a container may have another one than the first."""
     numbers = (path.name.removeprefix("nvidia") for path in _DEVICES.glob("nvidia*"))
     return any(number.isdecimal() for number in numbers) or DRIVER.exists() or _WSL.exists()
+
+
+def chosen_gpus() -> list[str] | None:
+    """The GPUs that CUDA_VISIBLE_DEVICES names, up to the first that means none, as CUDA reads it; None: all."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return None
+    named = (name.strip() for name in chosen.split(","))
+    return list(itertools.takewhile(lambda name: name not in ("", "-1"), named))

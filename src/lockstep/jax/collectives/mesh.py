@@ -148,20 +148,21 @@ class DeviceArrays:
         sharding = NamedSharding(self._mesh, PartitionSpec(AXIS))
         return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
 
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The number of the device and the slot of each local shard."""
+        owned = enumerate(self._device_map.own_shards)
+        return [(device, slot) for device, shards in owned for slot in range(len(shards))]
+
     def unshard(self, own: Tree) -> list[Tree]:
         """The numpy pytree of each local shard; the inverse of `shard`."""
         leaves, structure = flat(own)
         on_host = [self._slots(leaf) for leaf in leaves]
-        return [
-            jax.tree.unflatten(structure, [rows[device][slot] for rows in on_host])
-            for device, shards in enumerate(self._device_map.own_shards)
-            for slot in range(len(shards))
-        ]
+        return [jax.tree.unflatten(structure, [rows[device][slot] for rows in on_host]) for device, slot in self.places]
 
     def unshard_one(self, own: Tree, k: int) -> Tree:
         """The numpy pytree of local shard number `k`; the others are not copied."""
-        owned = enumerate(self._device_map.own_shards)
-        device, slot = [(device, slot) for device, shards in owned for slot in range(len(shards))][k]
+        device, slot = self.places[k]
         return jax.tree.map(lambda leaf: self._slot(leaf, device, slot), own)
 
     def _slot(self, leaf: Array | np.ndarray, device: int, slot: int) -> np.ndarray:
