@@ -2,10 +2,13 @@
 
     python benchmarks/learning.py Hopper-v5 --seeds 5                    # the plain command, with its defaults
     python benchmarks/learning.py cartpole --seeds 10 --ranks 1 2 --set num_shards=2
+    python benchmarks/learning.py Hopper-v5 --seeds 3 --set algo=sac --set total_steps=300000 --library sb3
     python benchmarks/learning.py --table                                # only the table, from the rows there are
 
 Rows are lines of docs/results/learning.jsonl. A run that has a row is not repeated, so an interrupted command can be
-repeated. The table is written between the two marks of docs/results/learning.md.
+repeated. The table is written between the two marks of docs/results/learning.md. `--library sb3` trains
+Stable-Baselines3 for as many steps, with the settings of RL Baselines3 Zoo, in the environment that
+`lockstep bench halfcheetah_sac --only sb3` installs.
 """
 
 import argparse
@@ -21,13 +24,17 @@ from lockstep.record.score_statistics import summarize
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 BEGIN = "<!-- table of benchmarks/learning.py -->"
 END = "<!-- end of the table -->"
-KEY = ("target", "ranks", "seed", "changes")
-"""What identifies a run."""
+KEY = ("target", "ranks", "seed", "changes", "library")
+"""What identifies a run. Rows without a library are Lockstep's."""
+TITLES = {"sb3": "Stable-Baselines3"}
+SB3 = Path(__file__).parent.parent / ".bench" / "sb3" / "bin" / "python"
+"""The interpreter of `lockstep bench`."""
 
 
 def read_rows(path: Path) -> list[dict]:
     """All rows of the file; none if it does not exist."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [{"library": "lockstep", **json.loads(line)} for line in lines]
 
 
 def train(target: str, ranks: int, seed: int, changes: list[str]) -> dict:
@@ -41,30 +48,40 @@ def train(target: str, ranks: int, seed: int, changes: list[str]) -> dict:
         evaluations = [json.loads(line) for line in (run_dir / "evaluations.jsonl").read_text().splitlines()]
     kept = ("task", "algo", "ml_framework", "status", "env_steps", "eval_return_mean", "eval_episodes", "wall_time_s")
     return {
-        **dict(zip(KEY, (target, ranks, seed, changes), strict=True)),
+        **dict(zip(KEY, (target, ranks, seed, changes, "lockstep"), strict=True)),
         **{name: summary[name] for name in kept},
         "versions": summary["versions"],
         "curve": [[e["step"], round(float(np.mean(e["returns"])), 2)] for e in evaluations],
     }
 
 
+def train_sb3(target: str, seed: int, changes: list[str]) -> dict:
+    """Train Stable-Baselines3 on one rank; of `changes`, it follows `algo` and `total_steps`."""
+    settings = dict(change.split("=", 1) for change in changes)
+    command = [str(SB3), str(Path(__file__).parent / "learning_of_sb3.py"), target, settings["algo"], str(seed)]
+    result = json.loads(measure.call([*command, settings["total_steps"]]).splitlines()[-1])
+    key = dict(zip(KEY, (target, 1, seed, changes, "sb3"), strict=True))
+    return {**key, "task": target, "algo": settings["algo"], "ml_framework": "torch", "status": "done", **result}
+
+
 def table(rows: list[dict]) -> str:
     """A markdown table: one line for each command, over its seeds."""
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
-        command = (row["target"], row["algo"], row["ml_framework"], row["ranks"], *row["changes"])
+        backend = row["ml_framework"] if row["library"] == "lockstep" else TITLES[row["library"]]
+        command = (row["target"], row["algo"], backend, row["ranks"], *row["changes"])
         groups.setdefault(command, []).append(row)
     columns = ("command", "algorithm, backend", "ranks", "steps", "seeds", "IQM of the last evaluation")
     columns += ("95% interval", "lowest - highest")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for (target, algo, framework, ranks, *changes), runs in sorted(groups.items()):
+    for (target, algo, backend, ranks, *changes), runs in sorted(groups.items()):
         scores = [run["eval_return_mean"] for run in runs]
         found = summarize(scores)
         shown = "-" if found.interval is None else f"{found.interval[0]:,.1f} - {found.interval[1]:,.1f}"
-        others = [change for change in changes if change != f"ml_framework={framework}"]
+        others = [change for change in changes if not change.startswith("ml_framework=")]
         steps = max(run["env_steps"] for run in runs)
         lines.append(
-            f"| `{' --set '.join([target, *others])}` | {algo}, {framework} | {ranks} | {steps:,} | {len(runs)} "
+            f"| `{' --set '.join([target, *others])}` | {algo}, {backend} | {ranks} | {steps:,} | {len(runs)} "
             f"| {found.iqm:,.1f} | {shown} | {min(scores):,.1f} - {max(scores):,.1f} |"
         )
     return "\n".join(lines)
@@ -84,17 +101,23 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1])
     parser.add_argument("--set", action="append", default=[], help="a change of a setting, NAME=VALUE")
+    parser.add_argument("--library", choices=["lockstep", *TITLES], default="lockstep", help="what trains")
     parser.add_argument("--rows", type=Path, default=RESULTS / "learning.jsonl", help="the file of rows")
     parser.add_argument("--table", action="store_true", help="train nothing")
     args = parser.parse_args()
     if args.target is None and not args.table:
         parser.error("name a task, a recipe or a file, or say --table")
+    if args.library == "sb3" and not {"algo", "total_steps"} <= {change.partition("=")[0] for change in args.set}:
+        parser.error("--library sb3 needs --set algo=sac|td3 and --set total_steps=N")
     known = {json.dumps([row[name] for name in KEY]) for row in read_rows(args.rows)}
     for seed in range(args.seeds if args.target else 0):
         for ranks in args.ranks:
-            if json.dumps([args.target, ranks, seed, args.set]) in known:
+            if json.dumps([args.target, ranks, seed, args.set, args.library]) in known:
                 continue
-            row = train(args.target, ranks, seed, args.set)
+            if args.library == "sb3":
+                row = train_sb3(args.target, seed, args.set)
+            else:
+                row = train(args.target, ranks, seed, args.set)
             with args.rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(f"{args.target} ranks={ranks} seed={seed}: {row['eval_return_mean']:.1f}", flush=True)

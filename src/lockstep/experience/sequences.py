@@ -20,6 +20,8 @@ def rows_of_sequences(order: Any, *, length: int, num_envs: int, num_minibatches
     Returns:
         [..., T * B]; the rows of each minibatch are time-major.
     """
+    if length == 1:
+        return order
     first = order // num_envs * (length * num_envs) + order % num_envs
     first = first.reshape(*order.shape[:-1], num_minibatches, 1, -1)
     steps = np.arange(length, dtype=order.dtype).reshape(*[1] * (first.ndim - 2), length, 1)

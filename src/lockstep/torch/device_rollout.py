@@ -41,6 +41,7 @@ class TensorCollector:
         gamma: discount, for the normalizer of returns.
         seed: of the run.
         timers: record the time spent acting and in environments.
+        compiled: compile the policy for steps; not for recurrent ones.
     """
 
     def __init__(  # noqa: PLR0913  # everything a rollout needs, once, by keyword
@@ -54,6 +55,7 @@ class TensorCollector:
         gamma: float,
         seed: int,
         timers: Timers,
+        compiled: bool = False,
     ) -> None:
         self._world = comm.world
         self._timers = timers
@@ -69,7 +71,7 @@ class TensorCollector:
             self._shards.append(
                 TensorShard(
                     env, policy, first=first, num_steps=num_steps, moments=self._moments, gamma=gamma,
-                    reward_scale=normalizers.reward_scale, generator=generator,
+                    reward_scale=normalizers.reward_scale, generator=generator, compiled=compiled,
                 )
             )  # fmt: skip
         self.episodes = [shard.episodes for shard in self._shards]

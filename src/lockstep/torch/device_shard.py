@@ -136,12 +136,15 @@ class TensorShard:
         gamma: float,
         reward_scale: float,
         generator: torch.Generator,
+        compiled: bool = False,
     ) -> None:
         spec, size, device = env.spec, env.num_envs, env.device
         self.env = env
         self.generator = generator
         self.episodes = TensorEpisodes(size, device)
         self._policy = policy
+        # Only for steps: the episodes that end in a rollout are of another number each time, and would compile again.
+        self._step_policy = torch.compile(policy, dynamic=False) if compiled else policy
         self._returns = moments.get("returns")
         self._gamma = gamma
         self._reward_scale = reward_scale
@@ -171,6 +174,9 @@ class TensorShard:
         self._with_final = [False] * num_steps
         self.noise = torch.zeros(0)
         self.store(-1, first)
+        if compiled:  # before training, whose time is measured
+            with torch.no_grad():
+                self._step_policy(*(group.normalize(-1) for group in self.groups))
 
     def store(self, row: int, observation: Observation) -> None:
         """Copy an observation, which may be a live buffer."""
@@ -190,7 +196,7 @@ class TensorShard:
     def act(self, t: int) -> Tensor:
         """The actions of step t for the environment."""
         observations = [group.normalize(t) for group in self.groups]
-        parameters, value, state = self._outputs(observations, self.states[t], self.begins[t])
+        parameters, value, state = self._outputs(self._step_policy, observations, self.states[t], self.begins[t])
         if state is not None:
             self.states[t + 1] = state
         self._parameters[t] = parameters
@@ -200,11 +206,15 @@ class TensorShard:
         return self._clip(action)
 
     def _outputs(
-        self, observations: Sequence[Tensor], state: Tensor, begins: Tensor
+        self,
+        policy: Callable[..., tuple[Tensor, Tensor]],
+        observations: Sequence[Tensor],
+        state: Tensor,
+        begins: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Distribution parameters and values of one step and, of a recurrent policy, the state after it."""
         if self._policy.state_size == 0:
-            return *self._policy(*observations), None
+            return *policy(*observations), None
         network = self._policy.recurrent
         return network.unroll(*network.features(*observations), Sequences(state, begins.unsqueeze(0)))
 
@@ -232,7 +242,7 @@ class TensorShard:
         weight = torch.ones_like(reward) if self._same_step else 1.0 - self.ended[:-1].float()
         env, step = ended.T.nonzero().unbind(1)
         observations = [group.normalize(-1) for group in self.groups]
-        self._value[-1] = self._outputs(observations, self.states[-1], self.begins[-1])[1]
+        self._value[-1] = self._outputs(self._policy, observations, self.states[-1], self.begins[-1])[1]
         next_value = self._value[1:].clone()
         is_final = (self._truncated & ~self._terminated)[step, env]
         healthy = [reward, *(group.raw for group in self.groups)]
@@ -240,7 +250,7 @@ class TensorShard:
             self._check_final(step, is_final)
             finals = [group.final_rows(step, env) for group in self.groups]
             observations = [normalized for _, normalized in finals]
-            value = self._outputs(observations, self.states[step + 1, env], reward.new_zeros(len(env)))[1]
+            value = self._outputs(self._policy, observations, self.states[step + 1, env], reward.new_zeros(len(env)))[1]
             next_value[step, env] = torch.where(is_final, value.float(), next_value[step, env])
             healthy += [torch.where(_per_row(is_final, raw), raw, 0) for raw, _ in finals]
         finite = torch.stack([part.isfinite().all() for part in healthy if part.is_floating_point()]).all()

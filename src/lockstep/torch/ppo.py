@@ -329,6 +329,7 @@ def make_collector(session: Session[Run], ppo: PPO) -> Collector | TensorCollect
             gamma=run.algorithm.gamma,
             seed=run.seed,
             timers=session.timers,
+            compiled=run.compile and ppo.policy.state_size == 0,
         )
     return session.make_collector(
         actor_of(ppo.policy, session.comm.device),

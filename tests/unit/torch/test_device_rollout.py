@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 STEPS, ENVS = 12, 4
 
 
-def collector(normalize=False, world=None, policy=None, reward_scale=1.0, task=WALK, **kwargs):
+def collector(normalize=False, world=None, policy=None, reward_scale=1.0, task=WALK, compiled=False, **kwargs):
     world = world or World()
     comm = Comm(world, device="cpu")
     envs = [make_tensor_env(task, EnvConfig(kwargs=kwargs), ENVS, CPU) for _ in world.shards]
@@ -43,9 +43,25 @@ def collector(normalize=False, world=None, policy=None, reward_scale=1.0, task=W
     sizes = (1, 0.9, len(envs), ENVS, spec.critic_size) if normalize else (None, None, len(envs), ENVS)
     normalizers = Normalizers(*sizes, reward_scale=reward_scale)
     made = TensorCollector(
-        comm, envs, policy, normalizers, num_steps=STEPS, gamma=0.9, seed=3, timers=Timers()
+        comm, envs, policy, normalizers, num_steps=STEPS, gamma=0.9, seed=3, timers=Timers(), compiled=compiled
     )  # fmt: skip
     return made, policy, normalizers
+
+
+def test_compiled_steps_of_one_shape_act_as_others(monkeypatch):
+    rows = []
+
+    def compile_by_counting(function, *, dynamic):
+        assert not dynamic
+        return lambda *inputs: (rows.append(len(inputs[0])), function(*inputs))[1]
+
+    monkeypatch.setattr(torch, "compile", compile_by_counting)
+    (plain, *_), (compiled, *_) = collector(normalize=True), collector(normalize=True, compiled=True)
+    assert rows == [ENVS]  # before training
+    (first,), (second,) = plain.collect(), compiled.collect()
+    assert rows == [ENVS] * (1 + STEPS)
+    for name in ("action", "value", "next_value"):
+        torch.testing.assert_close(getattr(first.evaluated, name), getattr(second.evaluated, name))
 
 
 def test_reward_scale_leaves_episodes_as_they_are():
