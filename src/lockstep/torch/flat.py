@@ -84,5 +84,5 @@ def frozen_copy(module: SomeModule, values: Tensor) -> SomeModule:
 
 
 def divisor(weight: Tensor) -> Tensor:
-    """`weight`, or 1 where it is 0: an empty sum divided by it stays 0."""
-    return torch.where(weight == 0, 1.0, weight)
+    """A weight, or the smallest positive number if it is 0: an empty sum divided by it stays 0."""
+    return weight.clamp(min=torch.finfo(weight.dtype).tiny)

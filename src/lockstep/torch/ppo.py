@@ -71,6 +71,7 @@ class PPO:
         self._stop_on_non_finite = run.non_finite == "stop"
         self._halted = torch.zeros((), dtype=torch.bool, device=comm.device)
         self._skipped = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 0.0, 1.0], device=comm.device)
+        self._taken = torch.tensor([1.0, 0.0], device=comm.device)
         bfloat16 = run.precision == "bfloat16"
         self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=bfloat16)
         self._builder = BatchBuilder(
@@ -191,7 +192,7 @@ class PPO:
         norm = cast(Tensor, torch.linalg.vector_norm(gradient))
         if self.config.max_grad_norm is not None:
             gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
-        totals = torch.cat([sums, norm.reshape(1), self._skipped[-1:], self._skipped[:1]])
+        totals = torch.cat([sums, norm.reshape(1), self._taken])
         empty = sums[0] == 0
         # x - x is 0 except for NaN and infinity. Equal on all ranks, and computed without a host sync.
         skipped = (totals - totals).any() & ~empty
@@ -199,8 +200,9 @@ class PPO:
             skipped = self._halted.logical_or_(skipped)
         if self.config.adapt_before_step:
             self._adapt_learning_rate("step", torch.where(skipped, torch.nan, sums))
-        self.optimizer.step((skipped | empty).float())
-        return torch.where(skipped | empty, self._skipped * skipped, totals)
+        unchanged = skipped | empty
+        self.optimizer.step(unchanged.float())
+        return torch.where(unchanged, self._skipped * skipped, totals)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The negated PPO objective.
