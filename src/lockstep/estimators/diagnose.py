@@ -10,6 +10,10 @@ from lockstep.estimators.trajectories import Floats, Sums
 
 FEW = 20
 """Intervals from fewer trajectories, or from a smaller effective sample size, are unreliable."""
+NO_DENSITY = (
+    "the policy takes the same continuous action whenever it is in a state: it has no density, and importance weights "
+    "are ratios of densities (iql and cql have one if they learn with policy=sampled)"
+)
 _MAX_MEAN_ERROR = 0.1
 """Mean row weights farther from 1 than this, and than their sampling error, cause a warning."""
 _MAX_UNLOGGED = 0.01
@@ -65,10 +69,7 @@ def reasons(sums: Sums, statistics: LogStatistics) -> dict[str, str]:
         which = "no row of the log has" if missing == statistics.rows else f"{missing} of {statistics.rows} rows lack"
         why = f"{which} a propensity (action_probability), and importance weights need one for every row"
         if statistics.no_density:
-            why = (
-                "the policy takes one action in each state, of which there are infinitely many: it has no density, and "
-                "importance weights are ratios of densities (iql and cql have one with policy=sampled)"
-            )
+            why = f"{NO_DENSITY}; and {why}" if missing else NO_DENSITY
         skipped |= dict.fromkeys((*_WEIGHTS, *_BOTH), why)
     if not sums.has_predictions:
         why = "no models of the reward and of the policy's value were learned (estimate=false)"
@@ -96,7 +97,7 @@ def warnings_of(sums: Sums, statistics: LogStatistics, skipped: Mapping[str, str
     if sums.has_ratio:
         found += _weight_warnings(sums, statistics)
     if trajectories < FEW:
-        found.append(f"the log has {trajectories} trajectories: intervals from fewer than {FEW} are unreliable")
+        found.append(too_few(trajectories))
     unlogged = float(sums.unlogged.sum()) / max(rows, 1)
     if unlogged > _MAX_UNLOGGED:
         found.append(
@@ -145,6 +146,12 @@ def _weight_warnings(sums: Sums, statistics: LogStatistics) -> list[str]:
             "every propensity is 1: the logged policy never tried anything else, so weights tell nothing of it"
         )
     return found
+
+
+def too_few(trajectories: int) -> str:
+    """That a log has fewer than `FEW` trajectories."""
+    number = "1 trajectory" if trajectories == 1 else f"{trajectories} trajectories"
+    return f"the log has {number}, and intervals from fewer than {FEW} are unreliable"
 
 
 def mean_ratio_is_off(sums: Sums) -> bool:

@@ -31,6 +31,8 @@ RESAMPLES = 1000
 """The number of bootstrap samples, unless it would take more than seconds."""
 _LEAST_RESAMPLES, _WORK = 200, 1e11
 """With trajectories of 100 000 steps there are fewer, so that the products of draws and sums stay below `_WORK`."""
+_ROUNDING = 1e-9
+"""Returns that differ relatively by less are equal: sums of rewards are rounded."""
 MOST_GROUPS = 1000
 """Up to this number trajectories are drawn one by one, beyond it in groups of equal size."""
 
@@ -64,7 +66,8 @@ def estimates(sums: Sums, columns: Sequence[str], statistics: LogStatistics, *, 
         `estimates`: by column and estimator `value`, `low`, `high` (95%; None: without end), `std_error`, and the first
         three `normalized`: 1 + (value - logged) / |logged|, or None where the interval of the logged value holds 0;
         `widened`: by column and estimator, the other one whose interval its own was made to span;
-        `logged`: by column, the two values that they compare with; `left_out`: reasons, by estimator;
+        `logged`: by column, the two values that they compare with, and whether all rows, or trajectories, have the
+        same (`constant`); `left_out`: reasons, by estimator;
         `effective_sample_size`; `warnings`; `verdict`: the recommended estimate; and counts.
     """
     groups = len(sums.trajectories)
@@ -76,7 +79,10 @@ def estimates(sums: Sums, columns: Sequence[str], statistics: LogStatistics, *, 
     base: dict[str, dict[str, Any]] = {}
     widened: dict[str, dict[str, str]] = {}
     for c, column in enumerate(columns):
-        base[column] = {name: _summary(_column(drawn[name], c), groups) for name in ("decision_logged", "logged")}
+        base[column] = {
+            name: _summary(_column(drawn[name], c), groups) | {"constant": _constant(ranges[:, c])}
+            for name, ranges in (("decision_logged", sums.reward_range), ("logged", sums.returns_range))
+        }
         found[column], widened[column] = {}, {}
         for name in (*DECISION, *TRAJECTORY):
             if name in drawn and name not in left_out:
@@ -122,6 +128,12 @@ def _all_estimates(sums: Sums, resampling: Floats) -> dict[str, _Bootstrapped]:
 
 def _column(one: _Bootstrapped, column: int) -> _Bootstrapped:
     return _Bootstrapped(one.point[column], one.resampled[:, column])
+
+
+def _constant(ranges: Floats) -> bool:
+    """Whether all groups, whose smallest and largest values [G, 2] are given, have one value, up to rounding."""
+    low, high = float(ranges[:, 0].min()), float(ranges[:, 1].max())
+    return high - low <= _ROUNDING * max(abs(low), abs(high))
 
 
 def _summary(one: _Bootstrapped, groups: int, corrected: _Bootstrapped | None = None) -> dict[str, float | None]:

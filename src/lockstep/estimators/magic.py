@@ -12,7 +12,7 @@ from lockstep.estimators.trajectories import Floats
 MAX_RETURNS = 25
 """The maximum number of returns to blend."""
 _CONFIDENCE = 0.9
-"""The level of the last return's interval. Returns inside it count as unbiased."""
+"""The level of the last return's interval."""
 _RIDGE = 1e-9
 """Added to the diagonal, relative to its mean, so that the blend of equal returns is unique."""
 
@@ -27,12 +27,13 @@ def blend(returns: Floats, resampled: Floats) -> NDArray[np.float64]:
     """Nonnegative weights x [J] that sum to 1 and minimize x' (Omega + b b') x.
 
     Omega is the covariance of the returns over bootstrap samples [B, J]. b is the distance of each return [J] from the
-    bootstrap interval of the last one, which uses all logged steps and is a consistent estimate.
+    bootstrap interval of the last one, which uses all logged steps and is a consistent estimate. The interval is
+    widened to hold that return itself.
     """
     scipy_optimize = import_optional("scipy.optimize", "offline")
     tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(resampled[:, -1], [tail, 1 - tail])
-    bias = returns - np.clip(returns, low, high)
+    bias = returns - np.clip(returns, min(low, returns[-1]), max(high, returns[-1]))
     error = np.atleast_2d(np.cov(resampled.T)) + np.outer(bias, bias)
     scale = float(np.trace(error)) / len(error)
     if scale == 0.0:  # all returns are equal and constant

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
-from lockstep.estimators.diagnose import FEW, LogStatistics, mean_ratio_is_off
+from lockstep.estimators.diagnose import FEW, NO_DENSITY, LogStatistics, mean_ratio_is_off, too_few
 from lockstep.estimators.importance import DECISION, TRAJECTORY
 from lockstep.estimators.trajectories import Sums
 
@@ -26,18 +26,24 @@ def recommendation(found: Mapping[str, Any], sums: Sums, statistics: LogStatisti
     """The recommended estimate of each level, as plain values, from the results of `estimates` so far.
 
     Returns:
-        `trajectory` and `decision`: the recommended estimator of each, or None; `words`: a list of sentences.
+        `trajectory` and `decision`: the recommended estimator of each, or None; `reasons`: against all of them, by
+        level, where there is none; `words`: a list of sentences.
     """
     recommended: dict[str, str | None] = {}
+    reasons: dict[str, str] = {}
     words: list[str] = []
     for level in _NAMES:
-        recommended[level], line = _recommended(level, found, sums, statistics)
-        words.append(line)
+        name = next((name for name in _PREFERRED[level] if name in found["estimates"]["reward"]), None)
+        reason = _reason_against(level, name, found, sums, statistics)
+        recommended[level] = None if reason else name
+        if reason:
+            reasons[level] = reason
+        words.append(_recommended(level, recommended[level], reason, found))
     words += [line for column in found["estimates"] for level in _NAMES for line in disagreements(level, column, found)]
     words += _sample_size(found)
     words += _widened(found)
     words += _normalized(found)
-    return recommended | {"words": words}
+    return recommended | {"reasons": reasons, "words": words}
 
 
 def short(name: str) -> str:
@@ -62,19 +68,18 @@ def compared(one: Mapping[str, Any], logged: Mapping[str, Any]) -> str:
     return f"not clearly different from the {with_interval(logged)} that the log earned"
 
 
-def _recommended(level: str, found: Mapping[str, Any], sums: Sums, statistics: LogStatistics) -> tuple[str | None, str]:
+def _recommended(level: str, name: str | None, reason: str | None, found: Mapping[str, Any]) -> str:
     available, model = found["estimates"]["reward"], _MODEL[level]
-    name = next((name for name in _PREFERRED[level] if name in available), None)
-    reason = _reason_against(level, name, found, sums, statistics)
-    if name is None or reason is not None:
-        guess = f"; {short(model)} is what the learned models alone say" if model in available else ""
-        return None, f"{_OF[level]}: believe none of the estimates: {reason}{guess}"
+    if name is None:
+        known = model in available and not found["logged"]["reward"][_LOGGED[level]]["constant"]
+        guess = f"; {short(model)} is what the learned models alone say" if known else ""
+        return f"{_OF[level]}: believe none of the estimates: {reason}{guess}"
     unit = _UNIT[level]
     size = found["effective_sample_size"][unit]
     why = f"effective sample size {size:.0f} of {_number(level, found)} {unit}"
     models = "the models and the log correct each other" if "dr" in name else "no models were learned"
     logged = found["logged"]["reward"][_LOGGED[level]]
-    return name, (
+    return (
         f"{_OF[level]}: believe {short(name)}, {with_interval(available[name])} ({why}; {models}): "
         f"{compared(available[name], logged)}"
     )
@@ -84,14 +89,21 @@ def _reason_against(
     level: str, name: str | None, found: Mapping[str, Any], sums: Sums, statistics: LogStatistics
 ) -> str | None:
     """Why no estimate with importance weights is reliable; None if one is."""
-    sizes = found["effective_sample_size"]
+    sizes, logged = found["effective_sample_size"], found["logged"]["reward"][_LOGGED[level]]
+    size, number = sizes[_UNIT[level]], _number(level, found)
+    if logged["constant"] and number > 1:
+        what, one = ("reward", "action") if level == "decision" else ("return", "policy")
+        return f"every {what} in the log is {logged['value']:.4g}, so that it cannot tell one {one} from another"
+    if statistics.no_density:
+        return NO_DENSITY
     if sizes["rows"] is None:
         return "the log has no propensities for every row, so that nothing in it can correct the models"
     if name is None or sizes["rows"] == 0:
         return "the policy hardly ever takes what the log took"
-    size, number = sizes[_UNIT[level]], _number(level, found)
     if statistics.certain == statistics.rows and size < number:
         return "every propensity is 1, so that the log tells nothing of other actions"
+    if found["num_trajectories"] < FEW:
+        return too_few(found["num_trajectories"])
     if size < FEW:
         return (
             f"effective sample size {size:.1f} of {number} {_UNIT[level]}, fewer than {FEW}: the policy differs "
@@ -103,7 +115,12 @@ def _reason_against(
 
 
 def disagreements(level: str, column: str, found: Mapping[str, Any]) -> list[str]:
-    """A sentence that names the estimators whose intervals do not overlap, if there are any."""
+    """A sentence that names the estimators whose intervals do not overlap, if there are any.
+
+    Where intervals are unreliable, or all that is logged is alike, their distance says nothing.
+    """
+    if found["num_trajectories"] < FEW or found["logged"][column][_LOGGED[level]]["constant"]:
+        return []
     of = found["estimates"][column]
     known = [name for name in _NAMES[level] if name in of and None not in (of[name]["low"], of[name]["high"])]
     pairs = [(a, b) for a, b in combinations(known, 2) if of[a]["high"] < of[b]["low"] or of[b]["high"] < of[a]["low"]]

@@ -56,12 +56,10 @@ class Estimates:
                 logged = found["logged"]["reward"][base]
                 estimate = f"{with_interval(reward[name])} by {name}, {compared(reward[name], logged)}"
                 return f"estimated reward of {what}: {estimate}"
-        guess = (
-            f" (fitted_q says {with_interval(reward['fitted_q'])}, from the models alone)"
-            if "fitted_q" in reward
-            else ""
-        )
-        return f"no estimate of the policy's reward is reliable{guess}"
+        line = f"no estimate of the policy's reward is reliable: {found['verdict']['reasons']['trajectory']}"
+        if "fitted_q" in reward and not found["logged"]["reward"]["logged"]["constant"]:
+            line += f"; fitted_q says {with_interval(reward['fitted_q'])}, from the models alone"
+        return line
 
 
 def _table(column: str, logged: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:

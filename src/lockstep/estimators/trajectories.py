@@ -66,8 +66,8 @@ class Sums:
     unlogged: Floats
     reward: Floats
     """[G, C]."""
-    size: Floats
-    """[G, C], sum |r|."""
+    reward_range: Floats
+    """[G, C, 2], the smallest and the largest r."""
     ratio: Floats
     ratio_squared: Floats
     ratio_reward: Floats
@@ -79,6 +79,8 @@ class Sums:
     """[G, C], rho (r - R(s, a))."""
     returns: Floats
     """[G, C], G."""
+    returns_range: Floats
+    """[G, C, 2], the smallest and the largest G."""
     weight: Floats
     weight_squared: Floats
     weighted_returns: Floats
@@ -148,6 +150,9 @@ def summed(rows: Decisions, groups: Sequence[int], clip: tuple[float, float]) ->
     def over_trajectories(x: Floats) -> Floats:
         return np.add.reduceat(x, starts)
 
+    def range_of(x: Floats, first: Ints) -> Floats:
+        return np.stack([np.minimum.reduceat(x, first), np.maximum.reduceat(x, first)], -1)
+
     clipped, clipped_last = np.minimum(ratio, clip[0]), np.minimum(last, clip[1])
     return Sums(
         trajectories=np.asarray(groups, np.float64),
@@ -155,7 +160,7 @@ def summed(rows: Decisions, groups: Sequence[int], clip: tuple[float, float]) ->
         cut=over_trajectories(cut),
         unlogged=over_rows(np.zeros(n) if rows.unlogged is None else rows.unlogged),
         reward=over_rows(rows.reward),
-        size=over_rows(np.abs(rows.reward)),
+        reward_range=range_of(rows.reward, row_starts),
         ratio=over_rows(ratio),
         ratio_squared=over_rows(ratio**2),
         ratio_reward=over_rows(ratio[:, None] * rows.reward),
@@ -164,6 +169,7 @@ def summed(rows: Decisions, groups: Sequence[int], clip: tuple[float, float]) ->
         direct=over_rows(predicted.policy_reward),
         correction=over_rows(ratio[:, None] * (rows.reward - predicted.reward)),
         returns=over_trajectories(returns),
+        returns_range=range_of(returns, starts),
         weight=over_trajectories(last),
         weight_squared=over_trajectories(last**2),
         weighted_returns=over_trajectories(last[:, None] * returns),

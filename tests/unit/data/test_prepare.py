@@ -232,6 +232,23 @@ def test_digest_depends_on_contents_not_order(tmp_path):
     assert prepare(tmp_path, moved, "moved")[0].info.keys_digest != first.keys_digest
 
 
+@pytest.mark.parametrize(("action", "possible"), [("left", [1, 1]), (1, ["left", "right"]), ([0, 1], ["right"])])
+def test_names_of_one_column_and_marks_of_the_other_are_refused(tmp_path, action, possible):
+    """What is marked would be two more actions, which are always possible and never tried."""
+    rows = [row("a", i, {"1": 1.0 * i}, action, possible_actions=possible) for i in range(3)]
+    with pytest.raises(ConfigError, match=r"no action that was taken .* --actions A,B"):
+        prepare(tmp_path, rows)
+    found, _ = prepare(tmp_path, rows, "named", actions=("left", "right"))
+    assert found.info.actions == ("left", "right")
+
+
+def test_decisions_of_one_step_do_not_look_cut_off(tmp_path):
+    rows = [row(f"t{i}-{k}", 0, {"1": 1.0 * i}, "go") for i in range(30) for k in range(2)]
+    assert not [line for line in prepare(tmp_path, rows)[1] if "--max-episode-steps" in line]
+    assert [line for line in prepare(tmp_path, [*rows, *({**one, "sequence_number": 1} for one in rows)], "two")[1]
+            if "--max-episode-steps 2" in line]  # fmt: skip
+
+
 def test_action_names_set_the_order(tmp_path):
     rows = [row("x", i, {"1": 1.0}, action, i) for i, action in enumerate(["up", "down"])]
     data, _ = prepare(tmp_path, rows, actions=("up", "left", "down"))

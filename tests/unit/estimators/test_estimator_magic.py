@@ -49,6 +49,7 @@ def test_j_step_returns_against_loops():
 
 def objective(x, returns, resampled):
     low, high = np.quantile(resampled[:, -1], [0.05, 0.95])
+    low, high = min(low, returns[-1]), max(high, returns[-1])
     bias = np.array([max(g - high, 0) - max(low - g, 0) for g in returns])
     covariance = np.zeros((len(returns), len(returns)))
     for one in resampled:
@@ -86,6 +87,13 @@ def test_a_model_without_visible_bias_is_trusted_and_a_wrong_one_is_not():
     resampled = np.column_stack([random.normal(0, 0.1, 2000), random.normal(0, 1, 2000)])
     assert blend(np.array([0.5, 0.0]), resampled)[0] > 0.95
     assert blend(np.array([9.0, 0.0]), np.array([9.0, 0.0]) + resampled)[0] < 0.05
+
+
+def test_the_last_return_has_no_bias():
+    """Samples without the one trajectory that has the weight are far from the return of all trajectories."""
+    random = np.random.default_rng(0)
+    resampled = np.column_stack([random.normal(0.0, 1.0, 2000), random.normal(0.0, 0.1, 2000)])
+    assert blend(np.array([0.0, 3.0]), resampled)[1] > 0.9
 
 
 def test_returns_that_do_not_vary():

@@ -65,6 +65,50 @@ def test_what_speaks_against_all_of_them(case):
     )
 
 
+def test_constant_rewards_and_returns_say_nothing_of_any_policy():
+    """The models' rounding must not look like a gain over a log that has no spread at all."""
+    n = 200
+    model = Predicted(**dict.fromkeys(("reward", "policy_reward", "q", "value"), np.full((n, 1), 0.3005)))
+    found = found_of(large(reward=np.full((n, 1), 0.3), predicted=model))
+    assert found["verdict"]["decision"] is None
+    assert "of one decision: believe none of the estimates: every reward in the log is 0.3, so" in words(found)
+    assert "direct is what the learned models alone say" not in words(found)
+    assert found["verdict"]["trajectory"] == "weighted_sequential_dr", (
+        "trajectories of other lengths earn other returns"
+    )
+    assert "of one decision: estimators disagree" not in words(found)
+    alike = found_of(large(lengths=(2,) * 100, reward=np.tile([[1.0], [0.5]], (100, 1)), predicted=None))
+    assert alike["verdict"]["trajectory"] is None and alike["verdict"]["decision"] == "decision_snips"
+    assert "of a trajectory: believe none of the estimates: every return in the log is 1.45, so" in words(alike)
+    nothing = found_of(large(lengths=(2,) * 100, reward=np.zeros((n, 1)), predicted=None))
+    assert Estimates(nothing).line() == (
+        "no estimate of the policy's reward is reliable: every return in the log is 0, so that it cannot tell one "
+        "policy from another"
+    )
+
+
+@pytest.mark.parametrize(("number", "named"), [(1, "1 trajectory"), (19, "19 trajectories")])
+def test_many_rows_of_few_trajectories_are_not_believed(number, named):
+    """Intervals resample trajectories: of one there is none, however many rows it has."""
+    found = found_of(large(lengths=(60,) * number))
+    assert found["effective_sample_size"]["rows"] > 20
+    assert found["verdict"]["trajectory"] is found["verdict"]["decision"] is None
+    assert found["verdict"]["reasons"]["decision"] == (
+        f"the log has {named}, and intervals from fewer than 20 are unreliable"
+    )
+    assert "disagree" not in words(found)
+    assert found_of(large(lengths=(60,) * 20))["verdict"]["decision"] == "decision_dr"
+
+
+def test_a_policy_without_a_density_is_the_reason_even_if_every_row_has_one():
+    found = found_of(large(ratio=lambda n: None), no_density=True)
+    assert found["verdict"]["reasons"]["trajectory"].startswith("the policy takes the same continuous action")
+    assert "propensities" not in words(found)
+    assert "propensity" not in found["left_out"]["ips"]
+    both = found_of(large(ratio=lambda n: None), no_density=True, no_propensity=200)
+    assert "with policy=sampled); and no row of the log has a propensity" in both["left_out"]["ips"]
+
+
 def test_trajectories_may_be_too_far_apart_where_decisions_are_not():
     """A product of many ratios leaves a few trajectories with all of the weight."""
     random = np.random.default_rng(0)

@@ -15,6 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from lockstep.data.logs.maps import MapDecoder, Maps, Where, as_entries, error_text, is_text, maps_of_series
+from lockstep.errors import ConfigError
 
 Actions = Maps | pl.Series
 """The action of each row: features if parametric, otherwise names (String, null: none)."""
@@ -137,6 +138,8 @@ def actions_of_series(series: pl.Series, names: ActionNames, where: Where, colum
         return series.replace_strict(distinct, called, default=None, return_dtype=pl.String).alias(column)
     if isinstance(dtype, pl.Array) or (isinstance(dtype, pl.List) and as_entries(series) is None):
         return ActionDecoder(names)([msgspec.json.encode(_plain(row)) for row in series], where, column)
+    if dtype == pl.Boolean:
+        raise ConfigError(f"{where.path}: column {column} is {dtype}; an action is a name, an index, a list or a map")
     return maps_of_series(series, where, column)
 
 

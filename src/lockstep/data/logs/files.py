@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.data.dataset_files import DESCRIPTION, STATE_FEATURES
 from lockstep.data.packages import import_optional
 from lockstep.errors import ConfigError
 
@@ -21,12 +22,14 @@ def find_files(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
     are skipped. The folder of a Minari dataset counts as one file.
 
     Raises:
-        ConfigError: a path does not exist, or no file is a log.
+        ConfigError: a path does not exist, no file is a log, or one is there twice.
     """
     files, in_folders = list[Path](), set[Path]()
     for path in paths:
         if is_minari(path):
             files.append(path)
+        elif (path / DESCRIPTION).is_file() and (path / STATE_FEATURES).is_file():
+            raise ConfigError(f"{path} is prepared data, not a log; name what it was prepared from")
         elif path.is_dir():
             found = sorted(file for file in path.rglob("*") if file.is_file() and _is_log(file.relative_to(path)))
             if not found:
@@ -42,6 +45,9 @@ def find_files(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
             raise ConfigError(f"{path} does not exist; give a log file, or a folder of them")
     if not files:
         raise ConfigError("no log was named; give a log file, or a folder of them")
+    if len(set(files)) < len(files):
+        twice = next(path for path in files if files.count(path) > 1)
+        raise ConfigError(f"{twice} is named twice, or lies in a folder that is named, too; name it once")
     return files, in_folders
 
 

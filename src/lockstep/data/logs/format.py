@@ -87,6 +87,7 @@ class Log:
         paths: its files, in reading order.
         kind: `discrete` or `parametric`, the form of its actions; those of a continuous log are parametric.
         continuous: whether its actions are continuous; None: found from all rows.
+        actions: the given names of discrete actions; None: any.
         total_bytes: of all files.
         done_bytes: read so far by `frames`.
     """
@@ -95,6 +96,7 @@ class Log:
         from lockstep.data.logs.minari import size_of
 
         self.paths, self._in_folders, self._schema = files, in_folders, schema
+        self.actions = schema.names.names
         self._sizes = [size_of(path) for path in files]
         self.total_bytes, self.done_bytes = sum(self._sizes), 0
         self.continuous = None if kind is None else kind == "continuous"

@@ -18,7 +18,7 @@ from lockstep.data.logs.files import LineBlocks
 from lockstep.data.logs.frame import RawRows
 from lockstep.data.logs.lists import lists_of_json
 from lockstep.data.logs.maps import MapDecoder, Maps, Where, error_text
-from lockstep.data.logs.schema import ACTIONS, ALIASES, FLAGS, LISTS, MAPS, NUMBERS, Schema
+from lockstep.data.logs.schema import ACTIONS, ALIASES, FLAGS, LISTS, MAPS, NUMBERS, WHOLE, Schema
 from lockstep.errors import ConfigError
 
 _FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 16, 1 << 24
@@ -70,18 +70,24 @@ class JsonLines:
         if available:
             schema.check([*available], path, lambda: _kinds(block), by_prefix=False)
             schema.note_others([*available], path)
+        schema.check_roles()
         kinds: dict[str, Any] = {"mdp_id": str | int, "sequence_number": _Int64}
         kinds |= dict.fromkeys(NUMBERS, float | None) | dict.fromkeys(FLAGS, bool | None)
         fields: list[Any] = []
         own: dict[str, dict[str, str]] = {}
+        read: dict[str, str] = {}
+        """The field of each column."""
         for name in ("mdp_id", "sequence_number", *NUMBERS, *FLAGS, *MAPS, *ACTIONS, *LISTS):
             if columns := schema.spread_columns(name) if name in (*MAPS, *ACTIONS) else {}:
                 own[name] = {}
                 for key, column in columns.items():
-                    own[name][key] = inside = f"{name}_{len(own[name])}"
-                    fields.append((inside, float | None, msgspec.field(default=None, name=column)))
+                    if column not in read:  # two ids may have one column, and the sequence_number may be a feature
+                        read[column] = f"{name}_{len(own[name])}"
+                        fields.append((read[column], float | None, msgspec.field(default=None, name=column)))
+                    own[name][key] = read[column]
                 continue
             called = schema.column_of(name, available) or cast(str, schema.overrides.get(name, name))
+            read[called] = name
             required = name in ("mdp_id", "sequence_number")
             default = None if name in (*NUMBERS, *FLAGS) else _NULL
             given = msgspec.field(name=called) if required else msgspec.field(name=called, default=default)
@@ -181,6 +187,8 @@ def _decode_one(decoder: Any, text: bytes, where: Where) -> None:
         said = error_text(error)
         if "missing required field" in said:
             said += "; every row needs it"
+        elif "Expected `int`," in said:  # only a sequence_number must be one
+            said += f"; it must be {WHOLE}"
         where.refuse(0, f"{column}: {said}" if column else said)
     except ValueError as error:
         where.refuse(0, _not_json(text) or f"is not JSON, or is cut off ({error_text(error)})")

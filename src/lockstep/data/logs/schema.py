@@ -24,6 +24,10 @@ ALIASES = {"propensity": "action_probability"}
 """Columns with a second name."""
 IGNORED = ("ds", "_file", "_row", "has_next_state")
 """Columns that are ignored without a note."""
+WHOLE = "a whole number, of steps or of seconds"
+"""What a `sequence_number` must be."""
+_TIME_AS_FEATURE = {"sequence_number", "state_features"}
+"""The roles that one column may have at once."""
 _SPREAD = (*MAPS, *ACTIONS)
 _MOST_NAMES = 20
 """Columns of a log that a message names."""
@@ -139,6 +143,21 @@ class Schema:
                 "otherwise, save these lines as columns.yaml, correct them, and add --columns columns.yaml:\n\n"
                 f"{suggest_columns(self.overrides, missing, unused, kinds())}\n"
             )
+
+    def check_roles(self) -> None:
+        """Raise `ConfigError` for a column with two roles: a reward among the features would be the answer."""
+        named = [[own] if isinstance(own, str) else [*own.values()] for own in self.overrides.values()]
+        available, roles = [column for columns in named for column in columns], dict[str, str]()
+        for name in SCHEMA:
+            column = self.column_of(name, available)
+            spread = self.spread_columns(name, available) if name in _SPREAD else {}
+            for used in (*spread.values(), *([] if column is None else [column])):
+                before = roles.setdefault(used, name)
+                if before != name and {before, name} != _TIME_AS_FEATURE:
+                    raise ConfigError(
+                        f"--columns: column {used} is read as {before} and as {name}; leave it out of one of them "
+                        "(only the sequence_number may be among the state_features, too)"
+                    )
 
 
 def read_columns(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from lockstep.data.logs.files import COMPRESSIONS, LineBlocks, kind_of, read_byt
 from lockstep.data.logs.frame import RawRows
 from lockstep.data.logs.lists import lists_of_series
 from lockstep.data.logs.maps import Maps, Where, is_text, maps_of_series, numbers
-from lockstep.data.logs.schema import ACTIONS, FLAGS, LISTS, MAPS, NUMBERS, REQUIRED, SCHEMA, Schema
+from lockstep.data.logs.schema import ACTIONS, FLAGS, LISTS, MAPS, NUMBERS, REQUIRED, SCHEMA, WHOLE, Schema
 from lockstep.errors import ConfigError
 
 _MOST_ROWS, _CELLS = 100_000, 1 << 23
@@ -46,6 +46,7 @@ class Tables:
         except (PolarsError, OSError) as error:
             raise _unreadable(path, error) from error
         self._schema.check(available, path, lambda: _kinds(table, path, text=text))
+        self._schema.check_roles()
         self._schema.note_others(available, path)
         used = self._schema.used_columns(available)
         if text:
@@ -59,14 +60,18 @@ class Tables:
             return
         found = self._found(first, _where(path, 0, len(first), text), file, text)
         yield found
+        last = first
         width = 1 + sum(2 * len(maps.ids) for maps in found.maps.values())
         done, held = len(first), int(first.estimated_size()) if total is None else 0
         for rows in _batches(path, table.slice(done), max(1, min(_MOST_ROWS, _CELLS // width))):
             yield self._found(rows, _where(path, done, len(rows), text), file, text)
+            last = rows
             done += len(rows)
             if total is None:
                 held += int(rows.estimated_size())
             advance(min(size, held) if total is None else size * done // total)
+        if text and last[available[-1]][-1] is None and (shorter := _odd_line(path, longer=False)):
+            raise ConfigError(f"{path} is cut off: {shorter}; copy it again")
 
     def _found(self, rows: pl.DataFrame, where: Where, file: int, text: bool) -> RawRows:
         schema, available = self._schema, rows.columns
@@ -116,9 +121,9 @@ def _id(series: pl.Series, where: Where, name: str, text: bool) -> pl.Series:
 
 def _whole(series: pl.Series, where: Where, name: str, text: bool) -> pl.Series:
     if text:
-        return _cast(series, pl.Int64(), where, name, "a whole number")
+        return _cast(series, pl.Int64(), where, name, WHOLE)
     if not series.dtype.is_integer():
-        raise ConfigError(f"{where.path}: column {name} is {series.dtype}; it must be a whole number")
+        raise ConfigError(f"{where.path}: column {name} is {series.dtype}; it must be {WHOLE}")
     return _cast(series, pl.Int64(), where, name, "a whole number below 2**63")
 
 
@@ -166,6 +171,8 @@ def _separator(path: Path) -> str:
     """The most frequent separator of the heading; the file name decides between equally frequent ones."""
     by_name = "\t" if ".tsv" in [suffix.lower() for suffix in path.suffixes] else ","
     first, _ = next(read_bytes(path), (b"", 0))
+    if b"\0" in first:
+        raise ConfigError(f"{path} is not text in UTF-8; save it as UTF-8")
     heading = _QUOTED.sub("", first.decode(errors="replace")).partition("\n")[0]
     columns = {mark: heading.count(mark) for mark in _SEPARATORS}
     return max(_SEPARATORS, key=lambda mark: (columns[mark], mark == by_name))
@@ -205,19 +212,24 @@ def _run(path: Path, call: Callable[[], _T]) -> _T:
 
 def _unreadable(path: Path, error: Exception) -> ConfigError:
     reason = str(error).partition("\n")[0]
-    if kind_of(path) == "csv" and (longer := _longer_line(path)):
+    if kind_of(path) == "csv" and (longer := _odd_line(path, longer=True)):
         reason = longer
+    if "utf-8" in reason:
+        return ConfigError(f"{path} is not text in UTF-8 ({reason}); save it as UTF-8")
     if "empty CSV" in reason:
         return ConfigError(f"{path} is empty; a log has a row for each decision")
     return ConfigError(f"{path} cannot be read ({reason}); is it whole? Copy it again")
 
 
-def _longer_line(path: Path) -> str | None:
-    """An error message if a row of a CSV has more cells than its heading; otherwise None."""
+def _odd_line(path: Path, *, longer: bool) -> str | None:
+    """An error message if a row of a CSV has more cells than its heading, or its last row fewer; otherwise None."""
     blocks = (io.StringIO(block.decode(errors="replace")) for block in LineBlocks(path, _BLOCK_BYTES))
     rows = csv.reader(chain.from_iterable(blocks), delimiter=_separator(path))
     heading = next(rows, list[str]())
+    row = heading
     for row in rows:
-        if len(row) > len(heading):
-            return f"row {rows.line_num} has {len(row)} cells, and the heading has {len(heading)}"
-    return None
+        if longer and len(row) > len(heading):
+            break
+    if len(row) == len(heading) or longer != (len(row) > len(heading)):
+        return None
+    return f"row {rows.line_num} has {len(row)} cells, and the heading has {len(heading)}"

@@ -82,7 +82,21 @@ def scan_log(log: Any, directory: Path | None, num_samples: int, memory: int, pr
             f"{log.paths[0]} lists possible actions, and continuous actions are any numbers within bounds; "
             "leave --kind continuous out, or possible_actions"
         )
+    _check_named_alike(log, contents, encoder)
     return Scan(encoder, contents, sample, spill, num_samples, rows, continuous)
+
+
+def _check_named_alike(log: Any, contents: LogContents, encoder: Encoder) -> None:
+    """Refuse discrete actions of which none that was taken is ever listed: what is listed was never tried."""
+    taken, listed = contents.taken - {-1}, contents.listed - {-1}
+    if log.actions is not None or not taken or not listed or taken & listed:
+        return
+    names = list(encoder.names)
+    some = [", ".join(ordered(names[code] for code in codes)[:4]) for codes in (taken, listed)]
+    raise ConfigError(
+        f"{log.paths[0]}: no action that was taken ({some[0]}) is ever among the possible ones ({some[1]}); if one "
+        "column has names and the other indices or marks, name all actions in the order of their indices: --actions A,B"
+    )
 
 
 def _with_progress(log: Any) -> Iterator[tuple[Any, int]]:

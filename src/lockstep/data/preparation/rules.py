@@ -87,7 +87,7 @@ def summary_lines(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, e
     ]
     if limit is not None:
         found.append(f"not terminal: {c.cut} trajectories that end with their decision {limit} (--max-episode-steps)")
-    elif c.num_longest_terminal >= _MANY and 10 * c.num_longest_terminal >= c.trajectories:
+    elif c.longest > 1 and c.num_longest_terminal >= _MANY and 10 * c.num_longest_terminal >= c.trajectories:
         found.append(
             f"{c.num_longest_terminal} trajectories end with decision {c.longest}, which is the longest, and count as "
             f"terminal: if a limit of steps cut them off, prepare with --max-episode-steps {c.longest}"

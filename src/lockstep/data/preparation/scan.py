@@ -181,6 +181,10 @@ class LogContents:
     """Rows with an action."""
     action_counts: Counter[str] = field(default_factory=Counter[str])
     """Rows whose action has a feature, by id."""
+    taken: set[int] = field(default_factory=set[int])
+    """Codes of the discrete actions of rows."""
+    listed: set[int] = field(default_factory=set[int])
+    """Codes of the discrete actions in lists."""
 
     @property
     def continuous(self) -> bool:
@@ -193,6 +197,9 @@ class LogContents:
             if name not in self.columns and _has_any(column):
                 self.columns.add(name)
         self.num_actions += int(block.columns["has_action"].sum()) if "has_action" in block.columns else 0
+        if (codes := block.columns.get("action")) is not None:
+            self.taken.update(np.unique(codes).tolist())
+            self.listed.update(*(np.unique(lists.items).tolist() for lists in block.lists.values()))
         for name, column in block.with_prefix("action").items():
             known = column[~np.isnan(column)]
             self.action_counts[name] += len(known)

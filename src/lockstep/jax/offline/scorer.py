@@ -31,7 +31,8 @@ AT_BOUND = 1.0 - 2e-6
 class PolicyScorer:
     """A policy and its models, as `lockstep.session.logged.evaluator.Scorer`.
 
-    Rows are filled up to `MAX_ROWS`, so that one compilation serves all.
+    Rows are filled up to `MAX_ROWS`, so that one compilation serves all. After the policy has learned, `load_params`
+    makes the newest parameters count.
 
     Args:
         policy: with the parameters to score by.
@@ -42,10 +43,14 @@ class PolicyScorer:
     def __init__(self, policy: LoggedPolicy, run: OfflineRun, device: Any) -> None:
         self.policy = policy
         self.policy_spec = policy.policy_spec
-        self._seed = run.seed
-        self._params: Params = jax.device_put(policy.params, device)
+        self._seed, self._device = run.seed, device
+        self.load_params()
         self._named = jax.jit(self._score_named)
         self._continuous = jax.jit(self._score_continuous)
+
+    def load_params(self) -> None:
+        """Score by the current parameters of the policy from now on."""
+        self._params: Params = jax.device_put(self.policy.params, self._device)
 
     def score(self, rows: Rows, *, with_ratio: bool, unlogged: NDArray[np.int64]) -> Scores:
         """Score logged rows."""

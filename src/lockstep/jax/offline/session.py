@@ -16,10 +16,15 @@ from lockstep.run import OfflineRun
 class LoggedJax(Jax):
     """The `lockstep.session.logged.session.LoggedBackend` of JAX."""
 
+    _scorer: PolicyScorer | None = None
+
     def scorer(self, policy: AnyPolicy, run: OfflineRun, comm: Comm) -> PolicyScorer:
-        """The policy with its models, with the current parameters."""
+        """The policy with its models, with the current parameters; one for all estimates of a run, compiled once."""
         assert isinstance(policy, LoggedPolicy)
-        return PolicyScorer(policy, run, comm.devices[0])
+        if self._scorer is None or self._scorer.policy is not policy:
+            self._scorer = PolicyScorer(policy, run, comm.devices[0])
+        self._scorer.load_params()
+        return self._scorer
 
     def export(self, policy: AnyPolicy, dataset: Dataset, folder: Path) -> Sequence[str]:
         """Not available for JAX, whose runs are refused with `model_path`."""

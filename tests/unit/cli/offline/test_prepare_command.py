@@ -219,7 +219,11 @@ def test_a_run_ends_with_an_estimate_and_what_to_type_next(tmp_path, log, capfd,
     data, run = tmp_path / "data", tmp_path / "my run"
     log = write(
         tmp_path / "many.jsonl",
-        [row(i, mdp_id=str(m), action=["left", "right"][m % 2], propensity=0.5) for m in range(60) for i in range(2)],
+        [
+            row(i, mdp_id=str(m), action=["left", "right"][m % 2], propensity=0.5, reward=m % 5)
+            for m in range(60)
+            for i in range(2)
+        ],
     )
     assert cli.main(["offline", "prepare", str(log), "--out", str(data)]) == 0
     words = ["--set", f"eval_data={data}"] if held_out else []

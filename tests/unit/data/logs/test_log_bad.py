@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 import zstandard
 
+import made_data
 from lockstep.data import packages
 from lockstep.data.logs import maps as log_maps
 from lockstep.data.logs.format import read_log
@@ -25,7 +26,7 @@ NAMES = ["left", "right"]
         (row(1, mdp_id=None), "mdp_id: Expected `int | str`, got `null`"),
         (row(1, mdp_id=""), "mdp_id is missing"),
         (row(1, sequence_number=...), "missing required field `sequence_number`"),
-        (row(1, sequence_number="3"), "sequence_number: Expected `int`, got `str`"),
+        (row(1, sequence_number="3"), "Expected `int`, got `str`; it must be a whole number, of steps or"),
         (row(1, sequence_number=1.5), "sequence_number: Expected `int`, got `float`"),
         (row(1, sequence_number=2**63), "sequence_number: Expected `int` <= 9223372036854775807"),
         (row(1, state_features=...), "state_features is missing"),
@@ -176,6 +177,17 @@ def test_empty_folder_is_rejected(tmp_path):
         read_log([tmp_path])
 
 
+def test_prepared_data_and_files_named_twice_are_rejected(tmp_path):
+    made_data.discrete(tmp_path / "prepared", rows=3)
+    with pytest.raises(ConfigError, match="prepared is prepared data, not a log; name what it was prepared from"):
+        read_log([tmp_path / "prepared"])
+    (tmp_path / "log").mkdir()
+    file = write(tmp_path / "log" / "dataset.json", [row()])  # a log may have this name
+    assert len(read_log([tmp_path / "log"]).paths) == 1
+    with pytest.raises(ConfigError, match=r"dataset\.json is named twice, or lies in a folder"):
+        read_log([tmp_path / "log", file])
+
+
 def test_missing_file_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.jsonl does not exist"):
         read_log([tmp_path / "nowhere.jsonl"])
@@ -290,6 +302,7 @@ def test_error_names_the_bad_parquet_column(tmp_path, changes, message):
         ("a,1,0,2,1", 'row 3: action "2" is not one of the actions'),
         (",1,0,left,1", "row 3: mdp_id is missing"),
         ("a,1,0,left,1,7", "row 3 has 6 cells, and the heading has 5"),
+        ("a,1,0", "is cut off: row 3 has 3 cells, and the heading has 5; copy it again"),
     ],
 )
 def test_error_names_the_bad_csv_row(tmp_path, line, message):
@@ -298,6 +311,27 @@ def test_error_names_the_bad_csv_row(tmp_path, line, message):
     with pytest.raises(ConfigError) as refused:
         table(path, actions=NAMES)
     assert str(path) in str(refused.value) and message in str(refused.value)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_csv_of_another_encoding_is_refused(tmp_path, encoding):
+    path = tmp_path / "a.csv"
+    path.write_bytes("mdp_id,sequence_number,state:0,action,reward\né,0,0.5,left,1\n".encode(encoding))
+    with pytest.raises(ConfigError, match=r"a\.csv is not text in UTF-8.*; save it as UTF-8"):
+        table(path)
+
+
+def test_a_csv_may_end_with_an_empty_cell(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("mdp_id,sequence_number,state:0,action,reward,propensity\na,0,0.5,left,1,\n")
+    assert len(table(path)) == 1
+
+
+def test_actions_of_a_table_that_are_marks_are_refused(tmp_path):
+    made = {"mdp_id": ["a"], "sequence_number": [0], "state:0": [0.5], "action": [True], "reward": [1.0]}
+    pl.DataFrame(made).write_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match="column action is Boolean; an action is a name, an index, a list or a map"):
+        table(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize("rows", [3, 2000])
@@ -323,11 +357,14 @@ def test_a_row_with_too_many_cells_is_refused_although_the_last_column_is_left_o
             {"state_features": ["x"]},
             "has no column x, which --columns (or the data of --like) names for state_features; it has",
         ),
+        ({"state_features": ["extra", "reward"]}, "--columns: column reward is read as state_features and as reward; "),
+        ({"action": "extra", "state_features": {"0": "extra"}}, "extra is read as state_features and as action; "),
+        ({"terminated": "extra", "truncated": "extra"}, "column extra is read as terminated and as truncated; "),
     ],
 )
 def test_invalid_column_mapping_is_rejected(tmp_path, columns, message):
     with pytest.raises(ConfigError) as refused:
-        read_log([write(tmp_path / "a.jsonl", [row()])], columns=columns)
+        read_log([write(tmp_path / "a.jsonl", [row(extra=1)])], columns=columns)
     assert message in str(refused.value)
 
 

@@ -280,6 +280,18 @@ def test_column_mapping_is_applied(tmp_path):
     assert rows["metric:c"].to_list() == [0.0, 1.0, 2.0] and rows["action"].to_list() == ["go"] * 3
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_the_sequence_number_may_be_a_feature_and_ids_may_share_a_column(tmp_path, name):
+    made = [{"mdp_id": "a", "t": i, "x": 0.5, "action": "go", "reward": 1} for i in range(3)]
+    if name == "a.csv":
+        pl.DataFrame(made).write_csv(tmp_path / name)
+    else:
+        write(tmp_path / name, made)
+    rows = table(tmp_path / name, columns={"sequence_number": "t", "state_features": {"0": "x", "1": "x", "2": "t"}})
+    assert rows["state:2"].to_list() == rows["sequence_number"].to_list() == [0, 1, 2]
+    assert rows["state:0"].to_list() == rows["state:1"].to_list() == [0.5] * 3
+
+
 def test_numbers_keep_full_precision(tmp_path):
     values = np.random.default_rng(0).normal(size=200) * 10.0 ** np.random.default_rng(1).integers(-300, 300, 200)
     rows = table(write(tmp_path / "a.jsonl", [row(i, state_features={"0": v}) for i, v in enumerate(values)]))
