@@ -3,7 +3,8 @@
 import math
 from typing import TypeGuard
 
-_LARGEST_DRAWN = 1e300
+LARGEST_DRAWN = 1e300
+"""Numbers beyond it overflow when they are summed and scaled for a chart."""
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -24,7 +25,7 @@ def number_of(value: object) -> float | None:
 
 def can_be_drawn(value: float) -> bool:
     """Whether a number may be summed and scaled for a chart: not one so large that this overflows."""
-    return abs(value) <= _LARGEST_DRAWN  # false for NaN
+    return abs(value) <= LARGEST_DRAWN  # false for NaN
 
 
 def whole_number_of(value: object) -> int | None:

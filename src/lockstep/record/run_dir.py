@@ -14,6 +14,7 @@ from lockstep.errors import ConfigError
 from lockstep.record.follow import last_line, read_json
 from lockstep.record.sinks import JsonLines, TensorBoard, finite
 from lockstep.record.summary import empty_summary
+from lockstep.record.trackers.interface import evaluation_metrics
 from lockstep.run import AnyRun, to_dict
 from lockstep.system.files import write_atomically
 
@@ -91,8 +92,9 @@ class RunDir:
         self._tensorboard.write(step, metrics)
 
     def write_evaluation(self, step: int, returns: Sequence[float], lengths: Sequence[int]) -> None:
-        """Add one evaluation, episode by episode, to `evaluations.jsonl`."""
+        """Add one evaluation, episode by episode, to `evaluations.jsonl`, and its means to TensorBoard."""
         self._evaluations.write({"step": step, "returns": list(returns), "lengths": list(lengths)})
+        self._tensorboard.write(step, evaluation_metrics(returns, lengths))
 
     def write_ranks(
         self,

@@ -8,10 +8,14 @@ import signal
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from lockstep.record import sinks
+from lockstep.record.run_dir import RunDir
 from lockstep.record.sinks import JsonLines, TensorBoard
+from lockstep.record.video import write_gif
+from lockstep.run import Run
 
 
 def read(directory):
@@ -140,3 +144,35 @@ def test_tensorboard_forgets_what_lies_after_the_step_of_a_resumed_run(tmp_path)
         time.sleep(1.0)
     seen = EventAccumulator(str(tmp_path)).Reload().Scalars("x")
     assert [(event.step, event.value) for event in seen] == [(10, 10), (20, 20), (30, 30.5), (40, 40.5)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_has_config_code_evaluations_videos_and_summary(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run_dir = RunDir.create(tmp_path / "run", Run(task="CartPole-v1", seed=7))
+    frames = np.zeros((2, 30, 40, 3), np.uint8)
+    write_gif(run_dir.path / "videos" / "step_20.gif", frames, 15)
+    run_dir.close()
+    run_dir = RunDir.join(run_dir.path)  # as at a resumption: the video is not new
+    run_dir.rewind(20, 20)
+    run_dir.write_metrics(30, 1.0, {"loss/value": 0.5})
+    for step in (40, 100):  # by name, the second is the first
+        write_gif(run_dir.path / "videos" / f"step_{step}.gif", frames, 15)
+    run_dir.write_evaluation(40, [1.0, 3.0, float("nan")], [10, 20, 30])
+    run_dir.write_summary({"env_steps": 40, "status": "finished"})
+    run_dir.close()
+    seen = EventAccumulator(str(run_dir.path / "tensorboard")).Reload()
+    scalars = {name: [(one.step, one.value) for one in seen.Scalars(name)] for name in seen.Tags()["scalars"]}
+    assert scalars == {
+        "loss/value": [(30, 0.5)],
+        "evaluation/return_mean": [(40, 2.0)],
+        "evaluation/return_std": [(40, 1.0)],
+        "evaluation/length_mean": [(40, 20.0)],
+    }
+    texts = {name: seen.Tensors(name)[0].tensor_proto.string_val[0].decode() for name in seen.Tags()["tensors"]}
+    assert "seed: 7" in texts["run/config"] and '"finished"' in texts["run/summary"]
+    assert "lockstep" in texts["run/code"] and "torch" in texts["run/code"]
+    video, later = seen.Images("video")
+    assert later.step == 100
+    assert (video.step, video.width, video.height, video.encoded_image_string[:3]) == (40, 40, 30, b"GIF")

@@ -14,6 +14,7 @@ from lockstep.config import settings
 from lockstep.errors import ConfigError
 from lockstep.record.trackers import background
 from lockstep.record.trackers.background import BackgroundCalls
+from lockstep.record.trackers.interface import evaluation_metrics
 from lockstep.record.trackers.open import Trackers, check_trackers
 from lockstep.run import Run, override
 
@@ -158,3 +159,13 @@ def test_training_gives_the_same_bits_with_a_tracker(sinks, capfd):
     assert capfd.readouterr().out.count("sinks.py:Broken failed") == 1
     ids = json.loads((sinks / "tracked" / "trackers.json").read_text())
     assert ids == {"sinks.py:Sink": "first", "sinks.py:Broken": "first"}
+
+
+def test_episodes_without_a_return_do_not_spoil_the_means_of_an_evaluation():
+    nan = float("nan")
+    assert evaluation_metrics([1.0, nan, 3.0], [10, 20, 30]) == {
+        "evaluation/return_mean": 2.0,
+        "evaluation/return_std": 1.0,
+        "evaluation/length_mean": 20.0,
+    }
+    assert evaluation_metrics([nan], [10]) == {} == evaluation_metrics([], [])

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scale",
         metavar="X",
         default="1",
-        help="multiply the steps of all works, such as 0.1 for a trial (default: 1)",
+        help="multiply the measured steps of all works, such as 0.1 for a trial (default: 1)",
     )
     add("--run-dir", metavar="DIR", default=DEFAULT_FOLDER, help=f"results; a second start goes on ({DEFAULT_FOLDER})")
     environments = f"where the libraries are installed, one environment each (default: {DEFAULT_ENVIRONMENTS})"

@@ -151,13 +151,16 @@ def _listing(works: Sequence[str]) -> str:
     for name in works:
         lines.append(f"{name:24} {WORKS[name].title}")
         for arm in WORKS[name].arms:
-            needs = "" if arm.environment is None else f"  [{', '.join(pinned(arm.environment))}]"
+            needs = "" if arm.environment is None else f"  [{arm.environment}]"
             needs += f"  (only with {arm.only_with})" if arm.only_with else ""
             lines.append(f"    {arm.name:20} {arm.title}{needs}")
+    used = {arm.environment: None for name in works for arm in WORKS[name].arms if arm.environment is not None}
+    lines += [f"[{name}] {', '.join(pinned(name))}" for name in used]
     return "\n".join(lines)
 
 
 def _machine() -> str:
     """One line on the machine."""
-    cores = f"{len(os.sched_getaffinity(0))} cores ({processor()})"
+    count = len(os.sched_getaffinity(0))
+    cores = f"{count} core{'s' * (count != 1)} ({processor()})"
     return f"{cores}, {platform.system()} {platform.machine()}, Python {platform.python_version()}"

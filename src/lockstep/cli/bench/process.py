@@ -29,11 +29,13 @@ def measure(python: Path, work: Work, arm: Arm, scale: float, more: Sequence[str
         python: the interpreter of the arm's environment.
         work: what is done.
         arm: by whom.
-        scale: factor of the steps.
+        scale: factor of the measured steps.
         more: further arguments of the script.
     """
-    steps = [max(1, round(steps * scale * arm.part)) * arm.ranks for steps in (work.warm_up, work.measured)]
-    words = [*arm.words, *more, "--warm-up", str(steps[0]), "--measured", str(steps[1])]
+    updates = max(1, round(work.measured * scale * arm.part / work.update))
+    warm_up = max(1, round(work.warm_up * arm.part))  # not scaled: learning must have begun
+    steps = [str(count * arm.ranks) for count in (warm_up, updates * work.update)]
+    words = [*arm.words, *more, "--warm-up", steps[0], "--measured", steps[1]]
     command = [str(python), str(ARMS / arm.script), *words]
     own = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(own)[: arm.cores])  # inherited by the process

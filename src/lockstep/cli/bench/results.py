@@ -75,12 +75,7 @@ def table(name: str, work: Work, rows: Sequence[Row]) -> str:
 
     A ratio is that of Lockstep to a library, and of several ranks to one; more than 1 is better.
     """
-    lines = [
-        f"## {name}: {work.title}",
-        "",
-        f"| | {work.unit}, median (range) | ratio, median (range) | aimed at | MB per process |",
-        "|---|---|---|---|---|",
-    ]
+    lines: list[str] = []
     notes: list[str] = []
     for arm in work.arms:
         measured = of_arm(rows, name, arm.name)
@@ -106,9 +101,13 @@ def table(name: str, work: Work, rows: Sequence[Row]) -> str:
     for row in rows:
         if row["work"] == name:
             versions |= row.get("versions", {})
-    lines += ["", ", ".join(f"{package} {number}" for package, number in sorted(versions.items()))]
-    lines += ["", *(f"Not measured: {note}" for note in notes)] if notes else []
-    return "\n".join(lines)
+    parts = [[f"## {name}: {work.title}"]]
+    if lines:
+        heads = f"| | {work.unit}, median (range) | ratio, median (range) | aimed at | MB per process |"
+        parts += [[heads, "|---|---|---|---|---|", *lines]]
+        parts += [[", ".join(f"{package} {number}" for package, number in sorted(versions.items()))]]
+    parts += [[f"Not measured: {note}" for note in notes]] if notes else []
+    return "\n\n".join("\n".join(part) for part in parts)
 
 
 def _ratio(work: Work, arm: Arm, base: Mapping[int, Row], other: Mapping[int, float]) -> str:

@@ -48,6 +48,8 @@ class Work:
     """Environment steps, gradient steps or calls before the clock starts."""
     measured: int = 1
     """The same while the clock runs."""
+    update: int = 1
+    """Steps of one update; of whatever `--scale`, whole updates are measured."""
     targets: Mapping[str, float] = field(default_factory=dict[str, float])
     """Ratios that Lockstep aims at, by the name of the arm: Lockstep over a library, several ranks over one."""
 
@@ -177,6 +179,7 @@ WORKS: Mapping[str, Work] = {
         title="CartPole-v1, PPO in torch, 8 environments x 128 steps",
         warm_up=20_480,
         measured=81_920,
+        update=1024,
         arms=(
             _ours("CartPole-v1", _CARTPOLE),
             _ours("CartPole-v1", _CARTPOLE, _COMPILED),
@@ -192,6 +195,7 @@ WORKS: Mapping[str, Work] = {
         title="CartPole-v1, PPO in JAX, environments on the host, 8 x 128",
         warm_up=20_480,
         measured=204_800,
+        update=1024,
         arms=(
             _ours("CartPole-v1", _CARTPOLE, _JAX),
             _peer("sbx", "sbx", "cartpole_ppo", "with_sb3.py"),
@@ -204,6 +208,7 @@ WORKS: Mapping[str, Work] = {
         title="CartPole-v1, PPO and environments on the device in JAX, 8 x 128",
         warm_up=102_400,
         measured=512_000,
+        update=1024,
         arms=(
             _ours("jax/CartPole-v1", _CARTPOLE, _JAX),
             Arm(
@@ -218,6 +223,7 @@ WORKS: Mapping[str, Work] = {
         title="lockstep/Cartpole-v0, PPO, 4096 environments x 16 steps as tensors, Isaac Lab's settings",
         warm_up=131_072,
         measured=1_310_720,
+        update=65_536,
         arms=(
             _ours("cartpole_isaac", {"num_envs": 4096}),
             _ours("cartpole_isaac", {"num_envs": 4096}, _COMPILED),
@@ -232,6 +238,7 @@ WORKS: Mapping[str, Work] = {
         title="lockstep/Cartpole-v0, PPO, 4096 environments x 16 steps on each of one and two ranks",
         warm_up=131_072,
         measured=1_310_720,
+        update=65_536,
         arms=(
             _ours("cartpole_isaac", {"num_envs": 4096}),
             _ours("cartpole_isaac", {"num_envs": 8192}, _TWO),
@@ -243,6 +250,7 @@ WORKS: Mapping[str, Work] = {
         title="Hopper-v5, PPO, 4 environments x 512 steps, 10 epochs of 32 minibatches",
         warm_up=4096,
         measured=16_384,
+        update=2048,
         arms=(
             _ours("Hopper-v5", _HOPPER),
             _ours("Hopper-v5", _HOPPER, _COMPILED),
@@ -271,6 +279,7 @@ WORKS: Mapping[str, Work] = {
         title="CartPole-v1, recurrent PPO, an LSTM of 64 units for actor and critic, 8 x 128",
         warm_up=4096,
         measured=16_384,
+        update=1024,
         arms=(
             _ours("CartPole-v1", _LSTM),
             _ours("CartPole-v1", _LSTM, _ALSO_JAX),
@@ -301,6 +310,7 @@ WORKS: Mapping[str, Work] = {
         unit="rows/s",
         warm_up=204_800,
         measured=1_024_000,
+        update=1024,
         arms=(
             Arm(name="lockstep", title="Lockstep", script="offline_dqn.py", words=("lockstep", "--ranks", "1")),
             Arm(
@@ -323,6 +333,7 @@ WORKS: Mapping[str, Work] = {
         unit="s",
         higher_is_better=False,
         measured=1024,
+        update=1024,
         arms=(
             Arm(name="lockstep", title="Lockstep", script="first_update.py", words=("lockstep",)),
             Arm(name="lockstep_jax", title="Lockstep, JAX", script="first_update.py", words=("lockstep_jax",)),

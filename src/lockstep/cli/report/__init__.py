@@ -68,7 +68,7 @@ def _page(paths: Sequence[Path], args: argparse.Namespace) -> int:
     from lockstep.cli.report.page.page import write_page
     from lockstep.cli.report.page.scaling_section import read_scales
 
-    write_page(paths, file, read_scales([Path(path) for path in args.paths or ["runs"]]))
+    write_page(paths, file, read_scales([Path(path) for path in args.paths or ["runs"]], paths))
     print(f"wrote {file}")
     return 0
 

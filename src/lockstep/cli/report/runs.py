@@ -164,7 +164,7 @@ def found_run(
         best_return=best,
         return_from=source,
         estimate=_estimate(metrics, summary),
-        logged=next((value for line in reversed(metrics) if (value := number_of(line.logged))), None),
+        logged=next((value for line in reversed(metrics) if line.logged and (value := number_of(line.logged))), None),
     )
 
 
@@ -218,7 +218,7 @@ def _estimate(
     value = number_of(settings.value_of(found, "value"))
     if value is not None:
         return value, number_of(settings.value_of(found, "low")), number_of(settings.value_of(found, "high"))
-    values = (number_of(line.estimate) for line in reversed(metrics))
+    values = (number_of(line.estimate) for line in reversed(metrics) if line.estimate is not None)
     value = next((value for value in values if value is not None), None)
     return None if value is None else (value, None, None)
 

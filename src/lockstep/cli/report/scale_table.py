@@ -71,7 +71,8 @@ def cores_warning(results: Mapping[str, Any]) -> str | None:
     ranks, cores = max(results["plan"]["ranks"]), results["cores"]
     if ranks <= cores:
         return None
-    return f"warning: {ranks} ranks on {cores} cores take turns: worlds of more than {cores} ranks cannot be faster"
+    more = "several ranks" if cores == 1 else f"more than {cores} ranks"
+    return f"warning: {ranks} ranks on {_cores(cores)} take turns: worlds of {more} cannot be faster"
 
 
 def subject_of(results: Mapping[str, Any]) -> str:
@@ -79,8 +80,12 @@ def subject_of(results: Mapping[str, Any]) -> str:
     plan = results["plan"]
     return (
         f"{results['task']}: {results['algo']}, {results['ml_framework']}; medians (smallest to largest) of "
-        f"{plan['repetitions']} runs of {plan['updates']} updates, on {results['cores']} cores"
+        f"{plan['repetitions']} runs of {plan['updates']} updates, on {_cores(results['cores'])}"
     )
+
+
+def _cores(count: int) -> str:
+    return f"{count} core{'s' * (count != 1)}"
 
 
 def mode_title(results: Mapping[str, Any], mode: str) -> str:

@@ -22,6 +22,8 @@ _GAP = 2
 """Spaces between columns."""
 _NAMED_RUNS = 3
 """Runs that a line about several names."""
+_NOT_COMPARED = ("seed", "trackers")
+"""Settings in which runs of the same experiment may differ."""
 
 
 def print_tables(runs: Sequence[FoundRun], console: Console) -> None:
@@ -99,16 +101,20 @@ def as_json(runs: Sequence[FoundRun]) -> str:
 
 
 def differing(runs: Sequence[FoundRun]) -> list[str]:
-    """The settings, without the seed, that differ between runs; settings of one algorithm only are left out."""
+    """The settings that differ between runs, without seed and trackers; settings of one algorithm only are left out."""
     algos = {str(run.settings.get("algo")) for run in runs if run.settings}
-    names = dict.fromkeys(name for run in runs for name in run.settings if name != "seed")
+    names = dict.fromkeys(name for run in runs for name in run.settings if name not in _NOT_COMPARED)
     found: list[str] = []
     for name in names:
-        values = [shown_setting(run.settings[name]) for run in runs if name in run.settings]
+        values = [_exact(run.settings[name]) for run in runs if name in run.settings]
         missing = len(algos) == 1 and any(name not in run.settings for run in runs if run.settings)
         if missing or len(set(values)) > 1:
             found.append(name)
     return found
+
+
+def _exact(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _columns(differ: Sequence[str], several_ranks: bool) -> list[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, cast
 
 from lockstep.cli.report.runs import FoundRun, ranks_of
@@ -23,6 +24,7 @@ _WHAT = {
     "checkpoint": "checkpoints",
     "other": "work outside the named phases",
 }
+_PROFILE_FILE = "profile.json.gz"
 _SHARED = ("env", "act", "learn")
 """Phases whose work is divided among ranks."""
 
@@ -107,18 +109,40 @@ def bottleneck(run: TimeUse) -> Bottleneck | None:
 
 def straggler(run: TimeUse) -> str | None:
     """One sentence that names the rank that waits least, which the others wait for; None if all wait alike."""
+    slowest = _slowest(run)
+    if slowest is None:
+        return None
+    waited, mean = run.phases_of_ranks[slowest]["wait"], _mean_of_others(run, slowest, "wait")
+    return (
+        f"R{rank_name(run, slowest)[1:]} is the slowest: it waited {waited:.1f} s, the others "
+        f"{mean:.1f} s on average, {mean / sum(run.phases.values()):.0%} of their time."
+    )
+
+
+def _slowest(run: TimeUse) -> int | None:
+    """The rank that waits much less than the others; None if there is none."""
     waits = [phases["wait"] for phases in run.phases_of_ranks]
     total = sum(run.phases.values())
     if len(waits) < 2 or not total:
         return None
     slowest = min(range(len(waits)), key=waits.__getitem__)
-    mean = (sum(waits) - waits[slowest]) / (len(waits) - 1)
-    if mean - waits[slowest] < max(_NOTABLE_WAIT * total, mean / 2):
+    mean = _mean_of_others(run, slowest, "wait")
+    return None if mean - waits[slowest] < max(_NOTABLE_WAIT * total, mean / 2) else slowest
+
+
+def _waited_for(run: TimeUse) -> str | None:
+    """`evaluate` or `checkpoint`, if the others wait for the slowest rank mostly because of that; else None."""
+    slowest = _slowest(run)
+    if slowest is None:
         return None
-    return (
-        f"R{rank_name(run, slowest)[1:]} is the slowest: it waited {waits[slowest]:.1f} s, the others "
-        f"{mean:.1f} s on average, {mean / total:.0%} of their time."
-    )
+    own = run.phases_of_ranks[slowest]
+    more = {phase: own[phase] - _mean_of_others(run, slowest, phase) for phase in ("evaluate", "checkpoint")}
+    phase = max(more, key=lambda name: more[name])
+    return phase if 2 * more[phase] > _mean_of_others(run, slowest, "wait") - own["wait"] else None
+
+
+def _mean_of_others(run: TimeUse, rank: int, phase: str) -> float:
+    return fmean(phases[phase] for i, phases in enumerate(run.phases_of_ranks) if i != rank)
 
 
 def rank_name(run: TimeUse, index: int) -> str:
@@ -145,6 +169,8 @@ def _what(run: TimeUse, phase: str) -> str:
 
 def _where(run: TimeUse, phase: str) -> str:
     ranks = run.num_ranks or 1
+    if phase == "wait" and (cause := _waited_for(run)):
+        return f" while the slowest {'evaluates' if cause == 'evaluate' else 'saves the state'}"
     if phase not in _SHARED:
         return ""
     on_gpu = "cuda" in str(run.summary.get("devices"))
@@ -157,7 +183,7 @@ def _where(run: TimeUse, phase: str) -> str:
 
 def _remedies(run: TimeUse, phase: str) -> tuple[str, str]:
     """What would shorten a phase, and what would not."""
-    settings, ranks = run.found.settings, run.num_ranks or 1
+    settings = run.found.settings
     if phase == "env":
         return _remedy_of_steps(run), "a faster network or a smaller policy"
     if phase == "act":
@@ -172,18 +198,26 @@ def _remedies(run: TimeUse, phase: str) -> tuple[str, str]:
         faster = "a faster network, " if len(hosts(run)) > 1 else ""
         return f"{faster}fewer and larger minibatches or fewer ranks", "more ranks or faster environments"
     if phase == "wait":
-        cores = [host.get("cores") for host in hosts(run)]
-        crowded = cores and all(isinstance(c, int) for c in cores) and sum(cast(list[int], cores)) < ranks
-        if crowded:
-            return "fewer ranks or more cores", "a faster network"
-        if straggler(run):
-            return "a faster machine for the slowest rank", "a faster network"
-        return "cores that no other program uses, or fewer ranks", "a faster network"
+        return _remedy_of_waiting(run), "a faster network"
     if phase == "evaluate":
-        return "a larger evaluate_every or fewer evaluate_episodes", "faster learning"
+        video = "evaluate_video=false, " if settings.get("evaluate_video") else ""
+        return f"{video}a larger evaluate_every or fewer evaluate_episodes", "faster learning"
     if phase == "checkpoint":
         return "a larger checkpoint_every or a faster disk", "more ranks"
+    if (run.found.path / _PROFILE_FILE).exists():
+        return "no --profile, whose recording counts there,", "a faster network"
     return "lockstep train --profile 10, which shows what it is,", "a faster network"
+
+
+def _remedy_of_waiting(run: TimeUse) -> str:
+    if cause := _waited_for(run):
+        return _remedies(run, cause)[0]
+    cores = [host.get("cores") for host in hosts(run)]
+    if cores and all(isinstance(c, int) for c in cores) and sum(cast(list[int], cores)) < (run.num_ranks or 1):
+        return "fewer ranks or more cores"
+    if straggler(run):
+        return "a faster machine for the slowest rank"
+    return "cores that no other program uses, or fewer ranks"
 
 
 def _remedy_of_steps(run: TimeUse) -> str:

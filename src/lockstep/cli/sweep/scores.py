@@ -106,6 +106,9 @@ def print_results(found: Sequence[TrialResult], sweep: Sweep, console: Console) 
     console.print(table)
     if any(one.from_training for one in found):
         console.print("* mean return of the last 100 training episodes: nothing was evaluated", highlight=False)
+    done = [(one, member) for one in found for member in one.members if member.status == "done"]
+    if without := [member.name for one, member in done if member.seed not in one.scores]:
+        console.print(f"no {what}: {', '.join(without)}", markup=False, highlight=False, soft_wrap=True)
     for one in found:
         for member in one.members:
             if member.status == "failed":

@@ -1,6 +1,7 @@
 """The screen of `lockstep watch`."""
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -13,8 +14,8 @@ from lockstep.distributed.timers import PHASES
 from lockstep.record.console import grouped, significant
 
 KEYS = "q quit   n/p next, previous curve   x steps or seconds   1 return"
-_FEWEST_ROWS = 6
-"""Lines of the chart on a small terminal."""
+_FEWEST_ROWS = 5
+"""Lines of the smallest chart; a terminal without room for it shows the value alone."""
 _MOST_RANKS = 8
 """Ranks that are shown one by one."""
 _SILENT_S = 60.0
@@ -37,8 +38,14 @@ def frame(run: WatchedRun, name: str | None, width: int, height: int, *, by_seco
     above = [*_head(run), Text("")]
     times = run.rank_times()
     below: list[RenderableType] = [Text(""), *_ranks(run, times, width), Text(_checkpoints(run)), *_keys(keys)]
-    taken = len(above) + len(below) + (len(_chosen(times)) + 1 if times else 0) + 1
-    return Group(*above, *_curve(run, name, width, max(_FEWEST_ROWS, height - taken), by_seconds=by_seconds), *below)
+    table = len(_chosen(times)) + 1 if times else 0
+    free = height - table - sum(_height(line, width) for line in [*above, *below] if isinstance(line, Text))
+    return Group(*above, *_curve(run, name, width, free, by_seconds=by_seconds), *below)
+
+
+def _height(line: Text, width: int) -> int:
+    """The lines that a text takes."""
+    return max(1, len(wrap(line.plain, width)))
 
 
 def _keys(shown: bool) -> list[Text]:
@@ -102,7 +109,7 @@ def _curve(run: WatchedRun, name: str | None, width: int, height: int, *, by_sec
     position = f" ({names.index(chosen) + 1} of {len(names)})"
     last = f": {significant(curve.values[-1])}" if curve.values else ""
     xs, unit = (curve.seconds, "s") if by_seconds else (curve.steps, run.unit)
-    lines = draw(xs, curve.values, width, height - 1, unit)
+    lines = draw(xs, curve.values, width, height - 1, unit) if height > _FEWEST_ROWS else []
     return [Text.assemble((chosen, "bold"), last, (position, "dim")), *(Text(line, style="cyan") for line in lines)]
 
 
@@ -112,16 +119,19 @@ def _ranks(run: WatchedRun, times: Sequence[RankTime], width: int) -> list[Rende
         return []
     several = len({one.host for one in times}) > 1
     hosts = max(len(one.host or "") for one in times) + 2 if several else 0
-    shown = _phases(times, width - hosts - (0 if run.devices_per_process == 1 else len("process") - len("rank")))
+    on_gpu = any(one.device_memory for one in times)
+    taken = hosts + (len("  12345 MiB") if on_gpu else 0)
+    shown = _phases(times, width - taken - (0 if run.devices_per_process == 1 else len("process") - len("rank")))
     slowest = run.slowest(times)
     table = plain_table("dim")
     unit = "rank" if run.devices_per_process == 1 else "process"
-    for head in (unit, *(["host"] if several else []), *shown, "memory"):
+    for head in (unit, *(["host"] if several else []), *shown, "memory", *(["GPU"] if on_gpu else [])):
         table.add_column(head, no_wrap=True, justify="right")
     for one in _chosen(times):
-        memory = "-" if not one.memory else f"{one.memory / 2**20:.0f} MiB"
+        memory = [one.memory, *([one.device_memory] if on_gpu else [])]
         host = [one.host or "-"] if several else []
-        cells = [str(one.rank), *host, *(f"{one.shares[phase]:.0%}" for phase in shown), memory]
+        cells = [str(one.rank), *host, *(f"{one.shares[phase]:.0%}" for phase in shown)]
+        cells += ["-" if not size else f"{size / 2**20:.0f} MiB" for size in memory]
         table.add_row(*cells, style="yellow" if one is slowest else "")
     notes: list[RenderableType] = [table]
     if slowest is not None:

@@ -52,6 +52,8 @@ class RankTime:
     """By phase, fraction of the time."""
     memory: int | None
     """Bytes in memory."""
+    device_memory: int | None
+    """The most bytes of its GPU that it has used."""
 
 
 class WatchedRun:
@@ -231,13 +233,12 @@ class WatchedRun:
         last: Mapping[str, Sequence[float]] = lines[-1]["phases_s"]
         before: Mapping[str, Sequence[float]] = lines[0]["phases_s"]
         spent = [_since(last, before, rank) for rank in range(min(len(last[phase]) for phase in PHASES))]
-        given = lines[-1].get("memory")
-        memory = [whole_number_of(value) for value in cast(list[Any], given)] if isinstance(given, list) else []
+        memory, device_memory = (_counts(lines[-1].get(name), len(spent)) for name in ("memory", "device_memory"))
         found: list[RankTime] = []
         for rank, seconds in enumerate(spent):
             whole = sum(seconds.values()) or 1.0
             shares = {phase: value / whole for phase, value in seconds.items()}
-            found.append(RankTime(rank, self._hosts.get(rank), shares, memory[rank] if rank < len(memory) else None))
+            found.append(RankTime(rank, self._hosts.get(rank), shares, memory[rank], device_memory[rank]))
         return found
 
     @staticmethod
@@ -248,6 +249,12 @@ class WatchedRun:
         found = min(times, key=lambda one: one.shares["wait"])
         others = fmean(one.shares["wait"] for one in times if one is not found)
         return found if others - found.shares["wait"] > _UNEVEN else None
+
+
+def _counts(given: object, size: int) -> list[int | None]:
+    """As many counts as there are ranks; None for what is not known."""
+    known = [whole_number_of(value) for value in cast(list[Any], given)] if isinstance(given, list) else []
+    return [*known[:size], *[None] * (size - len(known))]
 
 
 def _columns(rows: Iterable[tuple[float | None, float | None, float | None]]) -> tuple[list[float], ...]:

@@ -6,6 +6,8 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Protocol
 
+from lockstep.record.file_numbers import can_be_drawn
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
@@ -58,9 +60,17 @@ class Tracker(Protocol):
 
 
 def evaluation_metrics(returns: Sequence[float], lengths: Sequence[int]) -> dict[str, float]:
-    """An evaluation as metrics, for trackers that take numbers only."""
+    """An evaluation as metrics, for trackers that take numbers only; empty if no episode has a return."""
+    known = finite_returns(returns)
+    if not known or len(lengths) == 0:
+        return {}
     return {
-        "evaluation/return_mean": fmean(returns),
-        "evaluation/return_std": pstdev(returns),
+        "evaluation/return_mean": fmean(known),
+        "evaluation/return_std": pstdev(known),
         "evaluation/length_mean": fmean(lengths),
     }
+
+
+def finite_returns(returns: Sequence[float]) -> list[float]:
+    """The returns that are numbers that can be averaged."""
+    return [value for value in returns if can_be_drawn(value)]

@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +14,9 @@ from lockstep.config import settings
 from lockstep.envs.load import load_object, portable
 from lockstep.errors import ConfigError
 from lockstep.record.follow import read_json
-from lockstep.record.summary import versions
 from lockstep.record.trackers import background
 from lockstep.record.trackers.background import BackgroundCalls
+from lockstep.record.trackers.code_version import code_version
 from lockstep.record.trackers.interface import TrackedRun, Tracker
 from lockstep.run import AnyRun, to_dict
 from lockstep.system.files import write_atomically
@@ -28,7 +26,6 @@ _KNOWN = {
     "wandb": "lockstep.record.trackers.wandb_tracker:WandbTracker",
     "mlflow": "lockstep.record.trackers.mlflow_tracker:MlflowTracker",
 }
-_GIT_TIMEOUT_S = 5.0
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -134,26 +131,3 @@ class Trackers:
                     f"{IDS_FILE} cannot be written ({error.strerror}); once resumed, this run will be another one in "
                     f"trackers={key}"
                 )
-
-
-def code_version(framework: str) -> dict[str, str]:
-    """Versions of the packages, and the git commit of the working directory, if it is in a repository."""
-    found = versions(framework)
-    commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
-    if commit:
-        found["git_commit"] = commit + ("+changes" if changes else "")
-    return found
-
-
-def _git(*arguments: str) -> str:
-    try:
-        done = subprocess.run(
-            ["git", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_TIMEOUT_S,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.record.trackers.background import kill_at_exit
-from lockstep.record.trackers.interface import TrackedRun, evaluation_metrics
+from lockstep.record.trackers.interface import TrackedRun, evaluation_metrics, finite_returns
 
 wandb: Any = import_module("wandb")  # an extra, which not every installation has
 
@@ -40,7 +40,7 @@ class WandbTracker:
 
     def evaluation(self, step: int, returns: Sequence[float], lengths: Sequence[int]) -> None:
         """Log mean and deviation, and the histogram of the returns."""
-        row = {**evaluation_metrics(returns, lengths), "evaluation/returns": wandb.Histogram(list(returns))}
+        row = {**evaluation_metrics(returns, lengths), "evaluation/returns": wandb.Histogram(finite_returns(returns))}
         self._run.log({**row, "step": step})
 
     def file(self, path: Path, step: int) -> None:

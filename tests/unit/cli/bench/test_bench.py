@@ -15,6 +15,7 @@ from lockstep.cli.bench.results import RESULTS_FILE, TABLES_FILE
 from lockstep.cli.bench.works import ENVIRONMENTS, WORKS, Arm, Work
 from lockstep.cli.main import main
 
+TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 2 cores")
 SCRIPT = """
 import json, sys
 from pathlib import Path
@@ -239,7 +240,30 @@ def test_results_of_another_scale_are_not_mixed(arms, capsys):
 def test_the_list_names_works_arms_and_packages(capsys):
     assert main(["bench", "--list"]) == 0
     out = capsys.readouterr().out
-    assert "cartpole_ppo" in out and "stable-baselines3==2.9.2" in out
+    assert "cartpole_ppo" in out and out.count("stable-baselines3==2.9.2") == 1
+
+
+def test_a_trial_measures_whole_updates_after_the_whole_warm_up(monkeypatch):
+    commands = []
+    done = subprocess.CompletedProcess([], 0, stdout=json.dumps({"value": 1.0}), stderr="")
+    monkeypatch.setattr(process.subprocess, "run", lambda command, **more: commands.append(command) or done)
+    for work in WORKS.values():
+        for arm in work.arms:
+            process.measure(Path("python"), work, arm, 0.01)
+            warm_up, measured = (int(commands[-1][i]) for i in (-3, -1))
+            assert warm_up >= work.warm_up * arm.part * arm.ranks
+            assert measured >= work.update * arm.ranks and measured % work.update == 0, work.title
+            process.measure(Path("python"), work, arm, 1.0)
+            assert int(commands[-1][-1]) == round(work.measured * arm.part) * arm.ranks
+
+
+def test_a_work_that_nobody_does_has_no_table(arms, monkeypatch, capsys):
+    from lockstep.cli.bench import command
+
+    broken = command.WORKS["broken"]
+    monkeypatch.setattr(command, "WORKS", {"broken": replace(broken, arms=broken.arms[1:2])})
+    assert bench(arms, "broken") == 1
+    assert "## broken: another\n\nNot measured: Broken: it does not" in capsys.readouterr().out
 
 
 def test_every_arm_has_its_script_and_every_target_its_arm():
@@ -295,7 +319,7 @@ gradient_sync.main(gradient_sync.arguments("scheme", "parameters"))
     [
         (TRAINED, ["python", "lockstep", "--warm-up", "1", "--measured", "1"]),
         (LOADED, ["loader", "--warm-up", "1", "--measured", "1"]),
-        (SYNCHRONIZED, ["ddp", "1"]),
+        pytest.param(SYNCHRONIZED, ["ddp", "1"], marks=TWO_CORES),
     ],
     ids=["offline train", "offline loader", "gradients"],
 )

@@ -17,6 +17,7 @@ from lockstep.cli import main as cli
 from lockstep.cli.report.page import chart, load, page
 from lockstep.cli.report.page.groups import band, final_scores, group_runs
 from lockstep.cli.report.page.load import MAX_POINTS, read_page_run, read_page_runs
+from lockstep.cli.report.page.time_section import time_section
 from lockstep.run import OfflineRun, override
 
 
@@ -39,6 +40,22 @@ def test_labels_leave_out_what_most_groups_share(tmp_path):
     groups = make_groups(tmp_path, {}, {"learning_rate": 1e-3}, {"gamma": 0.9})
     labels = [group.label for group in groups]
     assert labels == ["learning_rate=0.00025, gamma=0.99", "learning_rate=0.001", "gamma=0.9"]
+
+
+def test_labels_have_short_numbers_and_no_trackers(tmp_path):
+    groups = make_groups(tmp_path, {"learning_rate": 0.0012520653814999472}, {"trackers": ["my.py:Tracker"]})
+    assert [group.label for group in groups] == ["learning_rate=0.00125207", "learning_rate=0.00025"]
+
+
+def test_long_labels_of_a_legend_keep_the_number_of_runs():
+    line = chart.Line(label=f"{'x' * 80} (3 runs)", x=np.arange(2.0), y=np.arange(2.0), style=0)
+    assert re.search(r"xxx… \(3 runs\)</text>", chart.line_chart("t", "d", ("x", "y"), [line]))
+
+
+def test_advice_names_few_of_many_groups(tmp_path):
+    groups = make_groups(tmp_path, *({"gamma": 0.9 + i / 1000} for i in range(6)), {"env.vectorization": "sync"})
+    (_, labels), _ = time_section(groups)["advice"]
+    assert labels.endswith("; and 3 more") and labels.count(";") == 3
 
 
 def test_long_labels_lose_settings_that_tell_no_group_apart(tmp_path):
@@ -248,8 +265,12 @@ def palettes():
     """Linear RGB of the colours of each theme."""
     style = (Path(page.__file__).parent / "style.css").read_text(encoding="utf-8")
     for block in re.findall(r":root \{(.*?)\}", style, re.S):
-        coded = {name: np.array([int(code[i : i + 2], 16) / 255 for i in (0, 2, 4)]) for name, code in named(block)}
-        yield {n: np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4) for n, c in coded.items()}
+        yield {name: linear(code) for name, code in named(block)}
+
+
+def linear(code):
+    coded = np.array([int(code[i : i + 2], 16) / 255 for i in (0, 2, 4)])
+    return np.where(coded <= 0.04045, coded / 12.92, ((coded + 0.055) / 1.055) ** 2.4)
 
 
 def named(block):
@@ -270,6 +291,19 @@ def test_labels_of_an_axis_differ_and_ranks_are_whole():
     labels = labels_of_x([499.99, 500.0])
     assert len(labels) == len(set(labels)) > 2
     assert labels_of_x([1, 2], whole=True) == ["1", "2"]
+
+
+def test_numbers_in_the_bars_of_time_are_legible_in_each_theme():
+    style = (Path(page.__file__).parent / "style.css").read_text(encoding="utf-8")
+    (dark,) = re.findall(r"\.inside \{ fill: #(\w{6}); \}", style)
+    of_parts = dict(re.findall(r"\.p(\d)(?:, [.\w]+)* \{ color: var\(--(\w+)\)", style))
+    on_dark_text = re.findall(r"\.chart \.p(\d) \.inside", style)
+    assert len(of_parts) == 8
+    for colors in palettes():
+        for part, name in of_parts.items():
+            text = linear(dark) if part in on_dark_text else colors["paper"]
+            ratio = (LUMINANCE @ text + 0.05) / (LUMINANCE @ colors[name] + 0.05)
+            assert max(ratio, 1 / ratio) > 4.2, (part, name)
 
 
 def test_lines_are_told_apart_in_each_theme_by_color_blind_readers():

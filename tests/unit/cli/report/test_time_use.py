@@ -84,6 +84,30 @@ def test_waiting_on_too_few_cores_wants_fewer_ranks(tmp_path):
     assert of(path).helps == "fewer ranks or more cores"
 
 
+@pytest.mark.parametrize(
+    ("phase", "changes", "what", "helps"),
+    [
+        ("evaluate", {}, "while the slowest evaluates", "a larger evaluate_every or"),
+        ("evaluate", {"evaluate_video": True}, "while the slowest evaluates", "evaluate_video=false, a larger"),
+        ("checkpoint", {}, "while the slowest saves the state", "a larger checkpoint_every"),
+        ("learn", {}, "", "a faster machine for the slowest rank"),
+    ],
+)
+def test_waiting_names_what_the_slowest_rank_does(tmp_path, phase, changes, what, helps):
+    path = make_run(tmp_path / "run", override(RUN, changes), ranks=2, phases={**IDLE, "wait": 40.0, phase: 20.0})
+    of_ranks = IDLE | {"wait": [5.0, 75.0], phase: [70.0, 0.0], "learn" if phase != "learn" else "env": [10.0, 10.0]}
+    columns = {name: found if isinstance(found, list) else [0.0, 0.0] for name, found in of_ranks.items()}
+    (path / "ranks.jsonl").write_text(json.dumps({"step": 1, "phases_s": columns}) + "\n")
+    found = of(path)
+    assert found.what == f"waiting for other ranks {what}".strip() and found.helps.startswith(helps)
+
+
+def test_recorded_profile_is_named_for_the_time_it_took(tmp_path):
+    path = make_run(tmp_path / "run", phases={**IDLE, "other": 60.0, "learn": 30.0})
+    (path / "profile.json.gz").write_bytes(b"")
+    assert of(path).helps.startswith("no --profile")
+
+
 def test_rank_that_waits_least_is_the_straggler(tmp_path):
     run = read_page_run(make_run(tmp_path / "run", ranks=3, waits=[20.0, 1.0, 22.0])).time
     assert straggler(run).startswith("Rank 1 on node is the slowest: it waited 1.0 s, the others 21.0 s on average")

@@ -130,10 +130,21 @@ def test_page_has_the_measurement(runs, here, capsys):
     assert scale("CartPole-v1", *words) == 0
     assert cli.main(["report", "s", "--html", "report.html"]) == 0
     page = (here / "report.html").read_text()
-    for text in ("Speed-up by ranks", "weak scaling: 16 environments per rank", "Time to a return of 9", "held out"):
+    for text in ("Speed-up by ranks", "Weak scaling: 16 environments per rank", "Time to a return of 9", "held out"):
         assert text in page, text
+    assert page.index('id="scaling"') < page.index('id="task0"')
+    assert cli.main(["report", ".", "--html", "above.html"]) == 0
+    assert "Speed-up by ranks" in (here / "above.html").read_text()
     assert cli.main(["report", "s/strong_ranks_1_repetition_0", "--html", "one.html"]) == 0
     assert "Speed-up by ranks" not in (here / "one.html").read_text()
+
+
+def test_returns_of_measured_runs_are_not_compared(runs, here):
+    assert scale("CartPole-v1", "--ranks", "1,2", "--repetitions", "1", "--run-dir", "s") == 0
+    assert cli.main(["report", "s", "--html", "report.html"]) == 0
+    page = (here / "report.html").read_text()
+    assert 'id="scaling"' in page and 'id="task0"' not in page
+    assert "CartPole-v1: 3 runs" in page and "strong_ranks_2_repetition_0" in page
 
 
 def test_weak_scaling_keeps_the_work_of_a_rank():

@@ -177,6 +177,22 @@ def test_narrow_screen_shows_the_largest_phases_in_full(run_dir):
     assert "learn" in narrow and "wait" not in narrow
 
 
+@pytest.mark.parametrize(("width", "height"), [(60, 18), (80, 24), (100, 30), (60, 26)])
+def test_frame_fits_the_screen_though_its_lines_wrap(run_dir, width, height):
+    shown = text_of(run_dir.path, width=width, height=height)
+    assert len(shown.splitlines()) <= height
+    assert "checkpoints: 2" in shown and "q quit" in shown
+    assert ("\u2524" in shown) == (height > 20)  # without room for a chart, its last value alone
+    assert "evaluation return: 50.00" in shown or "episode/return_mean_100: 100.0" in shown
+
+
+def test_memory_of_gpus_is_shown(run_dir):
+    run_dir.write_ranks(21_000, 21.0, phases(21.0), [300 << 20] * 3, [7000 << 20, 7100 << 20, 7200 << 20])
+    head, *rows = text_of(run_dir.path).partition("rank  ")[2].splitlines()[:4]
+    assert head.split()[-2:] == ["memory", "GPU"]
+    assert [row.split()[-4:] for row in rows] == [["300", "MiB", f"{7000 + 100 * i}", "MiB"] for i in range(3)]
+
+
 def test_once_prints_one_frame_and_changes_nothing(run_dir, capsys):
     def state():
         return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(run_dir.path.rglob("*"))}

@@ -20,7 +20,7 @@ NUM_STYLES = 8
 _WIDTH, _LEFT, _RIGHT = 400, 48, 16
 _TOP, _PLOT_HEIGHT, _AXIS_HEIGHT = 30, 190, 40
 _ROW, _LEGEND_ROW, _BOTTOM = 38, 18, 6
-_LETTER = 6.4
+_LETTER = 6.0
 """Mean width of a letter of the labels; text is cut with it before it leaves the picture."""
 _HEADING_LETTER = 8.2
 _NARROW = 1e-3
@@ -201,8 +201,9 @@ def _text(parent: Element, text: str, x: float, y: float, style: str = "label", 
     letters = None if width is None else int(width / _LETTER)
     if letters is not None and len(text) > letters:
         SubElement(element, "title").text = text
-        text = text[: letters - 1] + "…"
-        element[0].tail = text
+        begin, bracket, end = text.rpartition(" (")  # the number of runs is kept
+        end = bracket + end if begin and len(end) < letters // 2 else ""
+        element[0].tail = text[: letters - len(end) - 1] + "…" + end
     else:
         element.text = text
 

@@ -22,6 +22,7 @@ _GRID = 120
 _CURVE_RESAMPLES = 400
 """Bootstrap samples of a curve's band, at each point; scores in tables have more."""
 _EXCLUDED = ("seed", "trackers")
+"""Settings in which the runs of a group may differ."""
 _ALWAYS_NAMED = ("task", "data", "algo", "ranks")
 """Settings that are in every label if they differ."""
 _BY_VALUE = ("task", "data", "algo")

@@ -29,7 +29,7 @@ from lockstep.cli.report.page.groups import (
 )
 from lockstep.cli.report.page.load import PageRun, read_page_runs
 from lockstep.cli.report.page.run_tables import machines, run_row, settings_section, sync_row, videos_of
-from lockstep.cli.report.page.scaling_section import scaling_section
+from lockstep.cli.report.page.scaling_section import is_measurement, scaling_section
 from lockstep.cli.report.page.time_section import time_section
 from lockstep.cli.report.runs import printable
 from lockstep.cli.terminal import tally
@@ -47,6 +47,7 @@ _SOURCES = {
 _FAINT_POINTS = 4000
 """Points of the faint lines of one chart: with more runs, each has fewer."""
 _FEWEST_FAINT_POINTS = 20
+_NO_SCALES: Mapping[Path, Mapping[str, Any]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +65,13 @@ class _Ranked:
         return f"{self.group.label} ({count} runs)" if count > 1 else self.group.label
 
 
-def write_page(paths: Sequence[Path], file: Path, scales: Sequence[Mapping[str, Any]] = ()) -> None:
+def write_page(paths: Sequence[Path], file: Path, scales: Mapping[Path, Mapping[str, Any]] = _NO_SCALES) -> None:
     """Write the page of the runs in `paths` to `file`.
 
     Args:
         paths: run directories.
         file: the page.
-        scales: contents of the `scale.json` of `lockstep scale`.
+        scales: contents of the `scale.json` of `lockstep scale`, by directory.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -82,7 +83,7 @@ def write_page(paths: Sequence[Path], file: Path, scales: Sequence[Mapping[str, 
         raise ConfigError(f"--html {file} cannot be written ({error.strerror}); choose another file") from None
 
 
-def render(runs: Sequence[PageRun], directory: Path, scales: Sequence[Mapping[str, Any]] = ()) -> str:
+def render(runs: Sequence[PageRun], directory: Path, scales: Mapping[Path, Mapping[str, Any]] = _NO_SCALES) -> str:
     """The page as text; links to run directories are relative to `directory`."""
     folder = Path(__file__).parent
     environment = Environment(
@@ -93,10 +94,12 @@ def render(runs: Sequence[PageRun], directory: Path, scales: Sequence[Mapping[st
         lstrip_blocks=True,
     )
     script, style = ((folder / name).read_text(encoding="utf-8") for name in ("page.js", "style.css"))
-    subjects = list(dict.fromkeys(run.subject for run in runs))
+    tasks = list(dict.fromkeys(run.subject for run in runs))
+    trained = [run for run in runs if not is_measurement(run.found.path, scales)]
+    subjects = list(dict.fromkeys(run.subject for run in trained))
     groups = group_runs(runs)
     return environment.get_template("page.html.j2").render(
-        title=f"{subjects[0] if len(subjects) == 1 else _count(len(subjects), 'task')}: {_count(len(runs), 'run')}",
+        title=f"{tasks[0] if len(tasks) == 1 else _count(len(tasks), 'task')}: {_count(len(runs), 'run')}",
         summary=_summary(runs, groups),
         made=time.strftime("%Y-%m-%d %H:%M %Z"),
         lockstep=versions()["lockstep"],
@@ -105,10 +108,11 @@ def render(runs: Sequence[PageRun], directory: Path, scales: Sequence[Mapping[st
         script_hash=_hash(script),
         style_hash=_hash(style),
         subjects=[
-            _subject_section(name, [run for run in runs if run.subject == name], number)
+            _subject_section(name, [run for run in trained if run.subject == name], number)
             for number, name in enumerate(subjects)
         ],
-        scales=[scaling_section(one) for one in scales],
+        scales=[scaling_section(one) for one in scales.values()],
+        scaling_first=bool(scales) and all(run.found.path.parent in scales for run in runs),
         time=time_section(groups),
         settings=settings_section(runs, groups),
         runs=[run_row(run, directory) for run in runs],

@@ -21,16 +21,24 @@ from lockstep.cli.report.scale_table import (
 )
 
 
-def read_scales(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """The measurements in the directories that have one."""
-    found = [read_json(path / SCALE_FILE) for path in paths]
-    return [one for one in found if one.get("schema") == 1]
+def read_scales(paths: Sequence[Path], runs: Sequence[Path]) -> dict[Path, dict[str, Any]]:
+    """The measurements in `paths` and below them, by their directory; `runs` are the run directories there."""
+    folders = dict.fromkeys([*paths, *(run.parent for run in runs if run not in paths)])
+    found = {folder: read_json(folder / SCALE_FILE) for folder in folders}
+    return {folder: one for folder, one in found.items() if one.get("schema") == 1}
+
+
+def is_measurement(run: Path, scales: Mapping[Path, object]) -> bool:
+    """Whether a run only measured speed: its return says nothing about its settings."""
+    return run.parent in scales and run.name.startswith(("strong_ranks_", "weak_ranks_"))
 
 
 def scaling_section(results: Mapping[str, Any]) -> dict[str, Any]:
     """The texts, charts and tables of one measurement."""
     worlds = {mode: found for mode, found in results["scaling"].items() if found}
-    tables = [{"caption": mode_title(results, mode), "rows": rows_of(found)} for mode, found in worlds.items()]
+    tables = [
+        {"caption": _capitalized(mode_title(results, mode)), "rows": rows_of(found)} for mode, found in worlds.items()
+    ]
     times = results["time_to_return"]
     if times:
         caption = f"Time to a return of {results['plan']['target_return']:g}"
@@ -41,13 +49,17 @@ def scaling_section(results: Mapping[str, Any]) -> dict[str, Any]:
         charts.append(_time_chart(times))
     return {
         "title": subject_of(results),
-        "warning": cores_warning(results),
+        "warning": _capitalized(cores_warning(results) or ""),
         "charts": charts,
         "tables": tables,
-        "model": model_sentence(model),
+        "model": _capitalized(model_sentence(model)),
         "model_rows": None if "error" in model else model_rows(model),
         "failures": [f"{name} failed: {reason}" for name, reason in results["failures"].items()],
     }
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _speed_up_chart(worlds: Mapping[str, Sequence[Mapping[str, Any]]]) -> Markup:

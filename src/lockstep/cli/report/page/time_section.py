@@ -25,6 +25,8 @@ _MEANINGS = {
 _MAX_RANK_CHARTS = 8
 _MAX_RANK_BARS = 32
 _MAX_SENTENCES = 12
+_NAMED_GROUPS = 3
+"""Groups that a sentence about several names."""
 
 
 def time_section(groups: Sequence[Group]) -> dict[str, Any]:
@@ -51,7 +53,9 @@ def time_section(groups: Sequence[Group]) -> dict[str, Any]:
         chart = Markup(stack_chart("Where time went", text, "% of time", PHASES, shown_stacks, percent=True))
     advice: list[tuple[str, str]] = []
     for members in alike.values():
-        labels = "; ".join(label for label, _ in members)
+        labels = "; ".join(label for label, _ in members[:_NAMED_GROUPS])
+        if len(members) > _NAMED_GROUPS:
+            labels += f"; and {len(members) - _NAMED_GROUPS} more"
         found = sentence_of([one for _, one in members])
         advice.append((found, "All groups" if len(members) == len(stacks) > 1 else labels))
     return {
