@@ -329,7 +329,8 @@ def override(run: SomeRun, changes: Mapping[str, Any]) -> SomeRun:
             one, `env.kwargs.key` one environment argument. A string is read as YAML (`null`, `1e-3`, `[64, 64]`);
             other values are used unchanged.
     """
-    run = with_algo(run, changes.get("algo"))
+    algo = changes.get("algo")
+    run = with_algo(run, settings.parse(algo, f"algo={algo}") if isinstance(algo, str) else algo)
     check_names(run, changes, "set" if all(isinstance(value, str) for value in changes.values()) else "python")
     _check_algorithm_settings(run, changes)
     return settings.override(run, changes)

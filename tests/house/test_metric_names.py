@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from lockstep.algorithms import dqn, offline, ppo, sac, td3
+from lockstep.cli.sweep.sweep_file import metric_names
 from lockstep.distributed.timers import PHASES
 from lockstep.estimators import result as told
+from lockstep.run import ALGORITHMS, OfflineRun, Run
 
 ROOT = Path(__file__).parents[2]
 # A metric by its whole name between backticks, such as `loss/policy`; paths and commands have a dot, a space or more.
@@ -42,6 +44,11 @@ def keys(target: ast.expr) -> set[str]:
 
 def test_docs_name_what_the_code_emits():
     assert documented((ROOT / "docs/metrics.md").read_text()) == emitted()
+
+
+def test_scores_of_sweeps_are_what_the_code_emits():
+    runs = [*(Run(task="any", algo=algo) for algo in ALGORITHMS), OfflineRun(data="any")]
+    assert {name for run in runs for name in metric_names(run)} == emitted()
 
 
 def test_emitted_sees_all_kinds():

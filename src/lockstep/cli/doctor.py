@@ -36,7 +36,7 @@ _OPTIONAL = {  # import name: (distribution, purpose, how to install it)
     "tensorboard": ("tensorboard", "TensorBoard files in run directories", "pip install tensorboard"),
     "wandb": ("wandb", "runs in Weights & Biases", "pip install 'lockstep-rl[wandb]'"),
     "mlflow": ("mlflow-skinny", "runs in MLflow", "pip install 'lockstep-rl[mlflow]'"),
-    "isaaclab": ("isaaclab", "Isaac Lab tasks", "https://isaac-sim.github.io/IsaacLab (needs an NVIDIA GPU)"),
+    "isaaclab": ("isaaclab", "Isaac Lab tasks", "`lockstep tasks Isaac` prints the lines, for a CPU and a GPU"),
 }
 
 

@@ -110,8 +110,7 @@ def _is_sweep(path: Path) -> bool:
 
 def evaluate(args: argparse.Namespace) -> int:
     """`lockstep evaluate`: play new episodes with a trained policy."""
-    if args.episodes < 1:
-        raise ConfigError(f"--episodes {args.episodes} must be at least 1")
+    episodes = number(args.episodes, "--episodes")
     seed = None if args.seed is None else number(args.seed, "--seed", least=0)
     ranks = requested_ranks(args.ranks, 1)
     from lockstep.cli.evaluate import evaluate_run
@@ -119,7 +118,7 @@ def evaluate(args: argparse.Namespace) -> int:
 
     result = evaluate_run(
         Path(args.run),
-        episodes=args.episodes,
+        episodes=episodes,
         greedy=not args.sampled,
         seed=seed,
         video=args.video,

@@ -46,6 +46,7 @@ _OTHER_COMMANDS = {
     **dict.fromkeys(("search", "tune", "hpo", "grid"), "sweep"),
     **dict.fromkeys(("compare", "plot", "show"), "report"),
     "benchmark": "bench",
+    **{name: f"--{name}" for name in ("help", "version")},
 }
 """Commands of other programs, and ours."""
 
@@ -165,7 +166,8 @@ def _trained(word: str) -> list[str]:
 
 def _add_evaluate_arguments(parser: argparse.ArgumentParser, *, episodes: int) -> None:
     add_policy_choice(parser)
-    parser.add_argument("--episodes", type=int, default=episodes, help=f"number of episodes (default: {episodes})")
+    text = f"number of episodes (default: {episodes})"
+    parser.add_argument("--episodes", metavar="N", default=str(episodes), help=text)
     parser.add_argument("--seed", metavar="S", help="of the episodes (default: that of the run, plus 1)")
     parser.add_argument("--ranks", metavar="N|auto", help="processes that share the episodes (default: 1)")
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely")

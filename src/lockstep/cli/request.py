@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import shlex
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
@@ -28,16 +27,17 @@ def requested_run(args: argparse.Namespace, *, task_defaults: bool = True) -> "A
         args: of the command line.
         task_defaults: whether a task alone has the default settings of its kind, for which one environment is made.
     """
+    from lockstep import recipes
     from lockstep.cli.agent import has_agent
     from lockstep.run import override
 
     target = args.target or args.task
     if target is None:
         raise ConfigError("nothing to train; name a task, a recipe or a config: lockstep train cartpole")
-    run = _from_target(target)
-    if args.task not in (None, run.task) and run.task == target:
-        raise ConfigError(f"two tasks, {target} and --task={args.task}; give one")
+    run = recipes.named(target)
     changes = changes_of(args, task=args.task if args.target else None)
+    if run.task == target and (other := changes.get("task", target)) != target:
+        raise ConfigError(f"two tasks, {target} and {other}; give one")
     if task_defaults or has_agent(target, args.agent):
         run = _with_defaults(args, run, target, changes)
     run = override(run, changes)
@@ -108,7 +108,9 @@ def sets_total_steps(args: argparse.Namespace) -> bool:
 
 
 def changes_of(args: argparse.Namespace, task: str | None) -> dict[str, str]:
-    """The settings that flags and `--set` change, by name."""
+    """The settings that flags and `--set` change, by name; raises `ConfigError` if both change one, to other values."""
+    from lockstep.config.settings import parse
+
     flags: dict[str, str | None] = {
         "algo": args.algo,
         "ml_framework": args.ml_framework,
@@ -118,7 +120,12 @@ def changes_of(args: argparse.Namespace, task: str | None) -> dict[str, str]:
         "task": task,
         "evaluate_video": "true" if args.video else None,
     }
-    changes = {name: value for name, value in flags.items() if value is not None} | set_values(args.set)
+    given, values = {name: value for name, value in flags.items() if value is not None}, set_values(args.set)
+    for name in [name for name in given if name in values]:
+        if parse(given[name], f"{name}={given[name]}") != parse(values[name], f"{name}={values[name]}"):
+            flag = "--video" if name == "evaluate_video" else f"--{name.replace('_', '-')} {given[name]}"
+            raise ConfigError(f"{flag} and --set {name}={values[name]} are two values of one setting; give one")
+    changes = given | values
     if "total_steps" in changes and args.max_iterations is not None:
         raise ConfigError("--max-iterations and --set total_steps both say how long to train; give one")
     return changes
@@ -130,7 +137,10 @@ def set_values(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise ConfigError(f"--set {pair} has no value; write --set {name}=VALUE")
+            name, _, value = pair.partition(":")
+            raise ConfigError(f"--set {pair} has no value; write --set {name}={value or 'VALUE'}")
+        if not name:
+            raise ConfigError(f"--set {pair} names no setting; write --set NAME=VALUE")
         values[name.strip().replace("-", "_")] = value
     return values
 
@@ -138,24 +148,6 @@ def set_values(pairs: list[str]) -> dict[str, str]:
 def _steps_of(args: argparse.Namespace, run: "AnyRun") -> int:
     run = online_run(run, f"--max-iterations {args.max_iterations}")
     return number(args.max_iterations, "--max-iterations") * run.num_envs * run.algorithm.num_steps
-
-
-def _from_target(target: str) -> "AnyRun":
-    """Resolve the target: a recipe, a config, a run directory, a recipe file, else a task."""
-    from lockstep import recipes
-    from lockstep.run import Run, load
-
-    if target.replace("-", "_") in recipes.names():
-        return recipes.load(target.replace("-", "_"))
-    if Path(target).suffix in (".yaml", ".yml", ".json"):
-        return load(Path(target))
-    if Path(target).is_dir() and (Path(target) / "run.yaml").exists():
-        return load(Path(target) / "run.yaml")
-    if (Path(target) / "dataset.json").exists():
-        raise ConfigError(f"{target} is prepared data; lockstep offline train {shlex.quote(target)} learns from it")
-    if target.endswith(".py") or ".py:" in target:
-        return recipes.load_file(target)
-    return Run(task=target)
 
 
 def online_run(run: "AnyRun", what: str) -> "Run":
@@ -172,6 +164,7 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
 
     Sets `args.note`, which `start` prints: the kind of task that default settings were chosen for, or None.
     """
+    from lockstep.envs.load import check_location
     from lockstep.envs.make import env_spec
     from lockstep.preflight.user_code_paths import with_absolute_paths
     from lockstep.run import OfflineRun
@@ -187,6 +180,9 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
         if run.task is not None:
             check_simulator(PolicySpec.of_run(run, dataset, env_spec(run.task, run.env)), run.task)
         return run
+    for name, code in (("network.module", run.network.module), ("symmetry", getattr(run.algorithm, "symmetry", None))):
+        if code is not None:
+            check_location(code, name)
     run = _with_current_task(run)
     with _suggest_recipes(run.task) if run.task == (args.target or args.task) else nullcontext():
         spec = env_spec(run.task, run.env)

@@ -62,7 +62,7 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     max_restarts = _max_restarts(args, world, elastic=on_ray is not None and on_ray.elastic)
     profile = _profiled_updates(args, run, found)
     if world.rank == 0:
-        _print_notes(args, found)
+        _print_notes(args, run, found)
     run_dir = Path(args.run_dir) if args.run_dir else None
     if found is not None:
         run_dir = found.run_dir
@@ -93,12 +93,21 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     return exit_code(summary)
 
 
-def _print_notes(args: argparse.Namespace, found: "Resumption | None") -> None:
-    if found is not None and not args.joined:
-        for note in found.notes:
-            print(f"lockstep: note: {note}", file=sys.stderr)
+def _print_notes(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None") -> None:
+    from lockstep.run import Run
+
+    notes = [] if found is None or args.joined else list(found.notes)
     if args.note is not None:
-        print(f"lockstep: note: {args.note}; run.yaml has them all", file=sys.stderr)
+        notes.append(f"{args.note}; run.yaml has them all")
+    if found is None and isinstance(run, Run) and not args.joined:
+        rollout = run.num_envs * run.algorithm.num_steps
+        if run.total_steps < rollout:
+            notes.append(
+                f"total_steps={run.total_steps} is less than one rollout, which is collected whole: {rollout} steps "
+                f"(num_envs={run.num_envs} x num_steps={run.algorithm.num_steps})"
+            )
+    for note in notes:
+        print(f"lockstep: note: {note}", file=sys.stderr)
 
 
 def _launch(run: "AnyRun", ranks: int, on_ray: "RayRequest | None", **options: Any) -> int:

@@ -7,7 +7,7 @@ import io
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.envs.extras import install_line
+from lockstep.envs.load import near
 
 _SHOWN = 12
 """Names of a source that are printed without a pattern."""
@@ -50,11 +51,26 @@ def tasks_command(args: argparse.Namespace) -> int:
         if ids:
             print(_paragraph(name, ids, whole=args.pattern is not None))
     if not any(found.values()):
-        print(f"no task that can run here matches {args.pattern}")
-    print("\nnot installed:")
-    for name, install in missing.items():
-        print(f"  {name}: {install}")
+        known = [task for ids in _search(None)[0].values() for task in ids]
+        print(f"no task that can run here matches {args.pattern}{near(args.pattern, known)}")
+    _print_missing(missing, args.pattern)
     return 0
+
+
+def _print_missing(missing: Mapping[str, str], pattern: str | None) -> None:
+    """Print how to install what is missing; with a pattern, of the sources that it names, else only their names."""
+    named = {name: line for name, line in missing.items() if set(_words(name)).intersection(_words(pattern or ""))}
+    if missing and pattern is not None and not named:
+        print(f"\nnot installed: {', '.join(missing)}; `lockstep tasks` says how to install them")
+    elif missing:
+        print("\nnot installed:")
+        for name, line in (named or missing).items():
+            short = named or len(line) <= _WIDTH
+            print(f"  {name}: {line if short else f'`lockstep tasks {_words(name)[0]}` says how'}")
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())
 
 
 def _search(pattern: str | None) -> tuple[dict[str, list[str]], dict[str, str]]:

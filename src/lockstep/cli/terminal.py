@@ -40,5 +40,7 @@ def tally(states: Iterable[str]) -> str:
 
 
 def shown_setting(value: object) -> str:
-    """A setting as text: strings as they are, other values as JSON."""
+    """A setting as text: strings as they are, numbers with at most 6 significant digits, other values as JSON."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
     return value if isinstance(value, str) else json.dumps(value, default=str)

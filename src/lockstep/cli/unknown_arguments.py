@@ -20,7 +20,9 @@ def unknown_argument(word: str, given: Sequence[str], top: argparse.ArgumentPars
     see = f"see lockstep {command} --help"
     takes_settings = hasattr(args, "set") and command != "offline prepare"
     if not word.startswith("-"):
-        hint = f"did you mean --set {word}?" if takes_settings and "=" in word else see
+        before = given[: given.index(word)][-2:]
+        setting = f"{before[1]}={word}" if before[:1] == ["--set"] and "=" not in before[1] else word
+        hint = f"did you mean --set {setting}?" if takes_settings and "=" in setting else see
         return f"unexpected argument {word}; {hint}"
     name = word.partition("=")[0]
     flags = [flag for flag in _flags(top, command) if flag.startswith("--") and "_" not in flag]

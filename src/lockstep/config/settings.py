@@ -5,6 +5,7 @@ import math
 import re
 import types
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -204,10 +205,19 @@ def converted(name: str, value: Any, hint: Any) -> Any:
     try:
         converted = msgspec.convert(value, hint)
     except msgspec.ValidationError:
-        raise ConfigError(f"{name}={_shown(value)} must be {_expected(hint)}") from None
+        raise ConfigError(f"{name}={_shown(value)} must be {_expected(hint)}{_as_list(value, hint)}") from None
     if isinstance(converted, float) and math.isnan(converted):
         raise ConfigError(f"{name}={_shown(value)} must be {_expected(hint)}")
     return converted
+
+
+def _as_list(value: Any, hint: Any) -> str:
+    """`: write [64, 64]` for 64, 64 without brackets, where the type is a list of such values; else empty."""
+    if isinstance(value, str | int):
+        with suppress(ConfigError, msgspec.ValidationError):
+            msgspec.convert(parse(f"[{value}]", ""), hint)
+            return f": write [{value}]"
+    return ""
 
 
 def _shown(value: Any) -> str:

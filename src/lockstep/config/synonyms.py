@@ -270,7 +270,7 @@ SYNONYMS = (
     _switch("cudagraphs cuda_graphs use_cuda_graph", "capture"),
     Synonym("world_size num_ranks nproc num_processes n_proc num_gpus gpus num_learners", "--ranks"),
     Synonym(
-        "num_workers n_workers num_env_runners num_rollout_workers ranks",
+        "num_workers n_workers workers num_env_runners num_rollout_workers ranks",
         "--ranks",
         "each steps environments and learns",
     ),
@@ -285,9 +285,11 @@ SYNONYMS = (
     Synonym("capture_video record_video save_video video", "--video", switch=True),
     Synonym(
         "exp_name experiment_name experiment log_dir logdir output_dir out_dir save_dir save_path tensorboard_log "
-        "run_dir run_name checkpoint_dir",
+        "run_dir run_name checkpoint_dir output out",
         "--run-dir",
     ),
+    _switch("track wandb use_wandb", "trackers", "[wandb]", "[]"),
+    Synonym("config config_file config_path cfg", "--task", "it takes a config file, too"),
     Synonym("load_run load_path load_checkpoint restore continue resume resume_path", "--resume"),
     Synonym("load_model pretrained init_checkpoint init_from", "--init-from"),
     Synonym("reward_threshold stop_reward target_reward", "stop_return"),

@@ -4,6 +4,7 @@ import difflib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,7 @@ from typing import Any
 
 from lockstep.errors import ConfigError
 
+_VERSION = re.compile(r"-v(\d+)$")
 _importing: list[str] = []
 """Settings whose modules are being imported, outermost first."""
 
@@ -31,9 +33,7 @@ def load_object(path: str, setting: str) -> Any:
         path: `module:Name` (`Name` may have dots) or `path/to/file.py:Name`; the working directory is searched too.
         setting: name of the setting for messages, such as `task`.
     """
-    location, _, name = path.rpartition(":")
-    if not location or not name:
-        raise ConfigError(f"{setting}={path} names nothing; write module:Name or path/to/file.py:Name")
+    location, name = _parts(path, setting)
     module = load_module(location, f"{setting}={path}")
     found: Any = module
     for part in name.split("."):
@@ -42,6 +42,26 @@ def load_object(path: str, setting: str) -> Any:
             raise ConfigError(f"{setting}={path}: {location} has no {name}{near(name, public)}")
         found = getattr(found, part)
     return found
+
+
+def check_location(path: str, setting: str) -> None:
+    """Raise `ConfigError` if there is no file or module that `path` names; imports nothing, so that it is quick."""
+    location, _ = _parts(path, setting)
+    if location.endswith(".py"):
+        _check_file(Path(location), f"{setting}={path}")
+        return
+    _search_working_directory()
+    package = location.partition(".")[0]
+    if package not in sys.modules and importlib.util.find_spec(package) is None:
+        raise _no_module(package, f"{setting}={path}")
+
+
+def _parts(path: str, setting: str) -> tuple[str, str]:
+    """The module or file, and the name in it."""
+    location, _, name = path.rpartition(":")
+    if not location or not name:
+        raise ConfigError(f"{setting}={path} names nothing; write module:Name or path/to/file.py:Name")
+    return location, name
 
 
 def load_module(location: str, setting: str) -> ModuleType:
@@ -53,9 +73,7 @@ def load_module(location: str, setting: str) -> ModuleType:
         raise
     except ModuleNotFoundError as error:
         if error.name is not None and location.split(".")[0] == error.name.split(".")[0]:
-            raise ConfigError(
-                f"{setting}: no module {error.name!r} in {Path.cwd()} or among the installed packages"
-            ) from error
+            raise _no_module(error.name, setting) from error
         raise ConfigError(f"{setting}: {location} needs the module {error.name!r}, which is not installed") from error
     except Exception as error:
         raise ConfigError(f"{setting}: importing {location} failed: {type(error).__name__}: {error}") from error
@@ -87,24 +105,46 @@ def environments_in(module: ModuleType) -> list[str]:
 
 
 def near(name: str, known: list[str]) -> str:
-    """`; did you mean a, b?`, or the empty string if no known name is similar."""
+    """`; did you mean a, b?`, ids in their newest versions; or the empty string if no known name is similar."""
+    newest = {_unversioned(key): key for key in sorted(known, key=_version)}
     by_lower = {key.lower(): key for key in reversed(known)}
-    prefixed = sorted((key for low, key in by_lower.items() if low.startswith(name.lower())), reverse=True)
-    close = [by_lower[low] for low in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)]
-    found = list(dict.fromkeys([*prefixed[:2], *close]))[:3]
+    prefixed = sorted((key for low, key in by_lower.items() if name and low.startswith(name.lower())), reverse=True)
+    close = [by_lower[low] for low in difflib.get_close_matches(name.lower(), by_lower, n=9, cutoff=0.6)]
+    found = list(dict.fromkeys(newest[_unversioned(key)] for key in [*prefixed[:2], *close]))[:3]
     return f"; did you mean {', '.join(found)}?" if found else ""
 
 
-def _from_name(name: str) -> ModuleType:
+def _unversioned(task: str) -> str:
+    return _VERSION.sub("", task)
+
+
+def _version(task: str) -> int:
+    found = _VERSION.search(task)
+    return -1 if found is None else int(found[1])
+
+
+def _no_module(name: str, setting: str) -> ConfigError:
+    return ConfigError(f"{setting}: no module {name!r} in {Path.cwd()} or among the installed packages")
+
+
+def _check_file(path: Path, setting: str) -> None:
+    if not path.is_file():
+        raise ConfigError(f"{setting}: there is no file {path.absolute()}")
+
+
+def _search_working_directory() -> None:
     # A console script, unlike `python -m`, does not search the working directory. Appended last, to shadow nothing.
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
+
+
+def _from_name(name: str) -> ModuleType:
+    _search_working_directory()
     return importlib.import_module(name)
 
 
 def _from_file(path: Path, setting: str) -> ModuleType:
-    if not path.is_file():
-        raise ConfigError(f"{setting}: there is no file {path.absolute()}")
+    _check_file(path, setting)
     folder = str(path.resolve().parent)
     if folder not in sys.path:  # allows imports of sibling files, as in a script
         sys.path.insert(0, folder)

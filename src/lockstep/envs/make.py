@@ -89,9 +89,11 @@ def _make_of_module(task: str, config: EnvConfig, num_envs: int, *, render: bool
         own = [key for key, value in vars(module).items() if inspect.isclass(value)]
         raise ConfigError(f"task={task}: {location} has no {name}{near(name, [*own, *gymnasium.known_tasks()])}")
     if not inspect.isclass(found):
+        registered = f'gymnasium.register("My-v0", entry_point={name})'
+        function = f" (a function goes with {registered} in {location}, and the task {location}:My-v0)"
         raise ConfigError(
             f"task={task} is not a class; name a gymnasium.Env, a pettingzoo.ParallelEnv or a class that follows "
-            "lockstep's VectorEnv"
+            f"lockstep's VectorEnv{function if inspect.isfunction(found) else ''}"
         )
     if pettingzoo.is_parallel_env(found):
         return pettingzoo.adapt(found, task, config, num_envs, render=render)

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -65,7 +65,8 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
     run of the first start from the newest checkpoint.
 
     Args:
-        run: the complete config; or the name of a task, which has the default settings of its kind.
+        run: the complete config; or what `lockstep train` takes: a task, which then has the default settings of its
+            kind, a recipe, a config file or `FILE.py:FUNCTION`.
         ranks: number of processes to start. Default, and 1: train in this process. Under a launcher: the number that it
             has started.
         run_dir: the run directory; default: a new directory below `runs/`.
@@ -85,13 +86,8 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
         RunError: a rank failed; the message names it.
     """
     check_not_imported("train")
-    if isinstance(run, str):
-        run = override(task_defaults(run, overrides), overrides)
-        note = defaults_note(run, env_spec(run.task, run.env))
-        if note is not None and World.from_environment().rank == 0:
-            print(f"lockstep: note: {note}; run.yaml has them all", file=sys.stderr)
-    elif overrides:
-        run = override(run, overrides)
+    _check_types(run, ranks)
+    run = _named(run, overrides) if isinstance(run, str) else override(run, overrides)
     check_packages(run)
     run = with_absolute_paths(run)
     alone, world = world is None, world or World.from_environment()
@@ -107,6 +103,32 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
         raise ConfigError(f"ranks={ranks}, but this process is one of {world.size} ranks already; leave ranks out")
     paths = (Path(path) if path else None for path in (run_dir, init_from, resume))
     return _train_here(run, world, *paths, joined=joined, profile=profile)
+
+
+def _check_types(run: object, ranks: object) -> None:
+    """Raise `ConfigError` for what is no run, and no number of ranks."""
+    if not isinstance(run, Run | OfflineRun | str):
+        what = run.__name__ if isinstance(run, type) else f"a {type(run).__name__}"
+        raise ConfigError(
+            f"run is {what}, and must be a lockstep.Run, or the name of a task or a recipe: "
+            'lockstep.train("CartPole-v1", seed=1, total_steps=100_000)'
+        )
+    if not (ranks is None or isinstance(ranks, int)):
+        raise ConfigError(f"ranks={ranks!r} must be a whole number")
+
+
+def _named(target: str, changes: Mapping[str, Any]) -> AnyRun:
+    """The run that `target` names, as in `lockstep train`; of a task alone, with the default settings of its kind."""
+    from lockstep import recipes
+
+    run = recipes.named(target)
+    if not isinstance(run, Run) or run.task != target:
+        return override(run, changes)
+    run = override(task_defaults(target, changes), changes)
+    note = defaults_note(run, env_spec(run.task, run.env))
+    if note is not None and World.from_environment().rank == 0:
+        print(f"lockstep: note: {note}; run.yaml has them all", file=sys.stderr)
+    return run
 
 
 def is_complete(found: "Resumption", world: World) -> bool:

@@ -7,15 +7,19 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
+import shlex
 import textwrap
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from lockstep.envs.load import environments_in, load_module, load_object
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun, OfflineRun, Run, from_dict, to_dict
+from lockstep.run import load as read
 
 
 def names() -> list[str]:
@@ -35,10 +39,29 @@ def description(name: str) -> str:
     return (_module(name).__doc__ or "").strip().splitlines()[0]
 
 
+def named(target: str) -> AnyRun:
+    """The run that the target of `lockstep train` names.
+
+    A recipe, a config or run directory, a recipe file, else a task, which then has no settings of its own.
+    """
+    if target.replace("-", "_") in names():
+        return load(target.replace("-", "_"))
+    if Path(target).suffix in (".yaml", ".yml", ".json"):
+        return read(Path(target))
+    if Path(target).is_dir() and (Path(target) / "run.yaml").exists():
+        return read(Path(target) / "run.yaml")
+    if (Path(target) / "dataset.json").exists():
+        raise ConfigError(f"{target} is prepared data; lockstep offline train {shlex.quote(target)} learns from it")
+    if target.endswith(".py") or ".py:" in target:
+        return load_file(target)
+    return Run(task=target)
+
+
 def load_file(target: str) -> AnyRun:
     """The run of `path/to/file.py:function`; without `:function`, of its function `recipe`.
 
-    The file can import from its own directory, as a script. If the name is a class, it is the task of the run.
+    The file can import from its own directory, as a script. If the name is a class, or an id that the file registers,
+    it is the task of the run.
     """
     path, colon, name = target.rpartition(":") if ".py:" in target else (target, "", "recipe")
     module = load_module(path, f"recipe={target}")
@@ -46,6 +69,8 @@ def load_file(target: str) -> AnyRun:
         environments = " or ".join(f"{path}:{found}" for found in environments_in(module))
         hint = f"did you mean {environments}?" if environments else f"name one of its own: {path}:FUNCTION"
         raise ConfigError(f"{path} has no function recipe; {hint}")
+    if re.search(r"-v\d+$", name):
+        return Run(task=target)
     found = load_object(f"{path}:{name}", "recipe")
     return Run(task=target) if isinstance(found, type) and colon else _returned_run(found, f"{path}:{name}")
 
@@ -105,6 +130,12 @@ def _returned_run(function: Callable[[], object], where: str) -> AnyRun:
         raise
     except Exception as error:
         raise ConfigError(f"recipe={where} failed: {type(error).__name__}: {error}") from error
+    if hasattr(run, "reset") and hasattr(run, "step"):
+        file, _, name = where.rpartition(":")
+        raise ConfigError(
+            f"{where} returns an environment, and a task is a class or a registered id: add gymnasium.register("
+            f'"My-v0", entry_point={name}) to {file}, and train {file}:My-v0'
+        )
     if not isinstance(run, Run | OfflineRun):
         raise ConfigError(f"recipe={where} must return a lockstep.run.Run, not {type(run).__name__}")
     return from_dict(to_dict(run))  # checks the types of the fields

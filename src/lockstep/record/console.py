@@ -137,7 +137,8 @@ def describe(
     `device_memory` is the most memory of a GPU that a rank has used, in bytes; 0 on CPUs.
     """
     parts = [f"{grouped(steps)} / {grouped(total_steps)} {unit} ({min(100 * steps / total_steps, 100):.0f} %)"]
-    parts.append(f"{grouped(steps_per_second)} {unit}/s")
+    speed = f"{steps_per_second:.2g}" if 0 < steps_per_second < 1 else grouped(steps_per_second)
+    parts.append(f"{speed} {unit}/s")
     if return_mean is not None and return_mean == return_mean:
         parts.append(f"return {significant(return_mean)}")
     if device_memory:

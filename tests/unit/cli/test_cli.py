@@ -285,6 +285,10 @@ def test_recipes_are_suggested_for_unknown_tasks_alone(capsys):
         ("cartpol", ["cartpol", "CartPole-v1", "recipes: cartpole"]),
         ("CartPole-v9", ["CartPole-v9", "CartPole-v1"]),
         ("CartPole-v1 --task=Pendulum-v1", ["two tasks"]),
+        ("CartPole-v1 --set task=Pendulum-v1", ["two tasks", "CartPole-v1", "Pendulum-v1"]),
+        ("Pendulum-v1 --algo sac --set algo=td3", ["--algo sac", "--set algo=td3", "give one"]),
+        ("cartpole --num-envs 8 --set num-envs=16", ["--num-envs 8", "--set num_envs=16", "give one"]),
+        ("cartpole --video --set evaluate_video=false", ["--video", "--set evaluate_video=false", "give one"]),
         ("cartpole --set num_env=3", ["num_env", "num_envs"]),
         ("cartpole --set learning_rate=-1", ["learning_rate=-1", "greater than 0"]),
         ("CartPole-v1 --set env.kwargs=3", ["env.kwargs=3 must be a mapping"]),
@@ -293,6 +297,14 @@ def test_recipes_are_suggested_for_unknown_tasks_alone(capsys):
             ["env.placement=device", "algo=sac", "on the host"],
         ),
         ("cartpole --set learning_rate", ["--set learning_rate", "=VALUE"]),
+        ("cartpole --set gamma:0.9", ["write --set gamma=0.9"]),
+        ("cartpole --set gamma 0.9", ["did you mean --set gamma=0.9?"]),
+        ("cartpole --set =5", ["--set =5 names no setting"]),
+        ("cartpole --set hidden=64,64", ["network.hidden='64,64' must be a list", ": write [64,64]"]),
+        ("cartpole --set hidden=abc", ["each item a whole number\n"]),
+        ("cartpole --set network.module=Net", ["network.module=Net names nothing; write module:Name"]),
+        ("cartpole --set network.module=nowhere:Net", ["network.module=nowhere:Net: no module 'nowhere'"]),
+        ("cartpole --set symmetry=nowhere.py:mirror", ["symmetry=nowhere.py:mirror: there is no file"]),
         ("cartpole --num-env 3", ["--num-env", "--num-envs"]),
         ("cartpole gamma=3", ["--set gamma=3"]),
         ("cartpole --ranks 3", ["num_envs=32 does not divide among 3 shards; use 30 or 33"]),
@@ -330,6 +342,9 @@ def test_recipes_are_suggested_for_unknown_tasks_alone(capsys):
         ("broken.py:other", ["broken.py", "other"]),
         ("broken.py:number", ["broken.py:number", "must return a lockstep.run.Run, not int"]),
         ("broken.py:text", ["num_envs='8'", "a whole number"]),
+        ("broken.py:env", ["gymnasium.register(", "entry_point=env) to broken.py", "train broken.py:My-v0"]),
+        ("broken:env", ["task=broken:env is not a class", "entry_point=env) in broken", "the task broken:My-v0"]),
+        ("broken.py:None-v0", ["broken.py has no None-v0"]),
         ("module_nowhere:Env", ["module_nowhere"]),
         ("--task=Isaac-Cartpole-v0", ["lockstep/Cartpole-v0"]),
     ],
@@ -340,6 +355,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(arguments, words, trained, lau
         "def recipe():\n    return Run(task='CartPole-v1', wrong=1)\n"
         "def number():\n    return 3\n"
         "def text():\n    run = Run(task='CartPole-v1')\n    object.__setattr__(run, 'num_envs', '8')\n    return run\n"
+        "def env():\n    import gymnasium\n    return gymnasium.make('CartPole-v1')\n"
     )
     before = set(os.listdir(here)) | {"__pycache__"}
     assert cli.main(["train", *arguments.split()]) == 2
@@ -351,6 +367,20 @@ def test_bad_input_is_one_line_and_leaves_nothing(arguments, words, trained, lau
         assert word in said.err
     assert trained == launched == []
     assert set(os.listdir(here)) <= before
+
+
+def test_file_is_imported_for_an_id_that_it_registers(trained, here):
+    (here / "registers.py").write_text(
+        "import gymnasium\ngymnasium.register('Wrapped-v0', lambda **kwargs: gymnasium.make('CartPole-v1', **kwargs))\n"
+    )
+    assert requested(trained, "registers.py:Wrapped-v0").task == str(here / "registers.py:Wrapped-v0")
+
+
+def test_run_shorter_than_a_rollout_is_told_of(trained, capsys):
+    for steps, told in ((2047, 1), (2048, 0)):
+        requested(trained, "cartpole", "--set", f"total_steps={steps}")
+        said = capsys.readouterr().err
+        assert said.count("is less than one rollout, which is collected whole: 2048 steps") == told
 
 
 def test_num_shards_allows_what_the_ranks_alone_would_not(launched, capsys):
@@ -441,8 +471,9 @@ def test_evaluate_passes_on_and_prints_the_result(monkeypatch, here, capsys):
     assert (calls[-1][1]["episodes"], calls[-1][1]["video"]) == (3, True)
     assert cli.main(["evaluate", str(here), "--checkpoint", "4096"]) == 0
     assert calls[-1][1]["step"] == "4096"
-    for bad in (["--episodes", "0"], ["--seed", "-1"], ["--seed=x"], ["--ranks", "0"]):
-        assert cli.main(["evaluate", str(here), *bad]) == 2
+    for bad in ("--episodes 0", "--episodes x", "--seed -1", "--seed x", "--ranks 0"):
+        assert cli.main(["evaluate", str(here), *bad.split()]) == 2
+        assert f"lockstep: error: {bad} must be a number" in capsys.readouterr().err
 
 
 def test_a_command_of_a_backend_that_is_not_installed_is_one_line(monkeypatch, here, capsys):

@@ -14,6 +14,7 @@ def test_tasks_are_listed_by_source_with_what_is_missing(capsys, monkeypatch):
         tasks.Source("built in", "numpy", "", lambda: ["lockstep/Cartpole-v0"]),
         tasks.Source("many", "numpy", "", lambda: [f"Task-{i}" for i in range(40)]),
         tasks.Source("mjlab", "mjlab", "pip install 'lockstep-rl[mjlab]'", lambda: 1 / 0),
+        tasks.Source("Isaac Lab", "mjlab", "pip install " + "package " * 20, lambda: 1 / 0),
     ]
     monkeypatch.setattr(tasks, "_sources", lambda: sources)
     assert main(["tasks"]) == 0
@@ -22,6 +23,16 @@ def test_tasks_are_listed_by_source_with_what_is_missing(capsys, monkeypatch):
     assert "... and 28 more" in text
     assert "  mjlab: pip install 'lockstep-rl[mjlab]'" in text
     assert "Gymnasium's mujoco tasks: pip install 'lockstep-rl[mujoco]'" in text
+    assert "  Isaac Lab: `lockstep tasks isaac` says how" in text
+    assert main(["tasks", "Isaac-Ant"]) == 0
+    text = capsys.readouterr().out
+    assert "Isaac Lab: pip install package" in text
+    assert "mjlab" not in text
+    assert main(["tasks", "Task-39"]) == 0
+    assert capsys.readouterr().out == (
+        "many (1)\n  Task-39\n\n"
+        "not installed: mjlab, Isaac Lab, Gymnasium's mujoco tasks; `lockstep tasks` says how to install them\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,4 +56,6 @@ def test_what_gymnasium_registers_is_found_once_in_its_newest_version(capsys):
 
 def test_a_pattern_without_a_match_says_so(capsys):
     assert main(["tasks", "no-such-task"]) == 0
-    assert "no task that can run here matches no-such-task" in capsys.readouterr().out
+    assert "no task that can run here matches no-such-task\n" in capsys.readouterr().out
+    assert main(["tasks", "catpole"]) == 0
+    assert "matches catpole; did you mean CartPole-v1" in capsys.readouterr().out

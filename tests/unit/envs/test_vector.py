@@ -23,6 +23,7 @@ HERE = Path(__file__).parent
     [
         ("Cartpol-v1", {}, "Cartpol-v1 is unknown; did you mean CartPole-v1"),
         ("CartPole", {}, "did you mean CartPole-v1"),
+        ("Ant", {}, r"did you mean Ant-v5\?"),
         ("lockstep/Coridor-v0", {}, "did you mean lockstep/Corridor-v0"),
         ("Pendulum-v1", {"kwargs": {"gg": 1}}, r"gg=1 is unknown to Pendulum-v1; did you mean g\?"),
         ("CartPole-v1", {"kwargs": {"wind": 1}}, "wind=1 is unknown to CartPole-v1"),

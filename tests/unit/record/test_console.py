@@ -19,6 +19,7 @@ def test_progress_names_steps_speed_return_and_eta():
     )
     assert "return 0.8512 " in describe(1, 10, 1.0, 0.85123)
     assert describe(0, 10, 0.0, None) == "0 / 10 steps (0 %)  0 steps/s"
+    assert "(10 %)  0.25 steps/s" in describe(1, 10, 0.25, None)
     assert "return" not in describe(1, 10, 1.0, float("nan"))
     assert describe(12, 10, 1.0, None).endswith("ETA 0 s")
     assert "return 1.000  GPU 1.5 GiB  ETA" in describe(1, 10, 1.0, 1.0, device_memory=3 << 29)

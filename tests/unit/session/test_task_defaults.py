@@ -10,6 +10,7 @@ from lockstep.algorithms.task_defaults import BY_ALGORITHM, BY_TASK, PPO
 from lockstep.cli import main as cli
 from lockstep.config.env import EnvConfig
 from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.errors import ConfigError
 from lockstep.record.run_dir import RunDir
 from lockstep.run import Run, load, override
 from lockstep.session import resume
@@ -130,6 +131,31 @@ def test_a_file_or_a_recipe_is_not_changed(target, trained, tmp_path, capsys):
     assert trained[0].algorithm.num_epochs == (10 if target == "pendulum" else PPOConfig().num_epochs)
     assert not trained[0].algorithm.normalize_observation
     assert "default" not in capsys.readouterr().err
+
+
+def test_python_trains_what_the_command_trains(trained, tmp_path):
+    import lockstep
+
+    (tmp_path / "mine.yaml").write_text("task: lockstep/Reach-v0\nseed: 4\n")
+    for target in ("cartpole-dqn", "mine.yaml"):
+        lockstep.train(target, num_envs=16)
+        assert cli.main(["train", target, "--num-envs", "16"]) == 0
+        assert trained[-2] == trained[-1]
+
+
+@pytest.mark.parametrize(
+    ("run", "options", "wanted"),
+    [
+        ({"task": "CartPole-v1"}, {}, "run is a dict, and must be a lockstep.Run, or the name of a task"),
+        (Run, {}, "run is Run, and must be"),
+        (Run(task="CartPole-v1"), {"ranks": "auto"}, "ranks='auto' must be a whole number"),
+    ],
+)
+def test_python_is_told_what_to_call(trained, run, options, wanted):
+    import lockstep
+
+    with pytest.raises(ConfigError, match=wanted):
+        lockstep.train(run, **options)
 
 
 def test_python_has_the_defaults_for_the_name_of_a_task_and_changes_no_run(trained, capsys):

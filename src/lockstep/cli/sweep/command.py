@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.cli.request import set_values
 from lockstep.cli.sweep.folder import RESULTS_FILE, SweepFolder
 from lockstep.cli.sweep.pool import Pool
 from lockstep.cli.sweep.processes import StartProcess, start_here
@@ -56,6 +57,8 @@ def train_seeds(args: argparse.Namespace) -> int:
     """`lockstep train --seeds`: the same run with several seeds; returns the exit code."""
     if args.seed is not None:
         raise ConfigError(f"--seed {args.seed} and --seeds {args.seeds} both choose the seeds; give one")
+    if "seed" in (values := set_values(args.set)):
+        raise ConfigError(f"--set seed={values['seed']} and --seeds {args.seeds} both choose the seeds; give one")
     words = without_flags(args.words, "--seeds", "--jobs", "--run-dir", parents=[_cluster_flags()])
     sweep = Sweep(train=shlex.join(words), seeds=parse_seeds(args.seeds, "--seeds"), directory=os.getcwd())
     if args.run_dir is not None:
@@ -89,7 +92,6 @@ def _cluster_flags() -> argparse.ArgumentParser:
 
 
 def _run(sweep: Sweep, run_dir: Path, args: argparse.Namespace) -> int:
-    check_metric(sweep)
     check_no_launcher("a sweep")
     jobs = None if args.jobs is None else number(args.jobs, "--jobs")
     directory = Path(sweep.directory or ".")
@@ -153,13 +155,18 @@ def _check_runs(sweep: Sweep, command: TrainCommand) -> "AnyRun":
     """
     if sweep.sampler == "grid":
         runs = [command.run_of(settings, sweep.seeds[0]) for settings in grid(sweep.settings)]
+        for run in runs:
+            check_metric(sweep.metric, run)
         return runs[0]
     error: ConfigError | None = None
     for settings in draws(sweep.settings, _TRIED_DRAWS, sweep.sampler_seed):
         try:
-            return command.run_of(settings, sweep.seeds[0])
+            run = command.run_of(settings, sweep.seeds[0])
         except ConfigError as found:
             error = error or found
+        else:
+            check_metric(sweep.metric, run)
+            return run
     raise error or ConfigError("settings are empty; list at least one")
 
 

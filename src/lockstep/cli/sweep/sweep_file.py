@@ -3,17 +3,29 @@
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from lockstep.algorithms import dqn, offline, ppo, sac, td3
+from lockstep.cli.parser import did_you_mean
 from lockstep.cli.sweep.space import Space, parse_space
 from lockstep.config import settings
+from lockstep.distributed.timers import PHASES
 from lockstep.errors import ConfigError
+from lockstep.estimators import result
 from lockstep.launch.flags import number
+from lockstep.run import AnyRun, Run
 from lockstep.system.files import read_text
 
 Sampler = Literal["grid", "random", "optuna"]
-_METRICS = ("last_return", "best_return")
+_RETURNS = ("last_return", "best_return")
+_OFFLINE = (*offline.METRICS, *result.METRICS)
+_OF_EVERY_RUN = (
+    *(f"episode/{name}" for name in ("return_mean", "length_mean", "count", "return_mean_100")),
+    *("progress/updates", "progress/episodes", "time/steps_per_second"),
+    *(f"time/{phase}_{unit}" for phase in PHASES for unit in ("s", "s_max")),
+)
 _LIMIT = 10_000
 """Maximum number of seeds."""
 
@@ -127,15 +139,25 @@ def parse_seeds(value: Any, name: str = "seeds") -> tuple[int, ...]:
             raise ConfigError(f"{name} {value}: {part} must be first:end with 1 to {_LIMIT} seeds; 0:5 is 0 to 4")
         seeds += range(begin, end)
     repeated = [seed for seed in seeds if seeds.count(seed) > 1] if len(set(seeds)) < len(seeds) else []
+    if not seeds:
+        raise ConfigError(f"{name} {value} is empty; give at least one, such as 0:5 for 0 to 4")
     if repeated:
         raise ConfigError(f"{name} {value}: seed {repeated[0]} occurs twice; the same seed gives the same run")
     return tuple(seeds)
 
 
-def check_metric(sweep: Sweep) -> None:
-    """Raise `ConfigError` for a score that no run has."""
-    if sweep.metric not in _METRICS and "/" not in sweep.metric:
-        raise ConfigError(
-            f"metric={sweep.metric} must be last_return, best_return, or a name of metrics.jsonl, such as "
-            "episode/return_mean_100"
-        )
+def check_metric(metric: str, run: AnyRun) -> None:
+    """Raise `ConfigError` if `metric` is no score that `run` could have."""
+    known = metric_names(run)
+    if metric in (*_RETURNS, *known):
+        return
+    raise ConfigError(
+        f"metric={metric} must be {', '.join(_RETURNS)}, or a metric of a run with algo={run.algo}; "
+        f"{did_you_mean(get_close_matches(metric, [*_RETURNS, *known])) or 'docs/metrics.md has their names'}"
+    )
+
+
+def metric_names(run: AnyRun) -> tuple[str, ...]:
+    """The names that `metrics.jsonl` of a run may have."""
+    own = {"ppo": ppo, "dqn": dqn, "sac": sac, "td3": td3}[run.algo].METRICS if isinstance(run, Run) else _OFFLINE
+    return (*own, *_OF_EVERY_RUN)

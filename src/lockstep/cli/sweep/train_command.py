@@ -33,7 +33,7 @@ class TrainCommand:
 
     def __init__(self, words: Sequence[str], name: str = "train") -> None:
         from lockstep.cli.parser import hyphenated, parser
-        from lockstep.cli.request import requested_ranks
+        from lockstep.cli.request import requested_ranks, set_values
         from lockstep.cli.unknown_arguments import unknown_argument
         from lockstep.engines.ray.arguments import ray_request
         from lockstep.launch.flags import asks_for_nodes, bounds_of, number, policy_source
@@ -47,6 +47,8 @@ class TrainCommand:
             if getattr(args, flag) is not None:
                 shown = _FLAGS.get(flag, f"--{flag}")
                 raise ConfigError(f"{name}: {shown} {getattr(args, flag)} is for a single run; leave it out")
+        if "seed" in (values := set_values(args.set)):
+            raise ConfigError(f"{name}: --set seed={values['seed']} is for a single run; leave it out, and list seeds")
         if args.on is not None:
             raise ConfigError(
                 f"{name}: --on {args.on} is for the sweep: lockstep sweep FILE --on {args.on}; leave it out"
@@ -73,6 +75,8 @@ class TrainCommand:
         """
         from lockstep.cli.request import checked, requested_run
         from lockstep.launch.world_checks import check_world
+        from lockstep.run import Run
+        from lockstep.session.env_checks.before_run import check_before_run
         from lockstep.world import World
 
         args = argparse.Namespace(**vars(self._args))
@@ -86,6 +90,8 @@ class TrainCommand:
         try:
             run = checked(args, requested_run(args))
             check_world(run, World(size=self.ranks))
+            if isinstance(run, Run):
+                check_before_run(run)
         except ConfigError as error:
             if not settings:
                 raise

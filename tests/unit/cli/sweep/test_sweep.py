@@ -161,6 +161,12 @@ def test_a_minimized_metric_of_the_log_is_the_score(sweeps):
     assert sweeps.results("runs/my")["trials"][0]["summary"]["iqm"] == 1000.0
 
 
+def test_runs_without_the_metric_are_named(sweeps, capsys):
+    sweeps.write("train: cartpole\nseeds: 0:2\nmetric: policy/kl")
+    assert sweeps.run("sweep", "my.yaml") == 0
+    assert "\nno policy/kl: seed_0, seed_1\n" in capsys.readouterr().out
+
+
 def test_random_search_can_be_extended(sweeps):
     sweeps.write(
         "train: cartpole\nsampler: random\ntrials: 2\nsettings:\n  learning_rate: {low: 1e-4, high: 1e-1, log: true}\n"
@@ -203,6 +209,7 @@ def test_run_of_a_killed_start_is_waited_for(sweeps, capsys):
     ("words", "wanted"),
     [
         (["--seeds", "0:2", "--seed", "1"], "--seed 1 and --seeds 0:2"),
+        (["--seeds", "0:2", "--set", "seed=7"], "--set seed=7 and --seeds 0:2"),
         (["--seeds", "2:2"], "first:end"),
         (["--seeds", "5:0"], "5:0 must be first:end"),
         (["--seeds", "1,1"], "seed 1 occurs twice"),
@@ -231,11 +238,16 @@ def test_wrong_arguments_are_refused_before_anything_starts(sweeps, capsys, word
         ("train: cartpole\nsettings: {learning_rat: [1]}", "learning_rate"),
         ("train: cartpole\nsettings: {seed: [1]}", "write seeds"),
         ("train: cartpole\nseeds: -1:2", "seeds -1 must be"),
+        ("train: cartpole\nseeds: []", "seeds [] is empty"),
         ("train: cartpole\nseeds: 0\nseeds: 3", "line 3: seeds is there twice"),
         ("train: cartpole\nsettings: {gamma: [0.9, 0.99, 0.9]}", "settings.gamma: 0.9 occurs twice"),
         ("train: cartpole\nsettings: {num_envs: [0, 8]}", "the run with num_envs=0 cannot work"),
         ("train: cartpole\nsampler: random\nsettings: {gamma: [1]}", "needs the number of trials"),
+        ("train: cartpole --set seed=7", "--set seed=7 is for a single run"),
+        ("train: cartpole --num-envs 8\nsettings: {num_envs: [8, 16]}", "--num-envs 8 and --set num_envs=16"),
         ("train: cartpole\nmetric: best", "must be last_return"),
+        ("train: cartpole\nmetric: episode/retrn_mean_100", "did you mean episode/return_mean_100"),
+        ("train: cartpole_dqn\nmetric: policy/kl", "a metric of a run with algo=dqn"),
         ("train: cartpole\nsampler: random\ntrials: 2\nsettings: {gamma: {low: 0, high: 1, log: true}}", "log needs"),
     ],
 )
@@ -243,6 +255,25 @@ def test_wrong_sweep_file_is_refused(sweeps, capsys, text, wanted):
     sweeps.write(text)
     assert sweeps.run("sweep", "my.yaml") == 2
     assert wanted in capsys.readouterr().err
+    assert not (sweeps.path / "runs").exists()
+
+
+def test_algorithms_are_compared(sweeps, capsys):
+    sweeps.write("train: CartPole-v1\nsettings: {algo: [ppo, dqn]}")
+    assert sweeps.run("sweep", "my.yaml", "--dry-run") == 0
+    assert capsys.readouterr().out.startswith("algo=ppo, seeds 0\nalgo=dqn, seeds 0\n2 runs")
+
+
+def test_environment_with_a_fault_is_refused_once(sweeps, capsys):
+    (sweeps.path / "my_env.py").write_text(
+        "import gymnasium as gym\nimport numpy as np\n"
+        "class Env(gym.Env):\n"
+        "    observation_space = gym.spaces.Box(-1, 1, (3,))\n    action_space = gym.spaces.Discrete(2)\n"
+        "    def reset(self, seed=None, options=None):\n        return np.zeros(4, np.float32), {}\n"
+        "    def step(self, action):\n        return np.zeros(4, np.float32), 0.0, False, False, {}\n"
+    )
+    assert sweeps.run("train", "my_env.py:Env", "--seeds", "0:3") == 2
+    assert capsys.readouterr().err.count("reset returned an observation of shape (4,)") == 1
     assert not (sweeps.path / "runs").exists()
 
 
