@@ -215,6 +215,11 @@ def call(comm: Comm, name: str) -> None:
         "gather_object": lambda: comm.gather_object("of another size"),
         "sum": lambda: comm.sum(torch.ones(3)),
         "large sum": lambda: comm.sum(torch.ones(3000)),
+        "sum of float32": lambda: comm.sum_shards(torch.ones(1, 6)),
+        "sum of float64": lambda: comm.sum_shards(torch.ones(1, 3, dtype=torch.float64)),
+        "sum of int64": lambda: comm.sum_shards(torch.ones(1, 3, dtype=torch.int64)),
+        "broadcast of float32": lambda: comm.broadcast_([torch.ones(6)]),
+        "broadcast of int32": lambda: comm.broadcast_([torch.ones(6, dtype=torch.int32)]),
     }
     calls[name]()
 
@@ -225,12 +230,15 @@ def opened(rank: int, port: int, way: str, timeout_s: float) -> Comm:
 
 
 def call_different_things(rank: int, ports: dict[str, list[int]]) -> dict[str, str]:
-    """The first collective of rank 0 is another one than that of rank 1, or one of another size."""
+    """The first collective of rank 0 is another one than that of rank 1, or one of another size or type."""
     cases = {
         "broadcast": ("broadcast", "sum"),
         "average_gradients": ("average_gradients", "gather_object"),
         "gather_object": ("gather_object", "broadcast"),
         "size": ("sum", "large sum"),
+        "type": ("sum of float64", "sum of int64"),
+        "width": ("sum of float64", "sum of float32"),
+        "type of a broadcast": ("broadcast of float32", "broadcast of int32"),
     }
     found: dict[str, str] = {}
     for way, numbers in ports.items():

@@ -39,7 +39,7 @@ def told(folder):
         ("overlapped_gradients", (free_port(),)),
         ("differ", (ports(*WAYS),)),
         ("objects_differ", (free_port(),)),
-        ("call_different_things", ({way: [free_port() for _ in range(4)] for way in WAYS},)),
+        ("call_different_things", ({way: [free_port() for _ in range(7)] for way in WAYS},)),
         ("first_is_missed", ({way: [free_port() for _ in range(3)] for way in WAYS[:2]},)),
         ("unequal", (ports(*WAYS),)),
         ("one_port", (free_port(),)),
@@ -148,6 +148,11 @@ def test_objects_of_different_collectives_are_told_apart(told):
 
 
 OTHER = {"broadcast": "sum", "average_gradients": "gather_object", "gather_object": "broadcast"}
+KINDS = [
+    ("type", "sum_shards", ("float64", "int64")),
+    ("width", "sum_shards", ("float64", "float32")),
+    ("type of a broadcast", "broadcast", ("float32", "int32")),
+]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -162,9 +167,16 @@ def test_what_ranks_call_is_told_before_any_size(told, way):
             )
         mine, other = (12, 12000) if rank == 0 else (12000, 12)
         assert said[f"{way} size"] == (
-            f"RunError: ranks are in the same collective, sum, with different sizes: rank {rank} sends {mine} bytes, "
-            f"rank {1 - rank} {other} bytes; tensors must have the same shape and type on every rank"
+            "RunError: ranks are in the same collective, sum, with different tensors: "
+            f"rank {rank} sends {mine} bytes of float32, rank {1 - rank} {other} bytes of float32; "
+            "tensors must have the same shape and type on every rank"
         )
+        for case, tag, kinds in KINDS:
+            mine, other = kinds[rank], kinds[1 - rank]
+            assert said[f"{way} {case}"].startswith(
+                f"RunError: ranks are in the same collective, {tag}, with different tensors: "
+                f"rank {rank} sends 24 bytes of {mine}, rank {1 - rank} 24 bytes of {other}"
+            )
 
 
 @pytest.mark.parametrize("way", ["memory", "messages"])

@@ -194,6 +194,7 @@ def test_a_stuck_rank_is_named_by_the_watch(tmp_path, way):
 def test_jax_that_runs_already_cannot_reach_other_processes():
     for said in spawn(called.too_late, 2, (free_port(),), timeout_s=60):
         assert said.startswith("JAX was used before `Comm` was entered")
+        assert "make constants with numpy" in said
 
 
 @pytest.mark.slow

@@ -2,12 +2,26 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from lockstep.distributed.shared_memory import Segment
 from lockstep.distributed.watch import Observed, observed
 from lockstep.errors import PeerError, RunError
 
 _DEATH_NOTICE_S = 1.0  # how long after a broken connection to look which process ended
+_KINDS = (
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+_KIND_BIT = 48
+"""Of an `amount`: the bits below it are the bytes, those above the type."""
+_CODES: dict[Any, int] = {
+    key: number << _KIND_BIT
+    for number, name in enumerate(_KINDS, 1)
+    for key in ((name,) if name == "bfloat16" else (name, np.dtype(name)))
+}
 
 
 def observe(segment: Segment | None, rank: int, row: memoryview, tag: str) -> list[Observed]:
@@ -46,6 +60,16 @@ def absent(segment: Segment, rank: int, index: int, tag: str, timeout_s: float) 
     return PeerError(f"rank {other} did not come to {tag} within timeout_s={timeout_s:g}; {where}", other)
 
 
+def amount(num_bytes: int, kind: "np.dtype[Any] | str") -> int:
+    """What a rank sends, bytes and type of its numbers, as one integer that ranks compare; of other types the bytes."""
+    return num_bytes | _CODES.get(kind, 0)
+
+
+def _in_words(sent: int) -> str:
+    kind, num_bytes = divmod(sent, 1 << _KIND_BIT)
+    return f"{num_bytes} bytes" + (f" of {_KINDS[kind - 1]}" if kind else "")
+
+
 def after_failure(tag: str, failed: str) -> RunError:
     """The error of collective `tag` in a process whose collective `failed` has failed before."""
     return RunError(
@@ -54,10 +78,10 @@ def after_failure(tag: str, failed: str) -> RunError:
     )
 
 
-def different_collectives(rank: int, tag: str, size: int, others: Sequence[tuple[int, str, int]]) -> str:
-    """The message for ranks in different collectives, or in one with different sizes.
+def different_collectives(rank: int, tag: str, sent: int, others: Sequence[tuple[int, str, int]]) -> str:
+    """The message for ranks in different collectives, or in one with numbers of different sizes or types.
 
-    `others`: rank, tag and bytes of those that differ from `rank`, `tag` and `size`.
+    `others`: rank, tag and `amount` of those that differ from `rank`, `tag` and `sent`.
     """
     elsewhere = [(other, theirs) for other, theirs, _ in others if theirs != tag]
     if elsewhere:
@@ -66,10 +90,10 @@ def different_collectives(rank: int, tag: str, size: int, others: Sequence[tuple
             f"ranks are in different collectives: rank {rank} is in {tag}, {where}; "
             "every rank must call the same collectives in the same order"
         )
-    sizes = ", ".join(f"rank {other} {theirs} bytes" for other, _, theirs in others)
+    amounts = ", ".join(f"rank {other} {_in_words(theirs)}" for other, _, theirs in others)
     return (
-        f"ranks are in the same collective, {tag}, with different sizes: rank {rank} sends {size} bytes, {sizes}; "
-        "tensors must have the same shape and type on every rank"
+        f"ranks are in the same collective, {tag}, with different tensors: rank {rank} sends {_in_words(sent)}, "
+        f"{amounts}; tensors must have the same shape and type on every rank"
     )
 
 

@@ -69,18 +69,23 @@ def flatten_batch(space: Any) -> Convert:
 def action_spec(space: Any, task: str) -> ActionSpec:
     """The flat action that `space` takes."""
     if _is(space, spaces.Discrete):
-        return ActionSpec("discrete", (int(space.n),))
+        return ActionSpec("discrete", (int(space.n),), start=(int(space.start),) if space.start else ())
     if _is(space, spaces.MultiDiscrete):
-        return ActionSpec("multi_discrete", tuple(int(n) for n in space.nvec.reshape(-1)))
+        sizes, start = (tuple(numbers.reshape(-1).tolist()) for numbers in (space.nvec, space.start))
+        return ActionSpec("multi_discrete", sizes, start=start if any(start) else (), shape=_unless_flat(space.shape))
     if _is(space, spaces.MultiBinary):
-        return ActionSpec("multi_discrete", (2,) * math.prod(space.shape))
+        return ActionSpec("multi_discrete", (2,) * math.prod(space.shape), shape=_unless_flat(space.shape))
     if _is(space, spaces.Box) and space.dtype.kind == "f" and math.prod(space.shape) > 0:
         low, high = (tuple(bound.reshape(-1).tolist()) for bound in (space.low, space.high))
-        return ActionSpec("continuous", (len(low),), low, high)
+        return ActionSpec("continuous", (len(low),), low, high, shape=_unless_flat(space.shape))
     raise ConfigError(
         f"task={task} has the action space {space}, which is not supported; use Discrete, MultiDiscrete, MultiBinary "
         "or Box of floats, or a wrapper (env.wrappers) that makes it one of them"
     )
+
+
+def _unless_flat(shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    return None if len(shape) == 1 else tuple(shape)
 
 
 def restore_action(space: Any, batch: tuple[int, ...] = ()) -> Convert | None:

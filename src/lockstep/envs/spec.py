@@ -11,7 +11,7 @@ from lockstep.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
-    """One environment's action."""
+    """One environment's action. Policies count choices from 0, and give several numbers as a vector."""
 
     kind: Literal["discrete", "multi_discrete", "continuous"]
     """A choice, several choices at once, or real numbers."""
@@ -21,6 +21,16 @@ class ActionSpec:
     """Smallest value per dimension, -inf where unbounded; `continuous` only."""
     high: tuple[float, ...] = ()
     """Largest value per dimension, +inf where unbounded; `continuous` only."""
+    start: tuple[int, ...] = ()
+    """The environment's number of the first choice, per component; empty where it is 0."""
+    shape: tuple[int, ...] | None = None
+    """Of the environment's array of several numbers; `None`: a vector."""
+
+    def for_env(self, action: np.ndarray) -> np.ndarray:
+        """Actions of a policy, [..., width] or one choice [...], as the environment takes them."""
+        if self.start:
+            action = action + (self.start[0] if self.kind == "discrete" else np.array(self.start))
+        return action if self.shape is None else action.reshape(*action.shape[:-1], *self.shape)
 
     @property
     def num_parameters(self) -> int:
@@ -85,6 +95,9 @@ class EnvSpec:
             values: tuple[float, ...] = data["action"][bound]
             data["action"][bound] = [v if abs(v) != float("inf") else str(v) for v in values]
         data["action"]["sizes"] = list(self.action.sizes)
+        for name, default in (("start", ()), ("shape", None)):
+            if data["action"][name] == default:  # as earlier versions write and read it
+                del data["action"][name]
         return data
 
     @classmethod
@@ -93,7 +106,9 @@ class EnvSpec:
         action: dict[str, Any] = dict(data["action"])
         for bound in ("low", "high"):
             action[bound] = tuple(float(v) for v in action[bound])
-        action["sizes"] = tuple(int(n) for n in action["sizes"])
+        for name in ("sizes", "start", "shape"):
+            if name in action:
+                action[name] = tuple(int(n) for n in action[name])
         image = data.get("image")
         fields: dict[str, Any] = {**data, "action": ActionSpec(**action), "image": image and tuple(image)}
         return cls(**fields)

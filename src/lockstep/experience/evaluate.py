@@ -11,12 +11,12 @@ import numpy as np
 from lockstep.envs.vector import VectorEnv, has_agents
 from lockstep.errors import RunError
 from lockstep.experience.acting import ActorWithState
-from lockstep.world import World, block
+from lockstep.world import World, block, stream_seed
 
 MAX_ENVS = 64
 """Environments of one shard stepped at once; further episodes are played one after another."""
 MAX_STEPS = 100_000
-"""Longest episode of a task without a limit."""
+"""Longest episode of a task without a limit: the most likely actions may lead round in circles for ever."""
 
 
 class Interrupted(Exception):  # noqa: N818  # not an error
@@ -33,6 +33,8 @@ class Episodes:
 
     returns: list[float]
     lengths: list[int]
+    num_cut: int = 0
+    """Episodes that ended after `MAX_STEPS`, of a task without a limit."""
 
 
 def quota(episodes: int, world: World, shard: int) -> tuple[int, int]:
@@ -59,16 +61,43 @@ def play(
         seeds: one for each environment.
         heartbeat: called every step; may raise `Interrupted`.
         actor: that `choose` calls; notified of episodes that begin.
+
+    Raises:
+        RunError: an episode does not end within the limit of the task.
     """
-    size = env.num_envs
-    share = np.array([len(block(episodes, size, i)) for i in range(size)])
+    share = np.array([len(block(episodes, env.num_envs, i)) for i in range(env.num_envs)])
+    played: list[list[tuple[float, int]]] = [[] for _ in share]
+    num_cut, cut = 0, 1
+    while cut and share.any():
+        if actor is not None:
+            actor.begins = np.ones(env.num_envs, bool)
+        # Only all environments can be reset: those whose episode was cut play the rest of their share after the others.
+        found, cut = _play_until_cut(env, choose, share, seeds, heartbeat, actor)
+        share -= [len(one) for one in found]
+        played = [before + one for before, one in zip(played, found, strict=True)]
+        num_cut += cut
+        seeds = [stream_seed(seed, "after a cut") for seed in seeds]
+    flat = [episode for one in played for episode in one]
+    return Episodes([r for r, _ in flat], [n for _, n in flat], num_cut)
+
+
+def _play_until_cut(
+    env: VectorEnv,
+    choose: Callable[[np.ndarray], np.ndarray],
+    share: np.ndarray,
+    seeds: list[int],
+    heartbeat: Callable[[], object],
+    actor: ActorWithState | None,
+) -> tuple[list[list[tuple[float, int]]], int]:
+    """Play each environment's `share` of episodes, fewer if one is cut; return and length of each, and how many are."""
+    size, limit = env.num_envs, env.spec.max_episode_steps
     played: list[list[tuple[float, int]]] = [[] for _ in range(size)]
+    wanted = share.copy()
     total, length = np.zeros(size), np.zeros(size, np.int64)
     resetting = np.zeros(size, bool)
     next_step = env.spec.autoreset == "next_step"
     observation = env.reset(seeds).copy()
-    left = int(share.sum())
-    longest = env.spec.max_episode_steps or MAX_STEPS
+    left, num_cut = int(wanted.sum()), 0
     while left:
         heartbeat()
         observation, reward, terminated, truncated, _ = env.step(choose(observation))
@@ -76,18 +105,21 @@ def play(
         waiting = env.waiting() if has_agents(env) else resetting
         total += np.where(resetting, 0.0, reward)
         length += ~waiting
-        if length.max() > longest + 1 and not ended[length.argmax()]:
+        if limit is not None and length.max() > limit + 1 and not ended[length.argmax()]:
             raise RunError(
-                f"environment {length.argmax()} of an evaluation has not ended its episode after {longest} steps; "
+                f"environment {length.argmax()} of an evaluation has not ended its episode after {limit} steps; "
                 "set env.max_episode_steps"
             )
-        for i in np.flatnonzero(ended):
-            if len(played[i]) < share[i]:
+        for i in np.flatnonzero(ended if limit is not None else ended | (length == MAX_STEPS)):
+            if len(played[i]) < wanted[i]:
                 played[i].append((float(total[i]), int(length[i])))
                 left -= 1
+                if not ended[i]:
+                    num_cut += 1
+                    left -= int(wanted[i]) - len(played[i])
+                    wanted[i] = len(played[i])
         if actor is not None:
             actor.begins = resetting if next_step else ended | waiting
         total[ended], length[ended] = 0.0, 0
         resetting = ended.copy() if next_step else resetting
-    flat = [episode for one in played for episode in one]
-    return Episodes([r for r, _ in flat], [n for _, n in flat])
+    return played, num_cut

@@ -23,6 +23,7 @@ from lockstep.distributed import agreement
 from lockstep.distributed.timers import Timers
 from lockstep.distributed.tree import Node, owned_nodes, tree_sum
 from lockstep.distributed.watch import Observed
+from lockstep.errors import RunError
 from lockstep.jax import hardware
 from lockstep.jax.collectives import mesh
 from lockstep.jax.collectives.mesh import AXIS, DeviceArrays, DeviceMap, Tree, map_shards
@@ -77,6 +78,8 @@ class Comm:
         self._startup_timeout_s = startup_timeout_s
         self._devices_per_process = devices_per_process
         self._use_gloo = backend == "gloo"
+        self._tracing = 0
+        """Functions of `spmd` that JAX traces now."""
         self._processes = Processes(self.world, self.timers, timeout_s, startup_timeout_s)
         self.num_messages = self._processes.num_messages
 
@@ -166,7 +169,11 @@ class Comm:
 
         def counted(shared: Tree, own: Tree) -> tuple[Tree, Tree]:
             self.num_compilations[name] += 1  # JAX traces once per compilation
-            return function(shared, own)
+            self._tracing += 1
+            try:
+                return function(shared, own)
+            finally:
+                self._tracing -= 1
 
         counted.__name__ = name
         donated = (0,) * donate + (1,) * donate_own
@@ -176,7 +183,7 @@ class Comm:
 
     def shard_numbers(self) -> Array:
         """[num_slots] int32: the shard in each slot of the executing device."""
-        return jnp.asarray(self._device_map.slots)[self._transport.index()]
+        return jnp.asarray(self._device_map.slots)[self._inside("shard_numbers").index()]
 
     def sum_shards(self, rows: Array, tag: str = "sum_shards") -> Array:
         """The sum over all shards of one row [n] each, with the same bits on any number of ranks; *collective*.
@@ -187,7 +194,7 @@ class Comm:
         """
         # Barriers keep XLA from fusing products into the additions, which would round once instead of twice.
         rows = lax.optimization_barrier(rows)
-        return lax.optimization_barrier(self._transport.sum_slots(rows, tag))
+        return lax.optimization_barrier(self._inside(tag).sum_slots(rows, tag))
 
     def sum(self, value: Array, tag: str = "sum") -> Array:
         """The sum over devices; *collective*."""
@@ -224,7 +231,7 @@ class Comm:
         weights = jnp.ones(len(flat), jnp.float32) if weight is None else weight.astype(jnp.float32)
         own_mean = weights @ flat / divisor(weights.sum())
         squares = weights @ jnp.square(flat - own_mean[None])
-        every = self._transport.gather(jnp.concatenate([weights.sum()[None], own_mean, squares]), tag)
+        every = self._inside(tag).gather(jnp.concatenate([weights.sum()[None], own_mean, squares]), tag)
         counts, means, inner = jnp.split(every, [1, 1 + flat.shape[1]], axis=1)
         shape, count = value.shape[1:], counts.sum()
         mean = (counts * means).sum(0) / divisor(count)
@@ -246,8 +253,18 @@ class Comm:
         shaped = [mean.reshape(leaf.shape).astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True)]
         return jax.tree.unflatten(structure, shaped)
 
+    def _inside(self, tag: str) -> Transport:
+        """The collectives of compiled code; raises `RunError` outside of it, where only one device needs none."""
+        if not self._tracing and len(self._device_map.shards) > 1:
+            raise RunError(
+                f"{tag} was called outside of a function that comm.spmd compiles, where devices cannot exchange "
+                "arrays: call it in function(shared, own), compiled by comm.spmd(function); outside, sum_statistics, "
+                "any, broadcast and gather_object exchange what the processes hold"
+            )
+        return self._transport
+
     def _over_devices(self, value: Array, add: Any, tag: str) -> Array:
-        every = self._transport.gather(lax.optimization_barrier(value.reshape(-1)), tag)
+        every = self._inside(tag).gather(lax.optimization_barrier(value.reshape(-1)), tag)
         values: dict[Node, Array] = {(device, device + 1): row for device, row in enumerate(every)}
         return tree_sum(values, (0, len(self._device_map.shards)), add).reshape(value.shape)
 

@@ -21,7 +21,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.jax.flat import Params
 from lockstep.run import NetworkConfig
-from lockstep.session.checks import check_encoder
+from lockstep.session.checks import CONVOLUTIONS, check_encoder, encoder_of
 from lockstep.world import stream
 
 InitStreams = Callable[[str], np.random.Generator]
@@ -33,12 +33,6 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "elu": jax.nn.elu,
     "silu": jax.nn.silu,
 }
-_CONVOLUTIONS = {
-    "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
-    "wide": ((128, 8, 4), (128, 4, 2), (512, 3, 1)),
-    "small": ((16, 8, 4), (32, 4, 2)),
-}
-"""Channels, kernel and stride of each layer."""
 
 
 class Mlp:
@@ -113,8 +107,6 @@ class Convolutions:
         for out, kernel, stride in layers:
             self.shapes.append((out, channels, kernel, kernel))
             channels, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-            if min(height, width) < 1:
-                raise ConfigError(f"images of {image[1]} by {image[2]} are too small for this encoder; use mlp")
         size = channels * height * width
         self.linear = None if features is None else (features, size)
         self.num_features, self.activate_last = features or size, activate_last
@@ -194,7 +186,7 @@ def make_encoder(spec: EnvSpec, config: NetworkConfig, *, last: bool = True) -> 
             follows it.
     """
     check_encoder(config, spec)
-    kind = config.encoder if config.encoder != "auto" else "mlp" if spec.image is None else "nature"
+    kind = encoder_of(config, spec)
     if kind == "mlp":
         sizes = (spec.observation_size, *(config.hidden if last else config.hidden[:-1]))
         orthogonal = config.initialization == "orthogonal"
@@ -204,7 +196,7 @@ def make_encoder(spec: EnvSpec, config: NetworkConfig, *, last: bool = True) -> 
     if kind == "impala":
         return Impala(spec.image, features)
     plain = kind != "wide"  # whose reference has uniform initial weights and no last activation
-    return Convolutions(spec.image, _CONVOLUTIONS[kind], features, activate_last=plain, orthogonal=plain)
+    return Convolutions(spec.image, CONVOLUTIONS[kind], features, activate_last=plain, orthogonal=plain)
 
 
 class UserNetwork:

@@ -42,7 +42,9 @@ def pin(run: AnyRun, world: World) -> None:
         )
     if is_in_use() and os.environ.get("NPROC") != str(pool):
         note = (
-            "JAX was in use before this pinned run: threads are fixed already, and bits may differ from a fresh start's"
+            "JAX was in use before this pinned run, as by a file that makes arrays where it is imported: its threads "
+            "are fixed already, and bits may differ from those of other starts; make constants with numpy, and JAX's "
+            "arrays within functions"
         )
         print(f"lockstep: note: {note}", file=sys.stderr)
     one_thread(pool)

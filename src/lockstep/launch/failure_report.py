@@ -94,6 +94,8 @@ def update_summary(
     """Record the failure in `summary.json`, unless rank 0 has done so (`summary_modified_at` is outdated)."""
     if not (run_dir / "run.yaml").exists():
         return  # not a training run, or one that did not start
+    if refused_to_resume(run_dir, failure.code, summary_modified_at):
+        return
     status = None
     if modified_at(run_dir / "summary.json") != summary_modified_at:
         status = read_json(run_dir / "summary.json").get("status")
@@ -106,6 +108,16 @@ def update_summary(
         mark_failed(run_dir, failure.message, status, ranks, restarts)
     except OSError as error:
         log(f"lockstep: {run_dir / 'summary.json'} could not be written ({error.strerror})")
+
+
+def refused_to_resume(run_dir: Path, code: int, summary_modified_at: int | None) -> bool:
+    """Whether a start with exit code `code` was refused before it resumed the run, which stays as it was.
+
+    A start that resumes a run removes its summary; one that is refused later writes another.
+    """
+    if code != ConfigError.exit_code or modified_at(run_dir / "summary.json") != summary_modified_at:
+        return False
+    return summary_modified_at is not None or (run_dir / "metrics.jsonl").exists()
 
 
 def log(line: str) -> None:

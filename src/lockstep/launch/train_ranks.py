@@ -1,24 +1,26 @@
 """Run one training on several ranks of this machine, with restarts."""
 
+import functools
 import json
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lockstep.errors import ConfigError, RunError
-from lockstep.launch.failure_report import log
+from lockstep.launch.failure_report import log, refused_to_resume
 from lockstep.launch.local import Restarts, launch
 from lockstep.launch.supervise import DEFAULT_BOUNDS, Bounds
 from lockstep.record.failure import read_failure
 from lockstep.record.follow import read_json
 from lockstep.record.partial_files import modified_at, remove_results
-from lockstep.record.run_dir import SUMMARY_FILE, RunDir, lock_run_dir, mark_failed, write_config
+from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, RunDir, lock_run_dir, mark_failed, write_config
 from lockstep.record.run_status import COMPLETE
+from lockstep.system.files import write_atomically
 
 if TYPE_CHECKING:
     from lockstep.run import AnyRun
@@ -86,17 +88,17 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
     named = run_dir if launcher is None else run_dir.absolute()
     commands = _Commands(named, resume, init_from, flags, modified_at(run_dir / _LATEST))
     lock = lock_run_dir(run_dir)
+    start = functools.partial(
+        launcher or launch,
+        commands.first_command(),
+        ranks=ranks,
+        run_dir=run_dir,
+        environment={"PYTHONPATH": search_path()},
+        bounds=bounds,
+        restarts=Restarts(maximum=max_restarts, next_command=commands.restart_command),
+    )
     try:
-        if found is not None:
-            write_config(run_dir, run)
-        code = (launcher or launch)(
-            commands.first_command(),
-            ranks=ranks,
-            run_dir=run_dir,
-            environment={"PYTHONPATH": search_path()},
-            bounds=bounds,
-            restarts=Restarts(maximum=max_restarts, next_command=commands.restart_command),
-        )
+        code = start() if found is None else _start_with_config(run_dir, run, start)
     finally:
         os.close(lock)
     if code == 0 and read_json(run_dir / SUMMARY_FILE).get("status") not in COMPLETE:
@@ -106,6 +108,16 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
     if code not in _EXPLAINED_CODES and modified_at(run_dir / _LATEST) is not None:
         log(f"go on with: lockstep train --resume {shlex.quote(str(run_dir))}")
     return code, run_dir
+
+
+def _start_with_config(run_dir: Path, run: "AnyRun", start: Callable[[], int]) -> int:
+    """Start ranks that read the config of a resumed run; the earlier one comes back if they refuse it."""
+    config_before, summary_before = (run_dir / RUN_FILE).read_bytes(), modified_at(run_dir / SUMMARY_FILE)
+    write_config(run_dir, run)
+    code = start()
+    if refused_to_resume(run_dir, code, summary_before):
+        write_atomically(run_dir / RUN_FILE, config_before)
+    return code
 
 
 def train_on_ranks(

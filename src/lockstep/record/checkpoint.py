@@ -7,6 +7,7 @@ disk; `LATEST` is updated last. Reading runs no code from the files: they are JS
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import struct
@@ -177,7 +178,7 @@ def commit(run_dir: Path, manifest: Mapping[str, Any], num_kept: int) -> None:
     set_latest(run_dir, path.name)
     for old in (*abandoned, *superseded(run_dir, num_kept)):
         old.rename(old.with_name(f".{old.name}"))  # no longer a checkpoint, however long removing it takes
-        shutil.rmtree(old.with_name(f".{old.name}"))
+        shutil.rmtree(old.with_name(f".{old.name}"), ignore_errors=True)  # as on NFS while a reader has a file open
 
 
 def set_latest(run_dir: Path, name: str) -> None:
@@ -193,7 +194,7 @@ def superseded(run_dir: Path, num_kept: int) -> Iterator[Path]:
     for path in found:
         with suppress(ConfigError):
             score = read_manifest(path).get("eval_return_mean")
-            if score is not None:
+            if score is not None and not math.isnan(score):  # nothing would count as better than NaN
                 scores[path] = float(score)
     # `found` is from new to old; of equal scores the oldest counts, for which the evaluation was made.
     best = max(reversed(scores), key=lambda path: scores[path], default=None)

@@ -128,13 +128,16 @@ class CheckpointWriter:
             problems: list[str] = self._gather(problem, "checkpoint")
             problem = next(filter(None, problems), "")
             if not problem and local is not None:
-                if self._world.rank == 0:  # the steps of later checkpoints will be repeated
-                    checkpoint.set_latest(self._run_dir, name)
                 return local
             self._warn(f"checkpoint {name} is damaged and skipped: {problem}")
         if names:
             raise ConfigError(f"no whole checkpoint to resume from in {self._run_dir / checkpoint.FOLDER}: {problem}")
         return None
+
+    def continue_after(self, step: int) -> None:
+        """Take the checkpoint of this step, which was loaded, as the newest: later ones are of another continuation."""
+        if self._world.rank == 0:
+            checkpoint.set_latest(self._run_dir, f"step_{step}")
 
     def _read(self, path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[int, dict[str, Any]]]:
         manifest = checkpoint.read_manifest(path)

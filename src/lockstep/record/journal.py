@@ -50,6 +50,7 @@ class Journal:
         run_dir: RunDir,
         *,
         joined: bool,
+        exists: bool = False,
         lock: int | None = None,
         printed: Sequence[str] = (),
     ) -> None:
@@ -58,8 +59,10 @@ class Journal:
         self.episodes = [RecentEpisodes() for _ in world.shards]
         self.evaluated_at = -1
         self.pending = False
+        self._run = run
         self._world = world
         self._run_dir = run_dir
+        self._begun = not exists  # until then the run directory is that of an earlier start
         self._lock = lock
         self._timeout_s = run.timeout_s
         self._unit = "rows" if isinstance(run, OfflineRun) else "steps"
@@ -90,7 +93,7 @@ class Journal:
         if pending.joined:
             assert path is not None
             pending.end_phase()
-            return cls(run, world, RunDir.join(path), joined=True)
+            return cls(run, world, RunDir.join(path), joined=True, exists=exists)
         answer: dict[str, str] = {}
         run_dir: RunDir | None = None
         lock: int | None = None
@@ -101,7 +104,6 @@ class Journal:
                 if exists:
                     archive_failure(run_dir.path)
                     remove_partial_files(run_dir.path)
-                    write_config(run_dir.path, run)
                 answer = {"path": str(run_dir.path.absolute())}
             except (ConfigError, OSError) as error:
                 answer = {"error": str(error)}
@@ -112,7 +114,7 @@ class Journal:
             Path(answer["path"]).mkdir(parents=True, exist_ok=True)  # a host that does not share rank 0's disk
             run_dir = RunDir.join(answer["path"])
         pending.end_phase()
-        return cls(run, world, run_dir, joined=False, lock=lock, printed=pending.printed)
+        return cls(run, world, run_dir, joined=False, exists=exists, lock=lock, printed=pending.printed)
 
     @property
     def logged_at(self) -> int:
@@ -241,9 +243,15 @@ class Journal:
         self._best = -np.inf if state["best"] is None else state["best"]
         self.summary |= state["summary"]
 
-    def rewind(self) -> None:
-        """Remove the entries that an earlier start of the run wrote after the point where this one continues."""
+    def resume(self) -> None:
+        """Take the run over from an earlier start, once nothing can refuse it.
+
+        Until then its files are left as they are. Now they get the config of this start and lose its result and the
+        entries after the point where this one continues.
+        """
+        self._begun = True
         if self._world.rank == 0:
+            write_config(self.path, self._run)
             self._run_dir.rewind(self.logged_at, self.evaluated_at)
 
     def say(self, text: str) -> None:
@@ -263,8 +271,13 @@ class Journal:
             self.warn(str(full))
 
     def fail(self, rank: int, message: str, progress: Progress, elapsed: float) -> None:
-        """Record the end of a run by an error: the first failure of any rank."""
+        """Record the end of a run by an error: the first failure of any rank.
+
+        A start that has not resumed its run leaves the result of the earlier one.
+        """
         record_failure(self.path, rank=rank, message=message, code=1)
+        if not self._begun:
+            return
         first = read_failure(self.path) or {"message": message}
         self.summary |= {"status": "failed", "error": first["message"]}
         self._count(progress, elapsed)
@@ -279,7 +292,8 @@ class Journal:
         """Record the end of a run by a stalled rank; called in the thread of the watch."""
         if record_failure(self.path, rank=culprit.rank, message=report, code=1, phase=str(culprit)):
             print(f"lockstep: {report}", file=sys.stderr, flush=True)
-            mark_failed(self.path, report.partition("\n")[0], processes=self._world.size)
+            if self._begun:
+                mark_failed(self.path, report.partition("\n")[0], processes=self._world.size)
 
     def close(self) -> None:
         """Close trackers, files and console."""

@@ -50,14 +50,14 @@ class PendingRun:
         Unless this rank is `alone`, an error is kept for `run_dir`, which raises it on all ranks.
         """
         try:
-            self._made = RunDir.create(self.path, run)
-            self._lock = lock_run_dir(self._made.path)  # readers see that the run is in progress while it imports
+            made = RunDir.create(self.path, run)
+            self._lock = lock_run_dir(made.path)  # readers see that the run is in progress while it imports
         except ConfigError as error:
             if alone:
                 raise
             self._error = error
             return False
-        self.path = self._made.path
+        self._made, self.path = made, made.path  # of another run that began at the same moment nothing is removed
         # A launcher sends SIGTERM to all ranks when one of them refuses to start.
         self._signals.enter_context(cleanup_on_signal(self._made.discard))
         return True

@@ -139,6 +139,7 @@ class CheckpointManager:
             return None
         manifest, shared, shards = found
         self._last_step = int(manifest["step"])
+        self._writer.continue_after(self._last_step)
         return Checkpoint(
             self._last_step,
             self._unpack(shared),

@@ -5,11 +5,16 @@ from typing import Any
 from lockstep.distributed.comm import Comm
 from lockstep.distributed.timers import CHECKPOINT
 from lockstep.envs.state import UNSAVABLE
+from lockstep.errors import ConfigError, RunError
+from lockstep.record.array_file import write_arrays
 from lockstep.record.checkpoint import FOLDER, FORMAT
 from lockstep.record.checkpoint_writer import CheckpointWriter
+from lockstep.record.evaluations import best_step
 from lockstep.record.journal import Journal
 from lockstep.record.progress import Progress
+from lockstep.record.run_dir import EVALUATIONS_FILE
 from lockstep.run import AnyRun, OfflineRun, to_dict
+from lockstep.session.policy_file import BEST_POLICY_FILE, read
 from lockstep.session.resume import Resumption
 from lockstep.session.run_state import RunState
 
@@ -73,7 +78,12 @@ class Checkpoints:
                     "will differ from that of a run that never stopped"
                 )
         if self._resumed is not None:
-            self._journal.rewind()
+            best = best_step(self._journal.path / EVALUATIONS_FILE)
+            if found is not None:
+                self._writer.continue_after(progress.env_steps)
+            self._journal.resume()
+            if self._comm.world.rank == 0 and best is not None and best > progress.env_steps:
+                self._replace_best_policy(best)
         if found is None and self._initialized:  # the seed alone does not reproduce these initial parameters
             self._take(0.0)
         else:
@@ -115,6 +125,18 @@ class Checkpoints:
     def close(self) -> None:
         """Discard incomplete checkpoints."""
         self._writer.close()
+
+    def _replace_best_policy(self, step: int) -> None:
+        """Replace the best policy, of a later step that the run no longer has, by the best one before; or remove it."""
+        path = self._journal.path / BEST_POLICY_FILE
+        earlier = best_step(self._journal.path / EVALUATIONS_FILE)
+        try:
+            metadata, arrays = read(self._journal.path / FOLDER / f"step_{earlier}")
+            write_arrays(path, arrays, metadata)
+            self._journal.say(f"{path.name} is that of step {earlier} again: step {step} is no longer part of this run")
+        except (ConfigError, RunError):  # there is no checkpoint of that step
+            path.unlink(missing_ok=True)
+            self._journal.say(f"{path.name} is removed: step {step} is no longer part of this run")
 
     def _take(self, elapsed_s: float) -> None:
         self._comm.check_equal(self._state.tensors())  # never save state in which ranks differ

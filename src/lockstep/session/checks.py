@@ -1,5 +1,6 @@
 """Checks of a run's packages and task, before a process starts."""
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -15,7 +16,14 @@ from lockstep.errors import ConfigError
 from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.record.trackers.open import check_trackers
 from lockstep.run import AnyRun, NetworkConfig, Run
-from lockstep.system.nvidia import nvidia_gpu_present
+from lockstep.system.nvidia import chosen_gpus, nvidia_gpu_present
+
+CONVOLUTIONS: Mapping[str, tuple[tuple[int, int, int], ...]] = {
+    "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+    "wide": ((128, 8, 4), (128, 4, 2), (512, 3, 1)),
+    "small": ((16, 8, 4), (32, 4, 2)),
+}
+"""Channels, kernel and stride of each layer of these encoders."""
 
 
 def check_packages(run: AnyRun) -> None:
@@ -102,7 +110,8 @@ def learns_on_device(run: Run) -> bool:
     """
     config = run.algorithm
     # On CPUs convolutions are many times slower within compiled loops.
-    preferred = run.task != PIXELS_ANYWHERE or (run.device != "cpu" and nvidia_gpu_present())
+    on_gpu = run.device != "cpu" and chosen_gpus() != [] and nvidia_gpu_present()
+    preferred = run.task != PIXELS_ANYWHERE or on_gpu
     if isinstance(config, DQNConfig) or not stays_on_device(run.task, run.env, "jax", preferred=preferred):
         return False
     if isinstance(config, SACConfig | TD3Config):
@@ -185,11 +194,30 @@ def check_drawing(run: AnyRun) -> None:
         raise ConfigError(f"a video was asked for, and task={run.task} draws no pictures (render_mode=rgb_array)")
 
 
+def encoder_of(config: NetworkConfig, spec: EnvSpec) -> str:
+    """The encoder of a network; `auto` chooses by the observations."""
+    return config.encoder if config.encoder != "auto" else "mlp" if spec.image is None else "nature"
+
+
 def check_encoder(config: NetworkConfig, spec: EnvSpec) -> None:
-    """Raise `ConfigError` for convolutions on observations that are no images."""
-    if spec.image is None and config.encoder not in ("auto", "mlp"):
+    """Raise `ConfigError` for convolutions on observations that are no images, or images that are too small."""
+    if spec.image is None:
+        if config.encoder not in ("auto", "mlp"):
+            raise ConfigError(
+                f"network.encoder={config.encoder} needs images, and this task observes vectors; use mlp, or auto"
+            )
+        return
+    kind = encoder_of(config, spec)
+    if config.module is not None or kind not in CONVOLUTIONS:
+        return
+    least = 1
+    for _, kernel, stride in reversed(CONVOLUTIONS[kind]):
+        least = (least - 1) * stride + kernel
+    _, height, width = spec.image
+    if min(height, width) < least:
         raise ConfigError(
-            f"network.encoder={config.encoder} needs images, and this task observes vectors; use mlp, or auto"
+            f"network.encoder={kind} needs images of at least {least} by {least}, and this task observes {height} by "
+            f"{width}; use larger images, or network.encoder=impala or mlp, which take any size"
         )
 
 

@@ -1,5 +1,6 @@
 """Evaluation over all ranks: each shard plays its part of the episodes, and all results are gathered on every rank."""
 
+import sys
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv
 from lockstep.errors import ConfigError
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
-from lockstep.experience.evaluate import Episodes, Interrupted, play, quota
+from lockstep.experience.evaluate import MAX_STEPS, Episodes, Interrupted, play, quota
 from lockstep.experience.normalize import RunningMoments
 from lockstep.experience.rollout import Sampler, clipper
 from lockstep.record.journal import Journal
@@ -63,7 +64,7 @@ class Player:
                 one another.
 
         Returns:
-            The index of a choice, counted from 0 also where the space's choices begin elsewhere; or a vector.
+            The action as the environment takes it: a choice, or an array of the shape of the action space.
 
         Raises:
             ValueError: the observation has another shape.
@@ -76,7 +77,8 @@ class Player:
                 f"the policy observes {list(self.spec.observation_shape)} numbers, not {list(rows.shape[1:])}: choices "
                 "of discrete spaces are one-hot, and parts of a Dict or Tuple joined"
             )
-        return clipper(self.spec.action)(self.choose(rows, None, self._episode))[0]
+        action = self.spec.action
+        return action.for_env(clipper(action)(self.choose(rows, None, self._episode)))[0]
 
     def choose(self, observation: np.ndarray, noise: np.random.Generator | None, actor: ActorWithState) -> np.ndarray:
         """Actions for observations [B, O]: drawn with `noise`, or the most likely ones if it is None.
@@ -137,6 +139,8 @@ class Evaluation:
     def play(self, index: int, *, heartbeat: Callable[[], object]) -> Episodes:
         """Play all episodes of evaluation `index`; returned in shard order on every rank; *collective*.
 
+        Warns if some were cut after `MAX_STEPS`.
+
         Args:
             index: selects seeds and noise.
             heartbeat: called every step; may raise `Interrupted`.
@@ -144,7 +148,7 @@ class Evaluation:
         Raises:
             Interrupted: on all ranks, if `heartbeat` raised it on any.
         """
-        local: list[tuple[int, list[float], list[int]]] = []
+        local: list[tuple[int, list[float], list[int], int]] = []
         signal, told_at = 0, time.monotonic()
 
         def tell(*, done: bool) -> list[Any]:
@@ -170,12 +174,25 @@ class Evaluation:
         if signal := max(number for _, number, _ in gathered):
             raise Interrupted(signal)
         parts = sorted(part for *_, played in gathered for part in played)
-        return Episodes([r for _, returns, _ in parts for r in returns], [n for *_, lengths in parts for n in lengths])
+        returns, lengths = [r for part in parts for r in part[1]], [n for part in parts for n in part[2]]
+        episodes = Episodes(returns, lengths, sum(part[3] for part in parts))
+        if episodes.num_cut:
+            self._warn(
+                f"{episodes.num_cut} of {len(returns)} episodes of an evaluation were cut after {MAX_STEPS} steps: "
+                f"task={self._task} has no limit; --set env.max_episode_steps=N sets one, of training too"
+            )
+        return episodes
 
-    def _play(self, index: int, heartbeat: Callable[[], object]) -> list[tuple[int, list[float], list[int]]]:
-        """Play the episodes of the local shards: shard, returns and lengths of each. Record the video, if any."""
+    def _warn(self, text: str) -> None:
+        if self._journal is not None:
+            self._journal.warn(text)
+        elif self._comm.world.rank == 0:
+            print(f"lockstep: warning: {text}", file=sys.stderr)
+
+    def _play(self, index: int, heartbeat: Callable[[], object]) -> list[tuple[int, list[float], list[int], int]]:
+        """Play the episodes of the local shards: shard, returns, lengths and how many were cut. Record the video."""
         self.make_envs()
-        results: list[tuple[int, list[float], list[int]]] = []
+        results: list[tuple[int, list[float], list[int], int]] = []
         world = self._comm.world
         seed = self._run.seed
         for shard, env in self._envs.items():
@@ -191,7 +208,7 @@ class Evaluation:
                 heartbeat,
                 actor,
             )
-            results.append((shard, played.returns, played.lengths))
+            results.append((shard, played.returns, played.lengths, played.num_cut))
         if self._journal is not None and self._run.evaluate_video and world.rank == 0:
             path = self._journal.path / "videos" / f"step_{index}.gif"
             self._journal.attempt(lambda: self.record(path, index, heartbeat=heartbeat))

@@ -178,7 +178,7 @@ class RunState:
                 saved_shape = f"shape {list(np.shape(saved[name]))}" if name in saved else "nothing"
                 raise ConfigError(
                     f"the checkpoint holds {saved_shape} for {name}, this run needs shape {list(array.shape)}; "
-                    "resume it with the config and the version it was made with"
+                    "resume it with the environment, the config and the version it was made with"
                 )
         self._learner.load_shared({name: saved[name] for name in mine})
         restored = replace(Progress(**shared["progress"]), total_steps=self._progress.total_steps)

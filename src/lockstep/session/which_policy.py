@@ -10,8 +10,7 @@ from typing import Any, cast
 
 from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
-from lockstep.record.evaluations import mean_return
-from lockstep.record.file_numbers import whole_number_of
+from lockstep.record.evaluations import best_step
 from lockstep.record.readable import check_readable
 from lockstep.record.run_dir import EVALUATIONS_FILE, RUN_FILE, SUMMARY_FILE
 from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
@@ -82,12 +81,8 @@ def _best(run_dir: Path) -> Found:
         raise ConfigError(
             f"--best: {run_dir} has no {path.name}; a run writes it when an evaluation is its best so far"
         )
-    best: tuple[float, int] | None = None
-    for line in _lines(run_dir / EVALUATIONS_FILE):
-        mean, step = mean_return(line.get("returns")), whole_number_of(line.get("step"))
-        if mean is not None and step is not None and (best is None or mean > best[0]):
-            best = (mean, step)
-    return Found(path, run_dir, "the best policy" + (f", of step {best[1]}" if best else ""), path.stem)
+    step = best_step(run_dir / EVALUATIONS_FILE)
+    return Found(path, run_dir, "the best policy" + (f", of step {step}" if step is not None else ""), path.stem)
 
 
 def _last(run_dir: Path) -> Found:

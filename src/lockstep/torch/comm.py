@@ -89,7 +89,7 @@ class Comm:
         self._inside = False
         self._failed: str | None = None
         """The first collective that failed on this rank."""
-        self._buckets: dict[int, GradientBuckets] = {}
+        self._buckets: dict[FlatParameters, GradientBuckets] = {}
 
     def __enter__(self) -> Self:
         """Open the process group; *collective*. Raises `PeerError` if other ranks do not join."""
@@ -234,14 +234,14 @@ class Comm:
             return
         if flat.rows.nbytes < _OVERLAPPED_BYTES:
             return
-        if id(flat) not in self._buckets:
+        if flat not in self._buckets:
 
             def start_sum(part: Tensor, first: bool) -> Callable[[], object]:
                 with self._entered(tag):
                     return self._group.start_sum(part, tag, flat.rows.nbytes if first else None)
 
-            self._buckets[id(flat)] = GradientBuckets(flat, start_sum, _BUCKET_BYTES)
-        self._buckets[id(flat)].start()
+            self._buckets[flat] = GradientBuckets(flat, start_sum, _BUCKET_BYTES)
+        self._buckets[flat].start()
 
     def average_gradients_(
         self,
@@ -258,7 +258,7 @@ class Comm:
         on all ranks.
         """
         if isinstance(parameters, FlatParameters):
-            buckets = self._buckets.get(id(parameters))
+            buckets = self._buckets.get(parameters)
             if buckets is None or not buckets.started:
                 total = self._sum_rows(parameters.rows, tag)
             else:

@@ -17,17 +17,11 @@ from lockstep.envs.load import load_object
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.run import NetworkConfig
-from lockstep.session.checks import check_encoder
+from lockstep.session.checks import CONVOLUTIONS, check_encoder, encoder_of
 from lockstep.torch.layers import conv2d, elu
 from lockstep.torch.products import linear
 
 ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "elu": F.elu, "silu": F.silu}
-_CONVOLUTIONS = {
-    "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
-    "wide": ((128, 8, 4), (128, 4, 2), (512, 3, 1)),
-    "small": ((16, 8, 4), (32, 4, 2)),
-}
-"""Channels, kernel and stride of each layer."""
 
 
 class Mlp(nn.Module):
@@ -111,8 +105,6 @@ class Convolutions(nn.Module):
         for out, kernel, stride in layers:
             made.append(nn.Conv2d(channels, out, kernel, stride))
             channels, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-            if min(height, width) < 1:
-                raise ConfigError(f"images of {image[1]} by {image[2]} are too small for this encoder; use mlp")
             self.uses += made[-1].weight.numel() * height * width
         self.layers = cast("Sequence[nn.Conv2d]", nn.ModuleList(made))
         size = channels * height * width
@@ -201,7 +193,7 @@ def make_encoder(spec: EnvSpec, config: NetworkConfig, *, last: bool = True) -> 
         last: False leaves the last hidden layer to the heads, except for `wide`, whose last layer has no activation.
     """
     check_encoder(config, spec)
-    kind = config.encoder if config.encoder != "auto" else "mlp" if spec.image is None else "nature"
+    kind = encoder_of(config, spec)
     if kind == "mlp":
         sizes = (spec.observation_size, *(config.hidden if last else config.hidden[:-1]))
         orthogonal = config.initialization == "orthogonal"
@@ -214,7 +206,7 @@ def make_encoder(spec: EnvSpec, config: NetworkConfig, *, last: bool = True) -> 
     plain = kind != "wide"
     return Convolutions(
         spec.image,
-        _CONVOLUTIONS[kind],
+        CONVOLUTIONS[kind],
         features,
         activate_last=plain,
         orthogonal=plain,

@@ -5,6 +5,8 @@ import pytest
 
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import RunError
+from lockstep.experience import evaluate
+from lockstep.experience.acting import ActorWithState
 from lockstep.experience.evaluate import MAX_ENVS, play, quota
 from lockstep.world import World
 
@@ -77,3 +79,18 @@ def test_quotas_add_up_and_are_even(episodes, shards):
     for envs, wanted in quotas:
         assert envs <= min(MAX_ENVS, wanted)
         assert (envs == 0) == (wanted == 0)
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_without_a_limit_episodes_that_never_end_are_cut_and_the_next_ones_begin_anew(autoreset, monkeypatch):
+    monkeypatch.setattr(evaluate, "MAX_STEPS", 20)
+    env, resets = Counting(3, autoreset), []
+    env.lengths = np.array([1, 10**9, 7])
+    monkeypatch.setattr(env, "reset", lambda seeds: (resets.append(list(seeds)), Counting.reset(env, seeds))[1])
+    actor = ActorWithState(lambda observation: observation, (3,))
+    played = play(env, lambda o: np.zeros(len(o), int), 8, [5, 6, 7], lambda: None, actor)
+    assert played.lengths == [1, 1, 1, 20, 20, 20, 7, 7]
+    assert played.returns == [float(n) for n in played.lengths]
+    assert played.num_cut == 3
+    assert resets[0] == [5, 6, 7]
+    assert len({tuple(seeds) for seeds in resets}) == 3, "an episode that follows a cut one has a seed of its own"

@@ -285,3 +285,13 @@ def test_a_gpu_is_found_by_any_device_unless_none_is_visible(monkeypatch, tmp_pa
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert hardware.gpu_available() is found
+
+
+def test_a_collective_of_compiled_code_outside_of_it_names_the_way_out():
+    comm = Comm(World(rank=0, size=2), device="cpu")
+    calls = (lambda: comm.sum(jnp.ones(3)), lambda: comm.moments(jnp.ones((3, 2)), tag="sum"))
+    for call in calls:
+        with pytest.raises(
+            RunError, match=r"sum was called outside .* compiled by comm\.spmd\(function\); outside, sum_"
+        ):
+            call()

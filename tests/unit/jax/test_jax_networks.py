@@ -131,7 +131,7 @@ def test_deviations_begin_as_the_config_has_them():
 
 def test_images_too_small_for_an_encoder_are_refused():
     small = EnvSpec(20 * 84, ActionSpec("discrete", (6,)), "next_step", True, image=(1, 20, 84))
-    with pytest.raises(ConfigError, match="images of 20 by 84 are too small for this encoder; use mlp"):
+    with pytest.raises(ConfigError, match="images of at least 36 by 36, and this task observes 20 by 84"):
         Policy(small, NetworkConfig())
     with pytest.raises(ConfigError, match=r"network\.encoder=nature needs images"):
         Policy(SPEC, NetworkConfig(encoder="nature"))

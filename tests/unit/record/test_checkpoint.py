@@ -1,6 +1,8 @@
 """Checkpoint files: what is read is what was written, or it is refused; nothing in them is ever run."""
 
+import errno
 import json
+import math
 import os
 import pickle
 
@@ -151,6 +153,22 @@ def test_the_newest_and_the_best_stay(tmp_path):
     assert [path.name for path in checkpoint.find(tmp_path)] == ["step_60", "step_50", "step_20"]
     assert (tmp_path / "checkpoints" / "LATEST").read_text() == "step_60\n"
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"LATEST", "step_20", "step_50", "step_60"}
+
+
+def test_a_score_that_is_no_number_is_not_the_best(tmp_path):
+    for step, score in ((10, math.nan), (20, 9.0), (30, 1.0), (40, 2.0)):
+        fake(tmp_path, step, num_kept=1, eval_return_mean=score)
+    assert [path.name for path in checkpoint.find(tmp_path)] == ["step_40", "step_20"]
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_does_not_spoil_a_new_one(tmp_path, monkeypatch):
+    def busy(path, **_):  # as NFS keeps the name of a file that a reader has open
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    fake(tmp_path, 10, num_kept=1)
+    monkeypatch.setattr(os, "rmdir", busy)
+    fake(tmp_path, 20, num_kept=1)
+    assert [path.name for path in checkpoint.find(tmp_path)] == ["step_20"]
 
 
 def test_without_evaluations_the_newest_stay(tmp_path):

@@ -156,11 +156,14 @@ def test_a_damaged_checkpoint_is_left_out_for_the_one_before(tmp_path):
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
         path.write_bytes(data)
-    assert keeper(tmp_path, warnings).load(None)[0]["step"] == 10
+    resumed = keeper(tmp_path, warnings)
+    assert resumed.load(None)[0]["step"] == 10
     assert [w.split(":")[0] for w in warnings] == [
         "checkpoint step_30 is damaged and skipped",
         "checkpoint step_20 is damaged and skipped",
     ]
+    assert (tmp_path / "checkpoints" / "LATEST").read_text() == "step_30\n"  # the run may be refused
+    resumed.continue_after(10)
     assert (tmp_path / "checkpoints" / "LATEST").read_text() == "step_10\n"
 
 
@@ -174,7 +177,9 @@ def test_when_no_checkpoint_is_whole_the_run_does_not_begin_anew_in_silence(tmp_
 def test_the_named_checkpoint_is_the_one_to_go_on_from(tmp_path):
     one = keeper(tmp_path)
     keep(one, 10, 1.0), keep(one, 20, 2.0)
-    assert keeper(tmp_path).load(tmp_path / "checkpoints" / "step_10")[1]["v"].tolist() == [1, 1, 1]
+    resumed = keeper(tmp_path)
+    assert resumed.load(tmp_path / "checkpoints" / "step_10")[1]["v"].tolist() == [1, 1, 1]
+    resumed.continue_after(10)
     assert [path.name for path in checkpoint.find(tmp_path)] == ["step_10"]
 
 

@@ -81,7 +81,7 @@ def test_what_was_saved_between_two_lines_is_in_the_next(journal, tmp_path):
     resumed = journal("cut")
     resumed.restore(parts["journal"])
     resumed.episodes[0].restore(parts["episodes"])
-    resumed.rewind()
+    resumed.resume()
     assert len(written(tmp_path, "cut")) == 1, "lines of steps that are taken anew stay"
     found = second_half(resumed, saved)
     assert written(tmp_path, "cut") == written(tmp_path, "whole")

@@ -1,5 +1,6 @@
 """The time from the command to the journal: what a start that does not succeed leaves behind."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -7,6 +8,8 @@ import sys
 
 import pytest
 
+from lockstep.errors import ConfigError
+from lockstep.record import pending_run, run_dir
 from lockstep.record.pending_run import PendingRun
 from lockstep.record.run_status import is_running
 from lockstep.run import Run
@@ -55,3 +58,17 @@ def test_run_is_in_progress_from_its_directory_on(tmp_path):
     abandoned.make(run, alone=True)
     abandoned.discard()
     assert not (tmp_path / "other").exists()
+
+
+def test_a_start_that_loses_the_race_for_a_directory_leaves_it_to_the_other(tmp_path, monkeypatch):
+    run, first, second = Run(task="lockstep/Cartpole-v0"), PendingRun(tmp_path / "mine"), PendingRun(tmp_path / "mine")
+    assert first.make(run, alone=True)
+    monkeypatch.setattr(run_dir, "_make_empty", lambda path, made: path)  # it looked when nothing was there
+    monkeypatch.setattr(pending_run, "lock_run_dir", functools.partial(run_dir.lock_run_dir, timeout_s=0))
+    assert not second.make(run, alone=False)
+    second.discard()
+    with pytest.raises(ConfigError, match="is in use"):
+        second.run_dir(run)
+    assert (tmp_path / "mine" / "run.yaml").exists()
+    first.discard()
+    assert not (tmp_path / "mine").exists()

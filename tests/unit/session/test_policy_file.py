@@ -1,18 +1,21 @@
 """The policy file: comes back as it was, runs no code, and says what is wrong with a bad one."""
 
+import dataclasses
 import os
 import pickle
 
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
+from lockstep.envs.spaces import action_spec
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.run import NetworkConfig, Run
 from lockstep.session.policy_file import POLICY_FILE, PolicySpec
-from lockstep.torch.export import load_policy, save_policy, start_from
+from lockstep.torch.export import load_player, load_policy, save_policy, start_from
 from lockstep.torch.networks import Policy
 
 SPEC = EnvSpec(
@@ -105,3 +108,27 @@ def test_run_starts_from_saved_policy(saved):
 def test_what_does_not_fit_is_refused(saved, network, normalizer, word):
     with pytest.raises(ConfigError, match=word):
         start_from(saved[2], Policy(SPEC, network), normalizer)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        *(spaces.Discrete(3), spaces.Discrete(3, start=-1), spaces.MultiDiscrete([3, 2], start=[1, 0])),
+        *(spaces.MultiDiscrete([[3, 2], [2, 4]]), spaces.MultiBinary(3), spaces.MultiBinary((2, 2))),
+        *(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (2, 3))),
+    ],
+    ids=str,
+)
+def test_a_player_acts_as_its_environment_takes_it(space, tmp_path):
+    spec = dataclasses.replace(SPEC, action=action_spec(space, "any"))
+    policy = Policy(spec, dataclasses.replace(NETWORK, initial_log_std=0.0))
+    save_policy(tmp_path / POLICY_FILE, policy, None, Run(task="any", network=NETWORK))
+    loaded, player = load_player(tmp_path)
+    assert loaded == spec
+    assert space.contains(player.act([0.1, 0.2, 0.3]))
+
+
+def test_a_file_from_before_starts_and_shapes_loads():
+    about = SPEC.to_dict()
+    assert set(about["action"]) == {"kind", "sizes", "low", "high"}
+    assert EnvSpec.from_dict(about) == SPEC

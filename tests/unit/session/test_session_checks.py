@@ -1,5 +1,6 @@
 """What a run demands of its task and of a host is told before anything starts."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -30,6 +31,7 @@ IMAGE = EnvSpec(
     image=(2, 36, 36),
     frames=2,
 )
+TINY = dataclasses.replace(IMAGE, observation_size=2 * 8 * 36, image=(2, 8, 36))
 FORCES = EnvSpec(
     observation_size=4,
     action=ActionSpec(kind="continuous", sizes=(1,), low=(-1.0,), high=(1.0,)),
@@ -44,6 +46,8 @@ def test_a_task_that_can_be_learned_passes():
         check_task(run, spec)
     check_task(override(RUN, {"encoder": "impala"}), IMAGE)
     check_task(override(RUN, {"encoder": "mlp"}), IMAGE)
+    for way_out in ({"encoder": "impala"}, {"encoder": "mlp"}, {"network.module": "my:Network"}):
+        check_task(override(RUN, way_out), TINY)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +73,8 @@ def test_a_task_that_can_be_learned_passes():
             ["network.critic_hidden=[8]", "network.shared=false"],
         ),
         (override(Run(task="a"), {"critic_hidden": [8]}), IMAGE, ["network.critic_hidden=[8]", "convolutions"]),
+        (RUN, TINY, ["network.encoder=nature needs images of at least 36 by 36", "8 by 36", "impala or mlp"]),
+        (override(RUN, {"encoder": "small"}), TINY, ["network.encoder=small needs images of at least 20 by 20"]),
     ],
 )
 def test_a_task_that_cannot_be_learned_is_refused(run, spec, words):

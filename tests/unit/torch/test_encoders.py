@@ -158,7 +158,7 @@ def test_a_row_has_the_same_features_beside_other_rows():
 
 
 def test_images_too_small_for_an_encoder_are_refused():
-    with pytest.raises(ConfigError, match="images of 20 by 84 are too small for this encoder; use mlp"):
+    with pytest.raises(ConfigError, match="images of at least 36 by 36, and this task observes 20 by 84"):
         make_encoder(spec_of((1, 20, 84)), NetworkConfig(encoder="nature"))
     make_encoder(spec_of((1, 36, 36)), NetworkConfig(encoder="nature", features=4))  # the smallest
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from lockstep.distributed.network.links import Links, in_slices
 from lockstep.distributed.network.slots import Slots
+from lockstep.distributed.peers import amount
 from lockstep.distributed.timers import WAIT, Timers
 from lockstep.distributed.tree import Node, owned_nodes, tree_sum
 from lockstep.errors import RunError
@@ -100,12 +101,13 @@ class Hosts:
         """
         length, kind = parts[0].size, parts[0].dtype
         size, root = length * kind.itemsize, (0, self._world.num_shards)
+        sent = amount(size, kind)
         near, far = len(self._near), self._bounds[-1] if self.several else 0
         table = self._table(near + far + 1, length, kind, tag)
         near_values = dict(zip(self._near, table, strict=False))
         for node, part in zip(self._own_nodes, parts, strict=True):
             np.copyto(near_values[node], part)
-        self._wait_for_local_ranks(tag, size)
+        self._wait_for_local_ranks(tag, sent)
         if not self.several:
             if self._sums_on_every_rank(size):
                 return near_values
@@ -121,7 +123,7 @@ class Hosts:
             if slices:
                 self._reduce_in_slices(links, rows, total, tag, add)
             else:
-                self._exchange_rows(links, rows, self._bounds, tag, size)
+                self._exchange_rows(links, rows, self._bounds, tag, sent)
 
         self._between_hosts(exchange_with_hosts, tag)
         if slices:
@@ -139,27 +141,27 @@ class Hosts:
             piece = slice(start, min(start + _PIECE, own.stop))
             parts = {node: row[piece] for node, row in values.items()}
             np.copyto(total[piece], tree_sum(parts, (0, self._world.num_shards), add))
-        self._wait_for_local_ranks(tag, total.nbytes, messages=0)
+        self._wait_for_local_ranks(tag, amount(total.nbytes, total.dtype), messages=0)
 
     def gather(self, flat: np.ndarray, tag: str) -> np.ndarray:
         """The arrays [n] of all ranks, [size, n]."""
-        size = flat.nbytes
+        sent = amount(flat.nbytes, flat.dtype)
         table = self._table(self._world.size, flat.size, flat.dtype, tag)
         np.copyto(table[self._world.rank], flat)
-        self._wait_for_local_ranks(tag, size)
+        self._wait_for_local_ranks(tag, sent)
         bounds = [host.ranks.start for host in self._hosts] + [self._world.size]
-        self._between_hosts(lambda links: self._exchange_rows(links, table, bounds, tag, size), tag)
+        self._between_hosts(lambda links: self._exchange_rows(links, table, bounds, tag, sent), tag)
         return table.copy()
 
-    def broadcast(self, flat: np.ndarray, source: int, tag: str) -> None:
-        """Broadcast the array of rank `source`, in place."""
-        size = flat.nbytes
+    def broadcast(self, flat: np.ndarray, source: int, tag: str, kind: str) -> None:
+        """Broadcast the array of rank `source`, in place; `kind` is the type that its bytes stand for."""
+        sent = amount(flat.nbytes, kind)
         table = self._table(1, flat.size, flat.dtype, tag)
         if self._world.rank == source:
             np.copyto(table[0], flat)
-        self._wait_for_local_ranks(tag, size)
+        self._wait_for_local_ranks(tag, sent)
         bounds = [int(source < host.ranks.start) for host in self._hosts] + [1]  # one row, sent by the host of `source`
-        self._between_hosts(lambda links: self._exchange_rows(links, table, bounds, tag, size), tag)
+        self._between_hosts(lambda links: self._exchange_rows(links, table, bounds, tag, sent), tag)
         np.copyto(flat, table[0])
 
     def close(self, error: BaseException | None) -> None:
@@ -186,13 +188,13 @@ class Hosts:
             return np.empty((rows, length), kind)
         return self._slots.table(rows, length, kind, tag)
 
-    def _wait_for_local_ranks(self, tag: str, size: int, messages: int = 1) -> None:
-        """Wait until all ranks of this host have written their part."""
+    def _wait_for_local_ranks(self, tag: str, sent: int, messages: int = 1) -> None:
+        """Wait until all ranks of this host have written their part, an `amount`."""
         self._num_messages[tag] += messages
         if self._slots is None:
             return
         try:
-            self._slots.wait_for_all(tag, size)
+            self._slots.wait_for_all(tag, sent)
         except RunError as error:
             self._announce_to_all(str(error))
             raise
@@ -213,12 +215,12 @@ class Hosts:
         if self._slots is not None:
             self._slots.publish_from_hosts()
 
-    def _exchange_rows(self, links: Links, rows: np.ndarray, bounds: Sequence[int], tag: str, size: int) -> None:
+    def _exchange_rows(self, links: Links, rows: np.ndarray, bounds: Sequence[int], tag: str, sent: int) -> None:
         ranges = dict(enumerate(pairwise(bounds)))
         low, high = ranges.pop(self._mine)
         mine = _bytes(rows[low:high])
         theirs = {host: _bytes(rows[first:last]) for host, (first, last) in ranges.items()}
-        self._exchange(links, dict.fromkeys(ranges, mine), theirs, tag, size)
+        self._exchange(links, dict.fromkeys(ranges, mine), theirs, tag, sent)
 
     def _reduce_in_slices(self, links: Links, rows: np.ndarray, total: np.ndarray, tag: str, add: Add) -> None:
         """Sum one slice of columns of all hosts here, send the sum to all, and receive the sums of the other slices."""
@@ -226,7 +228,7 @@ class Hosts:
         ranges = list(pairwise(self._bounds))
         own, (first, last) = columns[self._mine], ranges[self._mine]
         others = [host for host in range(len(self._hosts)) if host != self._mine]
-        size = total.nbytes
+        sent = amount(total.nbytes, total.dtype)
         values = np.ascontiguousarray(rows[:, own.start : own.stop])
         self._exchange(
             links,
@@ -236,14 +238,14 @@ class Hosts:
             },
             {host: _bytes(values[slice(*ranges[host])]) for host in others},
             tag,
-            size,
+            sent,
         )
         nodes = [node for nodes in self._far for node in nodes]
         summed = tree_sum(dict(zip(nodes, values, strict=True)), (0, self._world.num_shards), add)
         total[own.start : own.stop] = summed
         mine = _bytes(summed)
         theirs = {host: _bytes(total[columns[host].start : columns[host].stop]) for host in others}
-        self._exchange(links, dict.fromkeys(others, mine), theirs, tag, size)
+        self._exchange(links, dict.fromkeys(others, mine), theirs, tag, sent)
 
     def _exchange(
         self,
@@ -251,10 +253,10 @@ class Hosts:
         outgoing: Mapping[int, memoryview],
         incoming: Mapping[int, memoryview],
         tag: str,
-        size: int,
+        sent: int,
     ) -> None:
         previous = self._timers.enter(WAIT)
-        links.exchange(outgoing, incoming, tag, size, self._check_local_ranks)
+        links.exchange(outgoing, incoming, tag, sent, self._check_local_ranks)
         self._timers.enter(previous)
 
     def _check_local_ranks(self) -> None:

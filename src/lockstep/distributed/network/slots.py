@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.distributed.peers import absent, different_collectives
+from lockstep.distributed.peers import absent, amount, different_collectives
 from lockstep.distributed.shared_memory import Segment, tag_text
 from lockstep.distributed.timers import WAIT, Timers
 from lockstep.distributed.watch import MARGIN_S
@@ -46,7 +46,7 @@ class Slots:
         """
         size = rows * length * kind.itemsize
         if size > self._half or not self._half:
-            self._grow(size, length * kind.itemsize, tag)
+            self._grow(size, amount(length * kind.itemsize, kind), tag)
         turn = self._segment.turn_slots()
         key = (turn, rows, length, kind)
         table = self._tables.get(key)
@@ -55,12 +55,12 @@ class Slots:
             table = self._tables[key] = flat.reshape(rows, length)
         return table
 
-    def wait_for_all(self, tag: str, size: int) -> None:
-        """Wait until every rank of the host has written its `size` bytes (negative: has grown its slots by them)."""
-        self._segment.arrive(tag, size)
-        self.wait(tag, size)
+    def wait_for_all(self, tag: str, sent: int) -> None:
+        """Wait until every rank of the host has written its `amount` (negative: has grown its slots by such bytes)."""
+        self._segment.arrive(tag, sent)
+        self.wait(tag, sent)
 
-    def wait(self, tag: str, size: int) -> None:
+    def wait(self, tag: str, sent: int) -> None:
         """The second part of `wait_for_all`, once this rank has arrived."""
         self._start_waiting(tag, MARGIN_S)
         previous = self._timers.enter(WAIT)
@@ -69,9 +69,9 @@ class Slots:
         others = self._segment.ranks_elsewhere()
         if others:
             rank = self._first + self._segment.index
-            reported = [(self._first + index, theirs, abs(bytes_)) for index, theirs, bytes_ in others]
+            reported = [(self._first + index, theirs, abs(row)) for index, theirs, row in others]
             mine = tag_text(tag).decode().rstrip()  # as on the board, where it may be cut
-            raise RunError(different_collectives(rank, mine, abs(size), reported))
+            raise RunError(different_collectives(rank, mine, abs(sent), reported))
 
     def publish_from_hosts(self) -> None:
         """Publish, as index 0, that the rows of other hosts are in the table."""
@@ -110,7 +110,7 @@ class Slots:
         self._polled_at = time.monotonic()
 
     def _grow(self, size: int, row: int, tag: str) -> None:
-        """Make slots for at least `size` bytes, `row` for each rank; all ranks do so together, with equal sizes."""
+        """Make slots for at least `size` bytes, an amount `row` for each rank; all ranks do so together, and alike."""
         self._tables.clear()
         self._half = 1 << max(12, (size - 1).bit_length())
         growing = -row  # negative: a rank that does not grow now is in another collective

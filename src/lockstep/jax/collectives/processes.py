@@ -108,7 +108,8 @@ class Processes:
         except RuntimeError as error:
             if "before" in str(error):
                 raise ConfigError(
-                    "JAX was used before `Comm` was entered; with several processes, enter it first"
+                    "JAX was used before `Comm` was entered, as by a file that makes arrays where it is imported; with "
+                    "several processes, enter it first: make constants with numpy, and JAX's arrays within functions"
                 ) from error
             raise PeerError(f"rank {self._world.rank} could not start jax.distributed: {_first_line(error)}") from error
         self._distributed = True
@@ -170,7 +171,7 @@ class Processes:
         def make(python: int, wait: int) -> NativeSum | None:
             return native.use(length, self._world.num_shards, tag, python, wait)
 
-        return make, lambda: slots.wait(tag, size)
+        return make, lambda: slots.wait(tag, peers.amount(size, "float32"))
 
     @contextlib.contextmanager
     def entered(self, tag: str) -> Generator[None]:

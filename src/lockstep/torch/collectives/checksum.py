@@ -38,9 +38,14 @@ def checksum(tensors: Iterable[Tensor]) -> Tensor:
     return torch.zeros((), dtype=torch.int64) if total is None else total
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """A type without its package, for messages: `float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
 def type_and_shape(tensor: Tensor) -> str:
     """Type and shape, for messages."""
-    return dtype_and_shape(str(tensor.dtype).removeprefix("torch."), tensor.shape)
+    return dtype_and_shape(dtype_name(tensor.dtype), tensor.shape)
 
 
 def identity(tensor: Tensor) -> list[str]:

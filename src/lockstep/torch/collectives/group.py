@@ -23,6 +23,7 @@ from lockstep.distributed import peers
 from lockstep.distributed.shared_memory import Segment, tag_text
 from lockstep.distributed.timers import WAIT, Timers
 from lockstep.errors import RunError
+from lockstep.torch.collectives.checksum import dtype_name
 from lockstep.torch.collectives.rendezvous import connect
 from lockstep.world import World
 
@@ -80,7 +81,7 @@ class Group:
     def gather(self, flat: Tensor, tag: str) -> Tensor:
         """The tensors [n] of all ranks, [size, n]."""
         if not is_on_gpu(flat):
-            self._compare(tag, flat.nbytes)
+            self._compare(tag, flat.nbytes, flat.dtype)
             return self._gather(flat, tag)
         if self._backend == "gloo":
             return self.gather(flat.cpu(), tag).to(flat.device)
@@ -98,7 +99,7 @@ class Group:
     def sum(self, flat: Tensor, tag: str) -> Tensor:
         """All-reduce [n] over ranks; the backend chooses the order of additions."""
         if not is_on_gpu(flat):
-            self._compare(tag, flat.nbytes)
+            self._compare(tag, flat.nbytes, flat.dtype)
             total = flat.clone()
             self._send(tag, lambda: dist.all_reduce(total))  # pyright: ignore[reportUnknownLambdaType]
             return total
@@ -123,7 +124,7 @@ class Group:
             size: of the message, to compare between ranks before its first part; None for later parts.
         """
         if not is_on_gpu(part) and size is not None:
-            self._compare(tag, size)
+            self._compare(tag, size, part.dtype)
         started: list[dist.Work] = []
         self._send(tag, lambda: started.append(dist.all_reduce(part, async_op=True)))  # pyright: ignore
         return lambda: self._send(tag, started[0].wait, messages=0)
@@ -131,7 +132,7 @@ class Group:
     def broadcast_(self, flat: Tensor, source: int, tag: str) -> None:
         """Broadcast the tensor of rank `source`."""
         if not is_on_gpu(flat):
-            self._compare(tag, flat.nbytes)
+            self._compare(tag, flat.nbytes, flat.dtype)
         elif self._backend == "gloo":
             on_host = flat.cpu()
             self.broadcast_(on_host, source, tag)
@@ -147,9 +148,10 @@ class Group:
         if self.segment is not None:
             self.segment.enter(tag)
 
-    def _compare(self, tag: str, size: int) -> None:
-        """Raise `RunError` unless all ranks have the same tag and size; gloo aborts a process on another size."""
-        mine = torch.frombuffer(bytearray(struct.pack("<q", size) + tag_text(tag)), dtype=torch.uint8)
+    def _compare(self, tag: str, size: int, dtype: torch.dtype) -> None:
+        """Raise `RunError` unless all ranks have the same tag, bytes and type; gloo aborts a process on other bytes."""
+        sent = peers.amount(size, dtype_name(dtype))
+        mine = torch.frombuffer(bytearray(struct.pack("<q", sent) + tag_text(tag)), dtype=torch.uint8)
         gathered: list[tuple[int, str, int]] = []
         for rank, row in enumerate(self._gather(mine, tag, messages=0)):
             (theirs,) = struct.unpack_from("<q", header := row.numpy().tobytes())
@@ -157,7 +159,7 @@ class Group:
         _, tag, _ = own = gathered[self._world.rank]
         others = [one for one in gathered if one[1:] != own[1:]]
         if others:
-            raise RunError(peers.different_collectives(self._world.rank, tag, size, others))
+            raise RunError(peers.different_collectives(self._world.rank, tag, sent, others))
 
     def _gather(self, flat: Tensor, tag: str, messages: int = 1) -> Tensor:
         every = flat.new_empty(self._world.size, flat.numel())

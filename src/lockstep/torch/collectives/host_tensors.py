@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lockstep.distributed.network import hosts
 from lockstep.distributed.tree import Node
+from lockstep.torch.collectives.checksum import dtype_name
 
 Add = Callable[[Tensor, Tensor], Tensor]
 _ADDS: Mapping[object, hosts.Add] = {torch.add: np.add, torch.maximum: np.maximum}
@@ -30,4 +31,4 @@ class HostTensors:
 
     def broadcast_(self, flat: Tensor, source: int, tag: str) -> None:
         """Broadcast the tensor of rank `source`, of any type."""
-        self.hosts.broadcast(flat.view(torch.uint8).numpy(), source, tag)
+        self.hosts.broadcast(flat.view(torch.uint8).numpy(), source, tag, dtype_name(flat.dtype))

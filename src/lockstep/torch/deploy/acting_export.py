@@ -43,6 +43,7 @@ class GreedyPolicy(nn.Module):
             self.register_buffer("scale", torch.from_numpy(1 / deviation).float())
         self.register_buffer("low", torch.tensor(self.action.low))
         self.register_buffer("high", torch.tensor(self.action.high))
+        self.register_buffer("start", torch.tensor(self.action.start))
 
     def forward(self, observation: Tensor, state: Tensor | None = None) -> dict[str, Tensor]:
         """Map observations [N, *O] to actions. They are float32, or uint8 for images, as the environment returns them.
@@ -53,8 +54,8 @@ class GreedyPolicy(nn.Module):
 
         Returns:
             `scores`: Q [N, A], logits [N, A], concatenated logits of the C parts, or means [N, D] (of SAC
-            and TD3 before tanh); `action`: [N]
-            int64, [N, C] int64, or [N, D] within the bounds of the environment; of a recurrent policy `next_state`.
+            and TD3 before tanh); `action`: as the environment takes it, [N] int64, [N, C] int64, or [N, D] within its
+            bounds, where C and D may be several dimensions; of a recurrent policy `next_state`.
         """
         if self.normalizes:
             normalized = (observation - self.get_buffer("mean")) * self.get_buffer("scale")
@@ -70,11 +71,16 @@ class GreedyPolicy(nn.Module):
         if self.action.kind == "continuous":
             scores = scores[:, : self.action.width]  # without log deviations that depend on the observation
             action = self.policy.unscaled(scores.tanh()) if isinstance(self.policy, ContinuousPolicy) else scores
-            return {"scores": scores, "action": action.clamp(self.get_buffer("low"), self.get_buffer("high"))}
-        if self.action.kind == "discrete":
-            return {"scores": scores, "action": scores.argmax(-1)}
-        parts = [part.argmax(-1) for part in torch.split(scores, list(self.action.sizes), -1)]
-        return {"scores": scores, "action": torch.stack(parts, -1)}
+            action = action.clamp(self.get_buffer("low"), self.get_buffer("high"))
+        elif self.action.kind == "discrete":
+            action = scores.argmax(-1)
+        else:
+            action = torch.stack([part.argmax(-1) for part in torch.split(scores, list(self.action.sizes), -1)], -1)
+        if self.action.start:
+            action = action + self.get_buffer("start")
+        if self.action.shape is not None:
+            action = action.reshape(-1, *self.action.shape)
+        return {"scores": scores, "action": action}
 
 
 def export_acting(policy: ActingPolicy, observations: RunningMoments | None, path: Path, to: Format) -> Exported:
@@ -121,7 +127,8 @@ def _compare(
     if action.kind == "continuous":
         chosen = np.clip(policy.distribution.mode(parameters), np.array(action.low), np.array(action.high))
         expected = np.concatenate([parameters[:, : action.width], chosen], -1)
-        largest, row = difference(np.concatenate([found["scores"], found["action"]], -1), expected)
+        action_found = found["action"].reshape(_ROWS, -1)
+        largest, row = difference(np.concatenate([found["scores"], action_found], -1), expected)
     else:
         largest, row = difference(found["scores"], parameters)
     if largest > LARGEST_DIFFERENCE:
@@ -131,7 +138,7 @@ def _compare(
         )
     if action.kind == "continuous":
         return Exported(path, _ROWS, largest, None)
-    same = (found["action"] == policy.distribution.mode(parameters)).reshape(_ROWS, -1).all(-1)
+    same = (found["action"] == action.for_env(policy.distribution.mode(parameters))).reshape(_ROWS, -1).all(-1)
     return Exported(path, _ROWS, largest, int(same.sum()))
 
 

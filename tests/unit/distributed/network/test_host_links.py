@@ -94,8 +94,8 @@ def test_another_tag_or_size_is_reported_by_both(open_links, tag, row, size):
     )
     assert isinstance(first, RunError)
     if tag == "moments":
-        assert f"moments, with different sizes: rank 0 sends 8 bytes, rank 10 {row} bytes" in str(first)
-        assert f"moments, with different sizes: rank 10 sends {row} bytes, rank 0 8 bytes" in str(second)
+        assert f"moments, with different tensors: rank 0 sends 8 bytes, rank 10 {row} bytes" in str(first)
+        assert f"moments, with different tensors: rank 10 sends {row} bytes, rank 0 8 bytes" in str(second)
     else:
         start = "ranks are in different collectives: "
         assert str(first).startswith(f"{start}rank 0 is in moments, rank 10 is in {tag};")

@@ -12,6 +12,7 @@ pytest.importorskip("jax")
 
 import jax
 
+from lockstep.distributed.peers import amount
 from lockstep.distributed.shared_memory import Segment
 from lockstep.distributed.timers import LEARN, PHASE, SYNC, WAIT, Timers
 from lockstep.distributed.tree import owned_nodes, tree_sum
@@ -65,12 +66,12 @@ class Pair:
             raise TimeoutError("nobody came")
         self.arrive(*self.late)
 
-    def arrive(self, parts, tag="learn"):
+    def arrive(self, parts, tag="learn", kind="float32"):
         """Rank 1 writes its parts and arrives."""
         turn = self.other.turn_slots()
         table = np.frombuffer(self.other.slots, np.float32, len(self.rows) * self.length, turn * self.size)
         table.reshape(-1, self.length)[self.num_own :] = parts
-        self.other.arrive(tag, 4 * self.length)
+        self.other.arrive(tag, amount(4 * self.length, kind))
 
     def parts(self, seed):
         rows = np.random.default_rng(seed).normal(size=(len(self.rows), self.length)).astype(np.float32)
@@ -110,14 +111,15 @@ def test_who_waits_long_waits_in_python_and_the_clock_knows():
 
 
 @needs_compiler
-def test_another_collective_of_a_rank_is_a_matter_for_python():
+@pytest.mark.parametrize(("tag", "kind"), [("log", "float32"), ("learn", "int32")])
+def test_another_collective_of_a_rank_is_a_matter_for_python(tag, kind):
     pair = Pair(300)
     _, own, theirs = pair.parts(0)
-    pair.arrive(theirs, "log")
+    pair.arrive(theirs, tag, kind)
     with pytest.raises(jax.errors.JaxRuntimeError, match="TimeoutError: nobody came"):
         jax.block_until_ready(pair.sum(own))
     assert isinstance(pair.callback.error, TimeoutError)
-    assert pair.rank.ranks_elsewhere() == [(1, "log", 1200)]
+    assert pair.rank.ranks_elsewhere() == [(1, tag, amount(1200, kind))]
 
 
 @needs_compiler

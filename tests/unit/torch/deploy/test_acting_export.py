@@ -33,6 +33,7 @@ pytest.importorskip("onnxscript")
 SMALL = NetworkConfig(hidden=(8, 8))
 CHOICE = ActionSpec("discrete", (3,))
 CHOICES = ActionSpec("multi_discrete", (3, 2))
+CHOICE_MATRIX = ActionSpec("multi_discrete", (3, 2, 2, 2), start=(1, 0, -5, 0), shape=(2, 2))
 FORCE = ActionSpec("continuous", (2,), (-0.01, -np.inf), (0.01, np.inf))
 BOUNDED = ActionSpec("continuous", (2,), (-1.0, -0.5), (1.0, 3.0))
 
@@ -54,10 +55,13 @@ def moments():
     return found
 
 
-CONTINUOUS = ("normalized", "privileged", "deviations", "sac", "td3")
+CONTINUOUS = ("matrix", "normalized", "privileged", "deviations", "sac", "td3")
 POLICIES = {
     "choice": (lambda: Policy(spec(CHOICE), SMALL, 1), None),
     "choices": (lambda: Policy(spec(CHOICES), SMALL, 1), None),
+    "choice from 1": (lambda: Policy(spec(replace(CHOICE, start=(1,))), SMALL, 1), None),
+    "choices of a matrix": (lambda: Policy(spec(CHOICE_MATRIX), SMALL, 1), None),
+    "matrix": (lambda: Policy(spec(replace(FORCE, shape=(2, 1))), SMALL, 1), moments()),
     "normalized": (lambda: Policy(spec(FORCE), SMALL, 1), moments()),
     "privileged": (lambda: Policy(privileged(), replace(SMALL, activation="elu"), 1), moments()),
     "deviations": (lambda: Policy(spec(FORCE), replace(SMALL, state_dependent_std=True), 1), moments()),
@@ -95,6 +99,7 @@ def test_exported_file_acts_like_policy(tmp_path, name):
     if name in CONTINUOUS:
         scores = wanted[:, : policy.spec.action.width]  # means, without deviations
         action = action.clip(policy.spec.action.low, policy.spec.action.high)
+    action = policy.spec.action.for_env(action)
     for rows in (slice(0, 6), slice(2, 3)):
         found = run_onnx(done.path, {"observation": observation[rows]})
         np.testing.assert_allclose(found["scores"], scores[rows], rtol=1e-4, atol=1e-5)

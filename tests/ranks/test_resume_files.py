@@ -1,0 +1,100 @@
+"""What a resumed start makes of the files of an earlier one: it touches none before it has the checkpoint."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from running import small
+
+from lockstep import train
+from lockstep.run import override
+from lockstep.session.policy_file import read
+
+ENV = """
+import os
+import gymnasium
+import numpy as np
+
+played = 0
+
+class Growing(gymnasium.Env):
+    '''As many numbers are observed, and such rewards given, as variables of the process say.'''
+
+    def __init__(self):
+        size = int(os.environ.get("OBSERVED", "4"))
+        self.observation_space = gymnasium.spaces.Box(-1, 1, (size,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        global played
+        super().reset(seed=seed)
+        self.left, played = 5, played + 1
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.left -= 1
+        reward = played * float(os.environ.get("SIGN", "1"))
+        return self.observation_space.sample(), reward, self.left == 0, False, {}
+"""
+
+
+@pytest.fixture
+def task(tmp_path):
+    (tmp_path / "growing.py").write_text(ENV)
+    return f"{tmp_path}/growing.py:Growing"
+
+
+def contents(run_dir):
+    """Of the files of a run; what its starts printed and found on their machines is added to."""
+    paths = sorted(path for path in run_dir.rglob("*") if path.is_file() and path.parent.name != "logs")
+    return {path.relative_to(run_dir): path.read_bytes() for path in paths if path.name != "preflight.json"}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_refused_start_leaves_the_run_as_it_was(ranks, task, tmp_path):
+    run = small(task, total_steps=512, checkpoint_every=128, num_shards=2)
+    train(run, ranks=ranks, run_dir=tmp_path / "run")
+
+    def refused(source):
+        before = contents(tmp_path / "run")
+        command = ["--resume", str(tmp_path / "run" / source), "--set", "total_steps=1024", "--set", "log_every=128"]
+        changed = {**os.environ, "OBSERVED": "5"}
+        told = subprocess.run(
+            [sys.executable, "-m", "lockstep.train", *command], env=changed, capture_output=True, text=True
+        )
+        assert told.returncode == 2, told.stderr
+        assert "this run needs shape [16, 5]; resume it with the environment" in told.stderr
+        assert contents(tmp_path / "run") == before
+
+    refused(".")
+    (tmp_path / "run" / "summary.json").unlink()  # as of a run that was killed
+    refused("checkpoints/step_256")
+
+
+def test_the_best_policy_of_a_future_that_was_given_up_is_replaced_or_removed(task, tmp_path, monkeypatch, capsys):
+    run = small(task, total_steps=2560, checkpoint_every=1024, evaluate_every=1024)
+    train(run, run_dir=tmp_path / "kept")
+    shutil.copytree(tmp_path / "kept", tmp_path / "lost")
+    first, later = (tmp_path / "lost" / "evaluations.jsonl").read_text().split("\n", 1)
+    first = first.replace("1024", "1000")  # of whose step there is no checkpoint
+    (tmp_path / "lost" / "evaluations.jsonl").write_text(f"{first}\n{later}")
+    monkeypatch.setenv("SIGN", "-1")
+    earlier = read(tmp_path / "kept" / "checkpoints" / "step_1024")[1]
+    for name in ("kept", "lost"):
+        assert not _equal(read(tmp_path / name / "policy_best.safetensors")[1], earlier)
+        train(override(run, {"total_steps": 1280}), resume=tmp_path / name / "checkpoints" / "step_1024")
+    metadata, best = read(tmp_path / "kept" / "policy_best.safetensors")
+    assert metadata == read(tmp_path / "kept" / "policy.safetensors")[0]
+    assert _equal(best, earlier)
+    assert not (tmp_path / "lost" / "policy_best.safetensors").exists()
+    said = capsys.readouterr().out
+    assert "policy_best.safetensors is that of step 1024 again: step 2560 is no longer part of this run" in said
+    assert "policy_best.safetensors is removed: step 2560 is no longer part of this run" in said
+
+
+def _equal(one, other):
+    assert one.keys() == other.keys()
+    return all(np.array_equal(one[name], other[name]) for name in one)
