@@ -5,7 +5,8 @@
 #   examples/log_to_onnx.sh FOLDER
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-cd "${1:?a folder for the log, the data and the policy}"
+folder=${1:?name a folder for the log, the data and the policy}
+mkdir -p "$folder" && cd "$folder"
 
 lockstep offline record CartPole-v1 --out log.jsonl.zst --episodes "${EPISODES:-100}"
 lockstep offline record CartPole-v1 --out eval.jsonl.zst --episodes "${EPISODES:-50}" --seed 1

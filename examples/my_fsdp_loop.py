@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from lockstep import Comm, World, fingerprint, spawn, stream, stream_seed
+from lockstep import Comm, ConfigError, World, fingerprint, spawn, stream, stream_seed
 
 SEED, BATCH_SIZE = 0, 256
 
@@ -32,6 +32,8 @@ def examples(draws: np.random.Generator, rows: int) -> tuple[torch.Tensor, torch
 def train(rank: int, args: argparse.Namespace) -> dict:
     """The whole training, run by every rank."""
     world = World.from_environment()
+    if BATCH_SIZE % world.size:  # FSDP2 weighs all ranks alike
+        raise ConfigError(f"a batch of {BATCH_SIZE} rows does not divide among {world.size} ranks; use 1, 2, 4 or 8")
     with Comm(world, device=args.device) as comm:
         torch.manual_seed(stream_seed(SEED, "init"))
         blocks = [nn.Sequential(nn.Linear(args.width, args.width), nn.ReLU()) for _ in range(2)]
@@ -52,7 +54,7 @@ def train(rank: int, args: argparse.Namespace) -> dict:
             loss.backward()  # FSDP2 averages gradients: right, as every rank has the same number of rows
             nn.utils.clip_grad_norm_(policy.parameters(), 1.0)  # of the whole gradient, not of this rank's part
             optimizer.step()
-            if update % 20 == 0:
+            if update % 20 == 0 or update == args.updates:
                 mean = float(comm.mean(loss.detach()))
                 if world.rank == 0:
                     print(f"update {update}: loss {mean:.3f}", flush=True)

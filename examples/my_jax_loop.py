@@ -84,7 +84,7 @@ def train(rank: int, args: argparse.Namespace) -> float:
         own = comm.shard([jnp.arange(share) + shard * share for shard in comm.world.shards])
         for number in range(1, args.updates + 1):
             shared, own = step(shared, own)
-            if number % 10 == 0 and rank == 0:
+            if number % 10 == 0 and comm.world.rank == 0:
                 print(f"update {number}: mean return {float(comm.read(shared)['return']):.3f}", flush=True)
         comm.check_equal({"hidden": comm.read(shared)["weights"]["hidden"]})
         return float(comm.read(shared)["return"])

@@ -15,11 +15,11 @@ class MyNetwork(nn.Module):
 
     Args:
         observation_size: O, length of the flat observation.
-        num_parameters: P, outputs that describe the action distribution: logits, or the means of continuous actions
+        num_outputs: P, outputs that describe the action distribution: logits, or the means of continuous actions
             (their deviations are parameters of the policy around this network).
     """
 
-    def __init__(self, observation_size: int, num_parameters: int) -> None:
+    def __init__(self, observation_size: int, num_outputs: int) -> None:
         super().__init__()
         width = 64
         self.embed = nn.Linear(observation_size, width)
@@ -27,7 +27,7 @@ class MyNetwork(nn.Module):
             nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ELU(), nn.Linear(width, width))
             for _ in range(2)
         )
-        self.actor, self.critic = nn.Linear(width, num_parameters), nn.Linear(width, 1)
+        self.actor, self.critic = nn.Linear(width, num_outputs), nn.Linear(width, 1)
         with torch.no_grad():
             self.actor.weight.mul_(0.01)  # begin with all actions about equally likely
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep import Comm, EnvConfig, World, fingerprint, spawn, stream, stream_seed
+from lockstep import Comm, ConfigError, EnvConfig, World, fingerprint, spawn, stream, stream_seed
 from lockstep.envs import make_vector_env
 from lockstep.experience import Replay
 
@@ -43,24 +43,24 @@ def draw(actor: nn.Module, observation: Tensor, noise: np.random.Generator) -> t
 def train(rank: int, args: argparse.Namespace) -> dict:
     """The whole training, run by every rank."""
     world = World.from_environment()
-    num_envs, rows = NUM_ENVS // world.size, BATCH_SIZE // world.size
+    if NUM_ENVS % world.size:
+        raise ConfigError(f"{NUM_ENVS} environments do not divide among {world.size} ranks; use 1, 2 or 4 ranks")
+    num_envs, rows, returns = NUM_ENVS // world.size, BATCH_SIZE // world.size, 0.0
     env = make_vector_env("Pendulum-v1", EnvConfig(), num_envs)
     observed = env.reset([stream_seed(SEED, "env", world.rank * num_envs + i) for i in range(num_envs)]).copy()
     replay = Replay(env.spec, num_envs, CAPACITY // world.size, n_step=1, gamma=GAMMA, prioritized=False)
     replay.begin(observed)
     noise = stream(SEED, "noise", world.rank)  # each rank explores and samples by itself
-    scale = torch.tensor(env.spec.action.high)
     torch.manual_seed(stream_seed(SEED, "init"))
-    size, dimensions = env.spec.observation_size, env.spec.action.width
+    size, dimensions, scale = env.spec.observation_size, env.spec.action.width, torch.tensor(env.spec.action.high)
     actor, critics = mlp(size, 2 * dimensions), nn.ModuleList(mlp(size + dimensions, 1) for _ in range(2))
     log_alpha, target = nn.Parameter(torch.zeros(())), copy.deepcopy(critics)
     actor_side = [*actor.parameters(), log_alpha]
     actor_adam, critic_adam = torch.optim.Adam(actor_side, RATE), torch.optim.Adam(critics.parameters(), RATE)
     with Comm(world, device="cpu") as comm:
-        returns = 0.0
+        comm.broadcast_(nn.ModuleList([actor, critics, target]))  # all ranks start from the parameters of rank 0
         for step in range(NUM_ENVS, args.total_steps + 1, NUM_ENVS):
-            with torch.no_grad():
-                action = draw(actor, torch.from_numpy(observed), noise)[0] * scale
+            action = draw(actor, torch.from_numpy(observed), noise)[0].detach() * scale
             observation, reward, terminated, truncated, final = env.step(action.numpy())
             replay.add(action.numpy(), reward, terminated, truncated, observation, final)
             observed, returns = observation.copy(), returns + reward.sum() / num_envs

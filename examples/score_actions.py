@@ -10,6 +10,8 @@ import sys
 import numpy as np
 import onnxruntime
 
+if len(sys.argv) < 3:
+    sys.exit(__doc__)
 session = onnxruntime.InferenceSession(sys.argv[1])
 about = json.loads(session.get_modelmeta().custom_metadata_map["lockstep"])
 

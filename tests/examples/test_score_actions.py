@@ -101,6 +101,12 @@ def test_unknown_names_are_refused(examples, discrete, state, message):
     assert (done.returncode, done.stdout, done.stderr.strip()) == (1, "", message)
 
 
+def test_without_a_policy_and_states_it_says_how_it_is_called(examples):
+    done = called(examples, "policy.onnx")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "python score_actions.py policy.onnx" in done.stderr
+
+
 def test_it_is_short(examples):
     text = (examples / "score_actions.py").read_text()
     code = [

@@ -51,6 +51,8 @@ def test_jax_ranks_take_the_steps_of_one_rank(examples, python):
     told = [python(examples / "my_jax_loop.py", "--ranks", ranks, "--updates", 20) for ranks in (1, 2)]
     alone, two = ([float(found) for found in re.findall(r"mean return (\S+)", one)] for one in told)
     assert alone == pytest.approx(two, abs=1e-3) and alone[-1] > alone[0]
+    launched = python("-m", "lockstep.launch.jax", "--nproc_per_node=2", examples / "my_jax_loop.py", "--updates", 20)
+    assert launched.count("update 20: ") == 1
 
 
 @pytest.fixture
@@ -107,7 +109,7 @@ def test_a_log_becomes_a_file_that_scores(examples):
     pytest.importorskip("onnxscript")
     environment = os.environ | {"EPISODES": "10", "EPOCHS": "1"}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    words = [str(examples / "log_to_onnx.sh"), "."]
+    words = [str(examples / "log_to_onnx.sh"), "new/folder"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^\{.*\} -> \w+$", done.stdout, re.MULTILINE), done.stdout

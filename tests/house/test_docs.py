@@ -29,6 +29,7 @@ SIDE = {".md": ", each rank", CHINESE: "，每个 rank"}
 REQUIRED = ("task", "data")
 PARTS = (("", Run), ("", PPOConfig), ("network.", NetworkConfig), ("env.", EnvConfig))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+DEFINED = re.compile(r"(?<=def )\w+|(?<=self\.)\w+|^    \w+(?=:)", re.MULTILINE)
 
 
 def in_chinese(page: Path) -> Path:
@@ -214,6 +215,17 @@ def test_guides_name_existing_settings(library, suffix):
     foreign = {name for row in rows for name in re.findall(r"[a-z_]+", row[0])}
     assert len(named) > 15
     assert {name for name in named if name not in run and name not in foreign and name != "null"} == set()
+
+
+def test_named_members_exist():
+    """`Class.member` of a page is one of ours: its class is defined, and its member, maybe by a base class."""
+    sources = [path.read_text() for path in ROOT.glob("src/lockstep/**/*.py")]
+    classes = {found for text in sources for found in re.findall(r"^class (\w+)", text, re.MULTILINE)}
+    members = {found.strip() for text in sources for found in DEFINED.findall(text)}
+    named = {found for page in PAGES for found in re.findall(r"`([A-Z]\w+)\.(\w+)`", page.read_text())}
+    ours = {(owner, member) for owner, member in named if owner in classes}
+    assert len(ours) > 20
+    assert {f"{owner}.{member}" for owner, member in ours if member not in members} == set()
 
 
 def test_decisions_are_listed():
