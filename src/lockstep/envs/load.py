@@ -39,6 +39,7 @@ def load_object(path: str, setting: str) -> Any:
     for part in name.split("."):
         if not hasattr(found, part):
             public = [key for key in dir(found) if not key.startswith("_")]
+            public = [key for key in public if not isinstance(getattr(found, key, None), ModuleType)]
             raise ConfigError(f"{setting}={path}: {location} has no {name}{near(name, public)}")
         found = getattr(found, part)
     return found

@@ -271,15 +271,15 @@ def _check_recurrent(run: Run) -> None:
         return
     reason = None
     if not isinstance(config, PPOConfig):
-        reason = f"algo={run.algo} has no recurrent policies; use algo=ppo"
+        reason = f"algo={run.algo} has no recurrent policies; use algo=ppo, or leave it out"
     elif network.module is not None:
-        reason = f"network.module={network.module} is called with observations alone"
+        reason = f"network.module={network.module} is called with observations alone; leave one of them out"
     elif config.symmetry is not None:
-        reason = f"symmetry={config.symmetry} does not say what the mirror image of a state of recurrent layers is"
+        reason = f"symmetry={config.symmetry} does not mirror states of recurrent layers; leave one of them out"
     elif run.precision != "float32":
-        reason = f"recurrent layers do not support precision={run.precision}; use float32"
+        reason = f"recurrent layers do not support precision={run.precision}; use float32, or leave it out"
     if reason is not None:
-        raise ConfigError(f"{setting}: {reason}, or leave it out")
+        raise ConfigError(f"{setting}: {reason}")
 
 
 def check_custom_heads(path: str, algorithm: DQNConfig) -> None:
