@@ -351,11 +351,12 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     "sbx": ("sbx-rl==0.28.0", "torch", "jax", "gymnasium", "mujoco", "packaging", "imageio"),
     "tianshou": ("tianshou==2.0.1", "torch", "gymnasium", "mujoco", "packaging", "imageio"),
     "torchrl": ("torchrl==0.14.1", "torch", "gymnasium", "mujoco", "packaging", "imageio"),
-    "robots": ("skrl==2.1.1", "rl-games==1.6.5", "rsl-rl-lib==5.5.1", "torch", "gymnasium", "mujoco", "packaging",
-               "imageio", "lazy_loader", "msgspec", "psutil==5.9.8", "pyyaml", "rich", "safetensors", "tensorboard",
-               "threadpoolctl"),
+    "robots": ("skrl==2.1.1", "rl-games==1.6.5", "rsl-rl-lib==5.5.1", "gym==0.23.1", "torch", "gymnasium", "mujoco",
+               "packaging", "imageio", "lazy_loader", "msgspec", "psutil==5.9.8", "pyyaml", "rich", "safetensors",
+               "tensorboard", "threadpoolctl"),
     "skrl_jax": ("skrl==2.1.1", "flax==0.12.8", "jax", "optax", "gymnasium"),
     "purejaxrl": ("flax==0.12.8", "distrax==0.1.9", "chex==0.1.92", "six==1.17.0", "gymnax==1.0.1", "jax", "optax"),
 }  # fmt: skip
 """Packages of each environment. Those without a version get the version that Lockstep runs on. Gymnasium imports
-packaging for MuJoCo and does not require it; rl_games wants a psutil below 6."""
+packaging for MuJoCo and does not require it; rl_games imports gym and does not require it either, and wants a psutil
+below 6."""
