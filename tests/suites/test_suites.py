@@ -12,7 +12,7 @@ import torch
 from lockstep import recipes
 from lockstep.config.agents.settings import agent_settings
 from lockstep.config.env import EnvConfig
-from lockstep.envs.make import env_spec
+from lockstep.envs.make import env_spec, make_vector_env
 from lockstep.run import override, to_dict
 from lockstep.torch.envs.make import make_tensor_env
 
@@ -38,15 +38,15 @@ TASKS = [
 ]
 
 
-def train(folder, task, ranks):
+def train(folder, task, ranks, settings=SHORT, algo="ppo"):
     """The summary of a short run."""
     clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     on_jax = task.startswith(("gymnax/", "brax/", "playground/"))
-    flags = [word for setting in (*SHORT, *OF_TASK.get(task, ())) for word in ("--set", setting)]
+    flags = [word for setting in (*settings, *OF_TASK.get(task, ())) for word in ("--set", setting)]
+    flags += ["--algo", algo, *["--ml-framework", "jax"] * on_jax]
     run_dir = f"{ranks}-ranks"
     done = subprocess.run(
-        [sys.executable, "-m", "lockstep", "train", task, "--ranks", str(ranks), "--run-dir", run_dir, *flags]
-        + ["--ml-framework", "jax"] * on_jax,
+        [sys.executable, "-m", "lockstep", "train", task, "--ranks", str(ranks), "--run-dir", run_dir, *flags],
         cwd=folder, env=clean | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -61,6 +61,21 @@ def test_pinned_shards_give_the_same_bits_on_any_number_of_ranks(tmp_path, task)
     assert len({run["eval_return_mean"] for run in runs.values()}) == 1
     for ranks, run in runs.items():
         assert len({rank["first_rollout_fingerprint"] for rank in run["ranks"]}) == ranks
+
+
+@pytest.mark.parametrize(
+    ("algo", "task", "package"),
+    [("sac", "brax/inverted_pendulum", "brax"), ("td3", "gymnax/Pendulum-v1", "gymnax")],
+)
+def test_off_policy_on_the_device_gives_the_same_bits_on_any_number_of_ranks(tmp_path, algo, task, package):
+    pytest.importorskip(package)
+    settings = (
+        "num_envs=16", "total_steps=512", "learning_starts=128", "batch_size=32", "network.hidden=[16]",
+        "env.max_episode_steps=20", "evaluate_every=null", "evaluate_episodes=4", "num_shards=2",
+    )  # fmt: skip
+    runs = [train(tmp_path, task, ranks, settings, algo) for ranks in (1, 2)]
+    assert [run["env_steps"] for run in runs] == [512, 512]
+    assert len({run["params_fingerprint"] for run in runs}) == len({run["eval_return_mean"] for run in runs}) == 1
 
 
 def test_final_observations_of_mjlab_are_those_before_the_reset():
@@ -93,6 +108,25 @@ def test_a_reset_in_mjlab_changes_no_observation_of_other_environments():
     assert step.truncated.tolist() == [False, True, False]
     for after, before in zip(step.observation, step.final, strict=True):
         assert (after != before).any(1).tolist() == [False, True, False]
+
+
+def test_shards_of_mjlab_differ_in_what_a_task_draws_once_at_its_start():
+    pytest.importorskip("mjlab")
+    found = []
+    for seed in (1, 2, 1):
+        env = make_tensor_env("Mjlab-Velocity-Flat-Unitree-Go1", EnvConfig(), 2, CPU)
+        env.reset([seed])
+        found.append((env._env.scene["robot"].data.encoder_bias.clone(), env._env.sim.model.geom_friction[:].clone()))
+        env.close()
+    assert [torch.equal(*pair) for pair in zip(found[0], found[1], strict=True)] == [False, False]
+    assert [torch.equal(*pair) for pair in zip(found[0], found[2], strict=True)] == [True, True]
+
+
+def test_a_discrete_observation_of_gymnax_is_one_hot():
+    pytest.importorskip("gymnax")
+    env = make_vector_env("gymnax/FrozenLake-misc", EnvConfig(), 2)
+    first = env.reset([1, 2])
+    assert first.tolist() == [[1.0, *[0.0] * 15]] * 2
 
 
 def test_environments_of_envpool_have_the_numbers_of_their_own_seeds():

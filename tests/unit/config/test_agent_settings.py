@@ -187,6 +187,27 @@ def test_networks_of_skrl_that_are_not_linear_are_refused(change: dict[str, Any]
         agent_settings("skrl", config, num_envs=128)
 
 
+@pytest.mark.parametrize(
+    ("library", "path", "name"),
+    [
+        ("rl_games", "params.network.mlp", "network.mlp.units"),
+        ("rl_games", "params", "params"),
+        ("rsl_rl", "actor", "actor.hidden_dims"),
+        ("rsl_rl", "critic.hidden_dims", "critic.hidden_dims"),
+        ("skrl", "models.value.network", "models.value.network"),
+    ],
+)
+def test_a_network_without_layers_is_refused_by_name(library: str, path: str, name: str) -> None:
+    config = copy.deepcopy(CONFIGS[library])
+    *outer, last = path.split(".")
+    node = config
+    for key in outer:
+        node = node[key]
+    node[last] = None
+    with pytest.raises(ConfigError, match=rf"the {library} configuration .*{name}=None: it must"):
+        agent_settings(library, config, 256)
+
+
 def test_what_changes_nothing_and_what_differs_is_reported() -> None:
     found = agent_settings("skrl", SKRL, num_envs=128)
     assert found.no_effect["memory.memory_size"] == "a rollout is kept whole"

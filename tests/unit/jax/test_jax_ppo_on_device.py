@@ -75,5 +75,7 @@ def test_pictures_are_learned_from_on_the_host_without_a_gpu(monkeypatch, device
     monkeypatch.setattr(checks, "nvidia_gpu_present", lambda: gpu)
     run = run_of(task="lockstep/PixelPong-v0", device=device, env=EnvConfig(placement=placement))
     assert checks.learns_on_device(run) is expected
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert checks.learns_on_device(run) is (placement == "device")
     cartpole = run_of(task="lockstep/Cartpole-v0", device="cpu", env=EnvConfig())
     assert checks.learns_on_device(cartpole)

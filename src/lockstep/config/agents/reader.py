@@ -3,7 +3,7 @@
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from lockstep.config.settings import leaves
 from lockstep.errors import ConfigError
@@ -49,6 +49,13 @@ class AgentReader:
             return float(value)
         except (TypeError, ValueError):
             raise self.refusal(name, value, "it must be a number") from None
+
+    def units(self, name: str) -> tuple[int, ...]:
+        """The value of `name` as the units of each layer of a network."""
+        value = self.take(name)
+        if not isinstance(value, list) or not all(isinstance(units, int) for units in cast("list[Any]", value)):
+            raise self.refusal(name, value, "it must be a list of whole numbers, the units of each layer")
+        return tuple(cast("list[int]", value))
 
     def has(self, pattern: str) -> bool:
         """Whether a key that was not read yet matches a pattern such as `network.rnn.*`."""

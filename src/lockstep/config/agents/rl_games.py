@@ -38,7 +38,7 @@ def read_rl_games(agent: AgentReader, num_envs: int) -> None:
 def _read_network(agent: AgentReader) -> None:
     agent.refuse("network.rnn.*", NO_RECURRENT)
     agent.refuse("network.cnn.*", "convolutions are chosen with network.encoder here")
-    agent.set("network.hidden", tuple(agent.take("network.mlp.units")))
+    agent.set("network.hidden", agent.units("network.mlp.units"))
     agent.set("network.activation", agent.take("network.mlp.activation"))
     agent.set("network.shared", not agent.take("network.separate", False))
     agent.expect("network.mlp.d2rl", False, why="dense connections are not supported")
@@ -134,7 +134,7 @@ def _read_central_value(agent: AgentReader) -> None:
     if not agent.has(f"{name}.*"):
         return
     agent.refuse(f"{name}.network.rnn.*", NO_RECURRENT)
-    agent.set("network.critic_hidden", tuple(agent.take(f"{name}.network.mlp.units")))
+    agent.set("network.critic_hidden", agent.units(f"{name}.network.mlp.units"))
     agent.set("network.shared", False)
     for what in ("learning_rate", "kl_threshold", "minibatch_size", "mini_epochs", "lr_schedule", "schedule_type"):
         if agent.has(f"{name}.{what}"):

@@ -47,9 +47,8 @@ def _read_networks(agent: AgentReader) -> None:
         agent.expect(f"{model}.rnn_type", None, why=NO_RECURRENT)
         agent.ignore("it is used with rnn_type only", f"{model}.rnn_hidden_dim", f"{model}.rnn_num_layers")
     agent.set("network.shared", False)
-    agent.set("network.hidden", tuple(agent.take("actor.hidden_dims")))
-    critic = tuple(agent.take("critic.hidden_dims"))
-    agent.set("network.critic_hidden", critic)
+    agent.set("network.hidden", agent.units("actor.hidden_dims"))
+    agent.set("network.critic_hidden", agent.units("critic.hidden_dims"))
     activation = agent.take("actor.activation")
     agent.set("network.activation", activation)
     agent.expect("critic.activation", activation, why="policy and value have one activation here")
@@ -84,8 +83,8 @@ def _read_actor_critic(agent: AgentReader) -> None:
     """The one configuration of both networks in rsl_rl before version 5."""
     agent.expect("policy.class_name", "ActorCritic", why="only its ActorCritic is read")
     agent.set("network.shared", False)
-    agent.set("network.hidden", tuple(agent.take("policy.actor_hidden_dims")))
-    agent.set("network.critic_hidden", tuple(agent.take("policy.critic_hidden_dims")))
+    agent.set("network.hidden", agent.units("policy.actor_hidden_dims"))
+    agent.set("network.critic_hidden", agent.units("policy.critic_hidden_dims"))
     agent.set("network.activation", agent.take("policy.activation"))
     normalized = [agent.take(f"policy.{model}_obs_normalization", False) for model in ("actor", "critic")]
     everything = agent.take("empirical_normalization", False)

@@ -36,7 +36,10 @@ def agent_settings(library: str, config: Mapping[str, Any], num_envs: int) -> Ag
     if library not in LIBRARIES:
         raise ConfigError(f"--agent {library} is not read; known are {', '.join(LIBRARIES)}")
     if library == "rl_games":
-        config = {**cast(Mapping[str, Any], config.get("params", config)), "pbt": config.get("pbt", {})}
+        params = config.get("params", config)
+        if not isinstance(params, Mapping):
+            raise ConfigError(f"the rl_games configuration has params={params!r}: it must hold settings")
+        config = {**cast(Mapping[str, Any], params), "pbt": config.get("pbt", {})}
     reader = AgentReader(library, config)
     LIBRARIES[library](reader, num_envs)
     return reader.finish()

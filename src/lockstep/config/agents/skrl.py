@@ -1,6 +1,6 @@
 """Agent configurations of skrl (its YAML files in Isaac Lab) as settings of our PPO."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 from lockstep.config.agents.reader import NO_RECURRENT, AgentReader
@@ -62,7 +62,10 @@ def _read_models(agent: AgentReader) -> None:
 def _layers(agent: AgentReader, model: str) -> tuple[tuple[int, ...], str, str]:
     """Units of the layers of a model, the activation between them, and the name of what it reads."""
     name = f"models.{model}.network"
-    blocks = cast(Sequence[Mapping[str, Any]], agent.take(name))
+    given = agent.take(name)
+    if not isinstance(given, list) or not all(isinstance(block, Mapping) for block in cast("list[Any]", given)):
+        raise agent.refusal(name, given, "it must be a list with one block of linear layers")
+    blocks = cast("list[Mapping[str, Any]]", given)
     if len(blocks) != 1:
         raise agent.refusal(name, [block.get("name") for block in blocks], "only one block of linear layers is read")
     block = blocks[0]

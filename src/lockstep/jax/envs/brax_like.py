@@ -27,12 +27,19 @@ class BraxLike:
         policy_keys: groups that the policy receives, joined in this order; empty: `state` if there is one, else all.
         critic_keys: groups that the value network receives; empty: `privileged_state` if there is one, else those of
             the policy.
+        action_repeat: steps of the simulation in one step, which returns the sum of their rewards.
     """
 
     on_device = True
 
     def __init__(
-        self, env: Any, max_episode_steps: int, policy_keys: Sequence[str] = (), critic_keys: Sequence[str] = ()
+        self,
+        env: Any,
+        max_episode_steps: int,
+        policy_keys: Sequence[str] = (),
+        critic_keys: Sequence[str] = (),
+        *,
+        action_repeat: int = 1,
     ) -> None:
         sizes = _sizes(env.observation_size)
         self._policy = tuple(policy_keys) or ((POLICY,) if POLICY in sizes else tuple(sizes))
@@ -41,6 +48,7 @@ class BraxLike:
         _check_groups("critic_keys", critic, sizes)
         self._critic = () if critic == self._policy else critic
         self._env, self._limit, self._size = env, max_episode_steps, env.action_size
+        self._repeat = action_repeat
         self.spec = EnvSpec(
             observation_size=sum(sizes[key] for key in self._policy),
             action=ActionSpec("continuous", (self._size,), (-1.0,) * self._size, (1.0,) * self._size),
@@ -63,8 +71,22 @@ class BraxLike:
     def step(self, state: State, action: Array, key: Array) -> tuple[State, Seen, Array, Array, Array]:
         """One step; its randomness comes from the state."""
         del key
-        after, steps = self._env.step(state[0], action), state[1] + 1
-        return (after, steps), self.observe((after, steps)), after.reward, after.done > 0, steps >= self._limit
+        after, reward = self._advance(state[0], action)
+        steps = state[1] + 1
+        return (after, steps), self.observe((after, steps)), reward, after.done > 0, steps >= self._limit
+
+    def _advance(self, before: Any, action: Array) -> tuple[Any, Array]:
+        """The state of the simulation after one step, and its reward."""
+        if self._repeat == 1:
+            after = self._env.step(before, action)
+            return after, after.reward
+
+        def once(state: Any, _: None) -> tuple[Any, Array]:
+            after = self._env.step(state, action)
+            return after, after.reward
+
+        after, rewards = jax.lax.scan(once, before, None, self._repeat)
+        return after, rewards.sum()
 
 
 def _joined(groups: Mapping[str, Array], keys: Sequence[str]) -> Array:

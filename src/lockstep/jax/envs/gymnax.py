@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -45,8 +46,9 @@ class Gymnax:
         shape = getattr(space, "shape", None)
         if shape is None:
             raise ConfigError(f"gymnax/{name} observes {type(space).__name__}; only arrays are supported")
+        self._choices = int(space.n) if hasattr(space, "n") else None
         self.spec = EnvSpec(
-            observation_size=math.prod(shape),
+            observation_size=self._choices or math.prod(shape),
             action=_action_spec(action, name),
             autoreset="same_step",
             separately_seedable=True,
@@ -56,7 +58,7 @@ class Gymnax:
     def reset(self, key: Array) -> State:
         """The state and its observation, because gymnax returns observations only together with new states."""
         seen, state = self._env.reset_env(key, self._params)
-        return state, _flat(seen)
+        return state, self._flat(seen)
 
     def observe(self, state: State) -> Array:
         """The observation in the state, float32 [O]."""
@@ -66,11 +68,14 @@ class Gymnax:
         """One step."""
         seen, after, reward, terminated, _ = self._env.step_env(key, state[0], action, self._params)
         truncated = self._env.is_truncated(after, self._params)
-        return (after, _flat(seen)), _flat(seen), jnp.asarray(reward, jnp.float32).reshape(()), terminated, truncated
+        flat = self._flat(seen)
+        return (after, flat), flat, jnp.asarray(reward, jnp.float32).reshape(()), terminated, truncated
 
-
-def _flat(seen: Any) -> Array:
-    return jnp.asarray(seen, jnp.float32).reshape(-1)
+    def _flat(self, seen: Any) -> Array:
+        """An observation as float32 [O]; a choice is one-hot."""
+        if self._choices is not None:
+            return jax.nn.one_hot(seen, self._choices, dtype=jnp.float32)
+        return jnp.asarray(seen, jnp.float32).reshape(-1)
 
 
 def _action_spec(space: Any, name: str) -> ActionSpec:

@@ -20,13 +20,15 @@ def maker(name: str) -> Callable[..., BraxLike]:
     config: Any = registry.get_default_config(name)
 
     def make(*, policy_keys: Sequence[str] = (), critic_keys: Sequence[str] = (), **kwargs: Any) -> BraxLike:
-        # Both belong to Playground's own training wrapper.
-        if kwargs.pop("action_repeat", 1) != 1:
-            raise ConfigError("env.kwargs.action_repeat: every action is one step here; leave it out")
-        limit = kwargs.pop("max_episode_steps", kwargs.pop("episode_length", int(config.episode_length)))
+        # Playground's own training wrapper repeats actions, and counts the steps of an episode with the repetitions.
+        repeat = kwargs.pop("action_repeat", int(config.action_repeat))
+        if not isinstance(repeat, int) or repeat < 1:
+            raise ConfigError(f"env.kwargs action_repeat={repeat!r} must be a whole number, at least 1")
+        length = kwargs.pop("episode_length", int(config.episode_length))
+        limit = kwargs.pop("max_episode_steps", -(-length // repeat))
         # States of the Warp implementation cannot be selected row by row.
         changes = {"impl": "jax"} if "impl" in config else {}
         env = registry.load(name, config_overrides=changes | kwargs or None)
-        return BraxLike(env, limit, policy_keys, critic_keys)
+        return BraxLike(env, limit, policy_keys, critic_keys, action_repeat=repeat)
 
     return make

@@ -29,6 +29,10 @@ from lockstep.world import World
 PREFIX = "envpool/"
 _ONLY = "observation"
 """Name of the group of an observation that is no Dict."""
+_SET_HERE = ("batch_size", "seed")
+"""Options that decide which environments a step returns, and their seeds."""
+_NO_LIMIT = 2**31 - 1
+"""EnvPool's limit of the episodes of tasks without one."""
 
 
 def maker(task: str) -> Callable[..., TensorVectorEnv]:
@@ -68,6 +72,8 @@ class EnvPoolEnv:
         num_threads: int | None = None,
         **options: Any,
     ) -> None:
+        for name in set(options).intersection(_SET_HERE):
+            raise ConfigError(f"env.kwargs {name}={options[name]} is set by Lockstep; remove it from env.kwargs")
         self.num_envs, self.device = num_envs, device
         self._task = task
         self._options = {**options, "num_threads": num_threads or min(num_envs, _cores_of_rank())}
@@ -88,7 +94,7 @@ class EnvPoolEnv:
             autoreset="next_step",
             separately_seedable=True,
             reward_threshold=_finite(spec.reward_threshold),
-            max_episode_steps=int(limit) if limit else None,
+            max_episode_steps=int(limit) if limit and limit < _NO_LIMIT else None,
             image=self._image,
             critic_size=sum(map(flat_size, self._critic.values())) or None,
         )

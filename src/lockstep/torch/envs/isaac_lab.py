@@ -21,7 +21,13 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.torch.envs.interface import Observation, TensorStep, TensorVectorEnv
 from lockstep.torch.envs.isaac_camera import add_camera, picture
 from lockstep.torch.envs.isaac_launch import open_task
-from lockstep.torch.envs.simulator_process import GlobalRandomState, ends, episode_seconds, quiet
+from lockstep.torch.envs.simulator_process import (
+    GlobalRandomState,
+    ends,
+    episode_seconds,
+    quiet,
+    refuse_settings_of_the_run,
+)
 from lockstep.torch.envs.spaces import (
     action_spec,
     chosen_groups,
@@ -110,6 +116,7 @@ class IsaacLabEnv:
         render: bool = False,
         **overrides: Any,
     ) -> None:
+        refuse_settings_of_the_run(overrides)
         self.num_envs, self.device = num_envs, device
         self._random = GlobalRandomState()
         self._stack = ExitStack()

@@ -124,6 +124,12 @@ class _TaskEnv(gymnasium.Env[Any, Any]):
                 f"task={task} resets in a step of its own, which other libraries would learn from; train it with "
                 f"lockstep train {task}"
             )
+        if spec.num_agents > 1:
+            env.close()
+            raise ConfigError(
+                f"task={task} has several agents; those that ended wait for the others, which other libraries would "
+                f"learn from; train it with lockstep train {task}"
+            )
         self.vector_spec: EnvSpec = spec
         self.num_envs, self.device, self._seed = num_envs, device, seed
         self.max_episode_length = spec.max_episode_steps or 1_000_000

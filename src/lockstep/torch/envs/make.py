@@ -60,8 +60,9 @@ def make_tensor_env(
     """
     refuse_single_env_settings(config, f"{task} is vectorized itself")
     kwargs = kwargs_of(config)
-    if "device" in kwargs:
-        raise ConfigError(f"env.kwargs device={kwargs['device']} is set by Lockstep; use the setting device")
+    for name in ("device", "num_envs"):
+        if name in kwargs:
+            raise ConfigError(f"env.kwargs {name}={kwargs[name]} is set by Lockstep; use the setting {name}")
     maker = _find_drawing_maker(task) if render else _find_maker(task)
     refuse_unknown_kwargs(maker, kwargs, task)
     try:

@@ -23,8 +23,24 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import kwargs_of
 from lockstep.errors import ConfigError
 from lockstep.torch.envs.interface import Observation, TensorStep, TensorVectorEnv
-from lockstep.torch.envs.simulator_process import GlobalRandomState, ends, episode_seconds, quiet
-from lockstep.torch.envs.spaces import Space, action_spec, chosen_groups, flat_size, joined
+from lockstep.torch.envs.simulator_process import (
+    GlobalRandomState,
+    ends,
+    episode_seconds,
+    quiet,
+    refuse_settings_of_the_run,
+)
+from lockstep.torch.envs.spaces import (
+    Space,
+    action_spec,
+    chosen_groups,
+    flat_size,
+    float_image_range,
+    image_bytes,
+    image_shape,
+    joined,
+    only_image,
+)
 from lockstep.torch.envs.spec_cache import cached_spec
 
 
@@ -56,6 +72,7 @@ class MjlabEnv:
         policy_keys: groups of observations that the policy receives; empty: `actor`.
         critic_keys: groups that the value network receives; empty: `critic`.
         max_episode_steps: truncates episodes here instead of at the task's own limit.
+        image_range: smallest and largest number of an image, the policy's only group, which is passed on as bytes.
         render: whether the first environment can be drawn.
         overrides: fields of the task's own configuration as nested mappings.
 
@@ -63,7 +80,7 @@ class MjlabEnv:
         frames_per_second: of a video.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one argument for each setting
         self,
         task: str,
         *,
@@ -72,9 +89,11 @@ class MjlabEnv:
         policy_keys: Sequence[str] = (),
         critic_keys: Sequence[str] = (),
         max_episode_steps: int | None = None,
+        image_range: Sequence[float] | None = None,
         render: bool = False,
         **overrides: Any,
     ) -> None:
+        refuse_settings_of_the_run(overrides)
         self.num_envs, self.device = num_envs, device
         self._random = GlobalRandomState()
         self._env: Any = None
@@ -85,8 +104,11 @@ class MjlabEnv:
             self._env.cfg.episode_length_s = episode_seconds(max_episode_steps, self._env.step_dt)
         spaces = {name: _gymnasium_space(space) for name, space in self._env.single_observation_space.spaces.items()}
         self._policy, self._critic = chosen_groups(spaces, policy_keys or ("actor",), critic_keys or ("critic",))
+        self._range = float_image_range(self._policy, image_range)
+        first = next(iter(self._policy.values()))
         self.spec = EnvSpec(
             observation_size=sum(map(flat_size, self._policy.values())),
+            image=None if self._range is None else image_shape(first, floats=True),
             action=action_spec(_gymnasium_space(self._env.single_action_space)),
             autoreset="same_step",
             separately_seedable=False,
@@ -97,7 +119,11 @@ class MjlabEnv:
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Start new episodes everywhere, all from the first seed."""
         with self._random.swapped_in(), quiet():
-            groups, _ = self._env.reset(seed=seeds[0] % 2**31)
+            self._env.seed(seeds[0] % 2**31)
+            # Friction, masses and the like were drawn when the simulation was made, with one seed for all shards.
+            if "startup" in self._env.event_manager.available_modes:
+                self._env.event_manager.apply(mode="startup")
+            groups, _ = self._env.reset()
         return self._observation(groups)
 
     def step(self, action: Tensor) -> TensorStep:
@@ -119,7 +145,11 @@ class MjlabEnv:
         return TensorStep(observation, reward, *ends(self._env.cfg, terminated, truncated), final)
 
     def _observation(self, groups: Mapping[str, Any]) -> Observation:
-        return Observation(joined(self._policy, groups), joined(self._critic, groups) if self._critic else None)
+        if self._range is None:
+            policy = joined(self._policy, groups)
+        else:
+            policy = image_bytes(only_image(self._policy, groups), *self._range)
+        return Observation(policy, joined(self._critic, groups) if self._critic else None)
 
     def render(self) -> np.ndarray:
         """A picture of the first environment, by the camera of the task's configuration."""
@@ -142,6 +172,11 @@ def _start(task: str, num_envs: int, device: torch.device, overrides: Mapping[st
     config: Any = registry.load_env_cfg(task)
     for name, value in settings.leaves(overrides).items():
         _set_field(config, name, value)
+    if getattr(config.commands.get("motion"), "motion_file", None) == "":
+        raise ConfigError(
+            f"task={task} follows a recorded motion; name its file: "
+            "--set env.kwargs.commands.motion.motion_file=FILE.npz"
+        )
     config.scene.num_envs = num_envs
     config.seed = 0
     config.auto_reset = False

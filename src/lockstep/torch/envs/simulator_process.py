@@ -3,13 +3,27 @@
 import io
 import random
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from lockstep.config import settings
+from lockstep.errors import ConfigError
+
+_SET_HERE = ("scene.num_envs", "seed", "sim.device", "auto_reset", "compute_final_obs")
+"""Settings of a task's own configuration that follow from the run."""
+
+
+def refuse_settings_of_the_run(overrides: Mapping[str, Any]) -> None:
+    """Refuse settings of a task's configuration that would be replaced, such as its number of environments."""
+    for name, value in settings.leaves(overrides).items():
+        if name in _SET_HERE:
+            advice = {"scene.num_envs": "use num_envs", "seed": "use seed", "sim.device": "use device"}
+            raise ConfigError(f"env.kwargs {name}={value} is set by Lockstep; {advice.get(name, 'leave it out')}")
 
 
 @contextmanager

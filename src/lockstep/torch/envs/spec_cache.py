@@ -4,7 +4,8 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,23 @@ from lockstep.errors import ConfigError
 from lockstep.system.files import write_atomically
 from lockstep.torch.envs.interface import TensorVectorEnv
 
+_TASK_MODULES = {"isaaclab": ("isaaclab_tasks", "isaaclab_assets"), "mjlab": ("mjlab",)}
+"""Modules with the tasks of a suite, which users edit without a change of its version; besides those of plugins, which
+mjlab finds by their entry points."""
+
 
 def cached(package: str, question: Mapping[str, Any], find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The answer from the cache, or from `find`, which is then kept.
 
     Args:
-        package: the suite; another version of it has other answers.
+        package: the suite; another version of it, or edited tasks, have other answers.
         question: plain values that the answer depends on.
         find: returns the answer as a tree of plain values.
 
     Raises:
         ConfigError: the package is not installed.
     """
-    key = json.dumps([package, _version(package), question], sort_keys=True)
+    key = json.dumps([package, _version(package), _sources(package), question], sort_keys=True)
     path = _folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     try:
         kept = json.loads(path.read_text())
@@ -48,6 +53,22 @@ def _version(package: str) -> str:
         raise ConfigError(
             f"the task needs the Python package {package}: pip install 'lockstep-rl[{package}]'"
         ) from None
+
+
+def _sources(package: str) -> str:
+    """Digest of names, sizes and times of the files that answers come from: our adapters and the tasks."""
+    plugins = {one.module.partition(".")[0] for one in entry_points(group=f"{package}.tasks")}
+    specs = [find_spec(module) for module in sorted({*_TASK_MODULES.get(package, ()), *plugins})]
+    folders = [folder for spec in specs if spec is not None for folder in spec.submodule_search_locations or ()]
+    digest = hashlib.sha256()
+    ours = Path(__file__).parents[2]
+    for folder in (ours / "envs", ours / "torch" / "envs", *folders):
+        for path, inner, names in os.walk(folder):
+            inner[:] = sorted(name for name in inner if name != "__pycache__")
+            for name in sorted(names):
+                file = os.stat(os.path.join(path, name))
+                digest.update(f"{path}/{name} {file.st_size} {file.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 def cached_spec(package: str, task: str, config: EnvConfig, make: Callable[[], TensorVectorEnv]) -> EnvSpec:

@@ -85,6 +85,11 @@ def test_the_spec_and_both_groups():
     assert observation.critic.tolist() == [[4, 4, -4], [5, 5, -5]]
 
 
+def test_the_largest_limit_is_none():
+    env = EnvPoolEnv("Mine-v1", num_envs=2, device=CPU, max_episode_steps=2**31 - 1)
+    assert env.spec.max_episode_steps is None
+
+
 def test_each_environment_has_the_seed_of_its_index_in_every_reset(made):
     env = EnvPoolEnv("Mine-v1", num_envs=2, device=CPU)
     assert not made, "an environment was made to read its spec"
@@ -110,6 +115,8 @@ def test_unknown_names_are_refused(monkeypatch):
         EnvPoolEnv("Mine-v2", num_envs=2, device=CPU)
     with pytest.raises(ConfigError, match=r"env.kwargs nois is no option of Mine-v1.*did you mean noise"):
         EnvPoolEnv("Mine-v1", num_envs=2, device=CPU, nois=1)
+    with pytest.raises(ConfigError, match=r"env.kwargs batch_size=1 is set by Lockstep"):
+        EnvPoolEnv("Mine-v1", num_envs=2, device=CPU, batch_size=1)
     with pytest.raises(ConfigError, match=r"there is no group goal; the task has more.goal, state"):
         EnvPoolEnv("Mine-v1", num_envs=2, device=CPU, policy_keys=("goal",))
     monkeypatch.setattr(envpool, "find_spec", lambda name: None)

@@ -266,6 +266,12 @@ def test_settings_of_the_task_become_overrides(opened):
     env.close()
 
 
+def test_the_number_of_environments_is_no_setting_of_the_task(opened):
+    with pytest.raises(ConfigError, match=r"env.kwargs scene.num_envs=64 is set by Lockstep; use num_envs"):
+        make(scene={"num_envs": 64})
+    assert not isaac_lab._open
+
+
 def test_the_spec_is_read_once(monkeypatch, tmp_path):
     env = SimpleNamespace(close=lambda: None)
     made = []

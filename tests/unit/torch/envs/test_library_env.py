@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lockstep.errors import ConfigError
-from lockstep.torch.envs.library_env import RecordedEnv, TensorTaskEnv
+from lockstep.torch.envs.library_env import HostTaskEnv, RecordedEnv, TensorTaskEnv
 from lockstep.torch.envs.library_wrappers import rl_games_env
 
 CPU = torch.device("cpu")
@@ -64,6 +64,12 @@ def test_resets_in_a_step_of_their_own_are_refused(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="resets in a step of its own"):
         TensorTaskEnv("next_step_walk:Next", 3, CPU, 1)
+
+
+def test_several_agents_are_refused():
+    pytest.importorskip("pettingzoo")
+    with pytest.raises(ConfigError, match="task=pettingzoo/classic/rps_v2 has several agents"):
+        HostTaskEnv("pettingzoo/classic/rps_v2", 4, CPU, 1)
 
 
 def test_rl_games_gets_the_critic_group_as_states(monkeypatch):

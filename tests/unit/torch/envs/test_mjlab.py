@@ -35,7 +35,10 @@ class Config:
 
 
 class Simulation:
-    """Positions from torch's global generator; environment 0 ends every third step, by time. Buffers are live."""
+    """Positions from torch's global generator; environment 0 ends every third step, by time. Buffers are live.
+
+    Masses are drawn in the mode "startup", first from the seed of the configuration.
+    """
 
     step_dt = 0.5
     max_episode_length = 4
@@ -51,10 +54,19 @@ class Simulation:
         self._flags = torch.zeros(2, cfg.scene.num_envs, dtype=torch.bool)
         self._pending = False
         self._steps = 0
+        self.event_manager = SimpleNamespace(available_modes=["reset", "startup"], apply=self._apply)
+        self.seed(cfg.seed)
+        self._apply("startup")
 
-    def reset(self, *, seed=None, env_ids=None):
-        if seed is not None:
-            torch.manual_seed(seed)
+    def _apply(self, mode):
+        assert mode == "startup"
+        self.mass = torch.rand(len(self._position))
+
+    @staticmethod
+    def seed(seed):
+        torch.manual_seed(seed)
+
+    def reset(self, *, env_ids=None):
         self._position[slice(None) if env_ids is None else env_ids] = torch.rand(2) - 9
         self._flags.zero_()
         self._pending = False
@@ -143,6 +155,16 @@ def test_the_same_seed_gives_the_same_numbers_whatever_others_draw():
     assert torch.equal(*found)
 
 
+def test_shards_and_seeds_differ_in_what_is_drawn_once_at_the_start():
+    env = MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU)
+    masses = []
+    for seed in (1, 2, 1):
+        env.reset([seed])
+        masses.append(env._env.mass)
+    assert not torch.equal(masses[0], masses[1])
+    assert torch.equal(masses[0], masses[2])
+
+
 def test_settings_of_the_task_are_fields_of_its_configuration():
     env = MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, decimation=5, max_episode_steps=8)
     assert (env._env.cfg.decimation, env._env.cfg.episode_length_s) == (5, pytest.approx(4.0))
@@ -152,6 +174,49 @@ def test_settings_of_the_task_are_fields_of_its_configuration():
         MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, commands={"motio": {"num_envs": 4}})
     with pytest.raises(ConfigError, match=r"scene.num_env=4 is no field.*did you mean num_envs"):
         MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, scene={"num_env": 4})
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"scene": {"num_envs": 9}}, r"env.kwargs scene.num_envs=9 is set by Lockstep; use num_envs"),
+        ({"seed": 3}, r"env.kwargs seed=3 is set by Lockstep; use seed"),
+        ({"auto_reset": True}, r"env.kwargs auto_reset=True is set by Lockstep; leave it out"),
+    ],
+)
+def test_settings_that_follow_from_the_run_are_refused(setting, message):
+    with pytest.raises(ConfigError, match=message):
+        MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, **setting)
+
+
+class Watched(Simulation):
+    """With a camera, whose pictures [2, 3, 3] have numbers from 0 to 1."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        box = SimpleNamespace(shape=(2, 3, 3), low=-float("inf"), high=float("inf"))
+        self.single_observation_space.spaces["camera"] = box
+
+    def _groups(self):
+        return super()._groups() | {"camera": torch.full((len(self._position), 2, 3, 3), 0.2)}
+
+
+def test_a_camera_is_an_image_of_bytes_to_the_network(monkeypatch):
+    monkeypatch.setattr(sys.modules["mjlab.envs"], "ManagerBasedRlEnv", Watched)
+    env = MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, policy_keys=("camera",), image_range=(0, 1))
+    assert (env.spec.image, env.spec.critic_size) == ((2, 3, 3), 2)
+    assert torch.equal(env.reset([1]).policy, torch.full((3, 2, 3, 3), 51, dtype=torch.uint8))
+    with pytest.raises(ConfigError, match=r"images of floats \[2, 3, 3\].*--set env.kwargs.image_range"):
+        MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, policy_keys=("camera",))
+
+
+def test_a_task_that_follows_a_motion_asks_for_its_file(monkeypatch):
+    config = Config(commands={"motion": SimpleNamespace(motion_file="")})
+    monkeypatch.setattr(sys.modules["mjlab.tasks.registry"], "load_env_cfg", lambda task: config)
+    with pytest.raises(ConfigError, match=r"name its file: --set env.kwargs.commands.motion.motion_file=FILE.npz"):
+        MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU)
+    env = MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, commands={"motion": {"motion_file": "walk.npz"}})
+    assert env._env.cfg.commands["motion"].motion_file == "walk.npz"
 
 
 def test_unknown_names_are_refused_with_those_that_exist():

@@ -28,6 +28,7 @@ def test_a_class_is_found_by_its_attribute():
     [
         (WALK, EnvConfig(kwargs={"autorest": "next_step"}), "did you mean autoreset"),
         (WALK, EnvConfig(kwargs={"device": "cpu"}), "use the setting device"),
+        (WALK, EnvConfig(kwargs={"num_envs": 3}), "use the setting num_envs"),
         (WALK, EnvConfig(vectorization="async"), "is vectorized itself"),
         (WALK.replace("Walk", "WithoutDevice"), EnvConfig(), "lacks device"),
     ],

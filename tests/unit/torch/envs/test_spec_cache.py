@@ -1,0 +1,37 @@
+"""What is kept about a suite's tasks is found anew when their sources change."""
+
+import os
+
+from lockstep.torch.envs import spec_cache
+
+
+def test_an_edited_task_is_looked_at_again(tmp_path, monkeypatch):
+    """A package of the user's own adds tasks to mjlab by an entry point; neither has a new version after an edit."""
+    source = tmp_path / "my_robots" / "tasks.py"
+    source.parent.mkdir()
+    source.write_text("observations = 48")
+    described = tmp_path / "my_robots-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: my_robots\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text("[mjlab.tasks]\nmine = my_robots.tasks\n")
+    (source.parent / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(spec_cache, "version", lambda package: "1.6.0")
+
+    asked = []
+
+    def find():
+        asked.append(source.read_text())
+        return {"found": asked[-1]}
+
+    def ask():
+        return spec_cache.cached("mjlab", {"spec": "Mjlab-Mine"}, find)["found"]
+
+    assert [ask(), ask()] == ["observations = 48"] * 2
+    assert len(asked) == 1
+    before = source.stat().st_mtime_ns
+    source.write_text("observations = 50")
+    os.utime(source, ns=(before + 1, before + 1))
+    assert [ask(), ask()] == ["observations = 50"] * 2
+    assert len(asked) == 2
