@@ -45,8 +45,10 @@ class Evaluations(BaseCallback):
 
     def _on_step(self) -> bool:
         if self.num_timesteps % self._every == 0:
-            mean, _ = evaluate_policy(self.model, self._env, n_eval_episodes=20, deterministic=True)
-            self.curve.append((self.num_timesteps, round(float(mean), 2)))  # type: ignore[arg-type]
+            returns, _ = evaluate_policy(
+                self.model, self._env, n_eval_episodes=20, deterministic=True, return_episode_rewards=True
+            )
+            self.curve.append((self.num_timesteps, round(float(np.mean(returns)), 2)))
         return True
 
 

@@ -41,7 +41,7 @@ class VectorizedTask:
         self._step = env.step
         self._next_step = spec.autoreset == "next_step"
         self._convert = flatten_batch(env.single_observation_space)
-        self._restore_action = restore_action(env.single_action_space, (env.num_envs,))
+        self._restore_action = restore_action(env.single_action_space, spec.action)
         self.savable = wrapper_state.savable(env)
         # Tasks assert that each batch of actions is valid, which takes a seventh of CartPole's step. Ours always is.
         trusted: Any = copy.copy(env.unwrapped.action_space)
@@ -198,7 +198,7 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
         else:
             self.action_space = spaces.MultiDiscrete(list(action.sizes))
         self._flatten = flatten_observation(env.observation_space)
-        self._restore_action = restore_action(env.action_space)
+        self._restore_action = restore_action(env.action_space, action)
         self._name = f"environment {index}"
 
     def reset(

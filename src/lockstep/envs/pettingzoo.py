@@ -115,7 +115,7 @@ class ParallelEnvs:
         self.num_envs = len(envs) * len(self._agents)
         self.savable = all(has_state_methods(env.unwrapped) for env in envs)
         self._flatten: Convert = flatten_observation(space)
-        self._restore_action = restore_action(action)
+        self._restore_action = restore_action(action, self.spec.action)
         self._seeds, self._episodes = np.zeros((2, len(envs)), np.int64)
         self._observation = np.zeros((self.num_envs, *flat.shape), self.spec.observation_dtype)
         self._acting = np.zeros(self.num_envs, bool)

@@ -88,23 +88,18 @@ def _unless_flat(shape: tuple[int, ...]) -> tuple[int, ...] | None:
     return None if len(shape) == 1 else tuple(shape)
 
 
-def restore_action(space: Any, batch: tuple[int, ...] = ()) -> Convert | None:
-    """A function from flat actions to those of `space`, or `None` if they are the same.
+def restore_action(space: Any, spec: ActionSpec) -> Convert | None:
+    """A function from flat actions, one or a batch, to those of `space`, or `None` if they are the same.
 
     Args:
         space: of a single environment.
-        batch: leading dimensions: `()` for one action, `(num_envs,)` for a batch of them.
+        spec: its `action_spec`.
     """
-    if _is(space, spaces.Discrete):
-        start = int(space.start)
-        return None if start == 0 else lambda action: action + start
-    shape, dtype = batch + tuple(space.shape), space.dtype
-    if _is(space, spaces.MultiDiscrete) and space.start.any():
-        first = space.start
-        return lambda action: (action.reshape(shape) + first).astype(dtype)
-    if len(space.shape) == 1 and dtype == (np.float32 if _is(space, spaces.Box) else np.int64):
+    dtype = space.dtype
+    same_type = spec.kind == "discrete" or dtype == (np.float32 if spec.kind == "continuous" else np.int64)
+    if same_type and not spec.start and spec.shape is None:
         return None
-    return lambda action: action.reshape(shape).astype(dtype)
+    return lambda action: spec.for_env(action).astype(dtype)
 
 
 def _refuse_unknown_parts(space: Any, part: Any, task: str) -> None:

@@ -13,6 +13,7 @@ from lockstep.cli.bench.process import measure
 from lockstep.cli.bench.results import TABLES_FILE, Row, append_row, of_arm, read_rows, table
 from lockstep.cli.bench.works import ENVIRONMENTS, WORKS, Arm, Work
 from lockstep.cli.parser import did_you_mean
+from lockstep.cli.terminal import counted
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, positive
 from lockstep.system.cores import processor
@@ -161,6 +162,5 @@ def _listing(works: Sequence[str]) -> str:
 
 def _machine() -> str:
     """One line on the machine."""
-    count = len(os.sched_getaffinity(0))
-    cores = f"{count} core{'s' * (count != 1)} ({processor()})"
+    cores = f"{counted(len(os.sched_getaffinity(0)), 'core')} ({processor()})"
     return f"{cores}, {platform.system()} {platform.machine()}, Python {platform.python_version()}"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lockstep.cli.terminal import counted
 from lockstep.record.console import aligned
 
 SCALE_FILE = "scale.json"
@@ -72,7 +73,7 @@ def cores_warning(results: Mapping[str, Any]) -> str | None:
     if ranks <= cores:
         return None
     more = "several ranks" if cores == 1 else f"more than {cores} ranks"
-    return f"warning: {ranks} ranks on {_cores(cores)} take turns: worlds of {more} cannot be faster"
+    return f"warning: {ranks} ranks on {counted(cores, 'core')} take turns: worlds of {more} cannot be faster"
 
 
 def subject_of(results: Mapping[str, Any]) -> str:
@@ -80,12 +81,8 @@ def subject_of(results: Mapping[str, Any]) -> str:
     plan = results["plan"]
     return (
         f"{results['task']}: {results['algo']}, {results['ml_framework']}; medians (smallest to largest) of "
-        f"{plan['repetitions']} runs of {plan['updates']} updates, on {_cores(results['cores'])}"
+        f"{plan['repetitions']} runs of {plan['updates']} updates, on {counted(results['cores'], 'core')}"
     )
-
-
-def _cores(count: int) -> str:
-    return f"{count} core{'s' * (count != 1)}"
 
 
 def mode_title(results: Mapping[str, Any], mode: str) -> str:

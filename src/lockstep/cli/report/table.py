@@ -22,7 +22,7 @@ _GAP = 2
 """Spaces between columns."""
 _NAMED_RUNS = 3
 """Runs that a line about several names."""
-_NOT_COMPARED = ("seed", "trackers")
+NOT_COMPARED = ("seed", "trackers")
 """Settings in which runs of the same experiment may differ."""
 
 
@@ -103,7 +103,7 @@ def as_json(runs: Sequence[FoundRun]) -> str:
 def differing(runs: Sequence[FoundRun]) -> list[str]:
     """The settings that differ between runs, without seed and trackers; settings of one algorithm only are left out."""
     algos = {str(run.settings.get("algo")) for run in runs if run.settings}
-    names = dict.fromkeys(name for run in runs for name in run.settings if name not in _NOT_COMPARED)
+    names = dict.fromkeys(name for run in runs for name in run.settings if name not in NOT_COMPARED)
     found: list[str] = []
     for name in names:
         values = [_exact(run.settings[name]) for run in runs if name in run.settings]

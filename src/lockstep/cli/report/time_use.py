@@ -11,6 +11,7 @@ from lockstep.distributed.timers import PHASES
 from lockstep.record.file_numbers import number_of
 from lockstep.record.follow import last_line, read_json
 from lockstep.record.run_dir import METRICS_FILE, RANKS_FILE, SUMMARY_FILE
+from lockstep.session.profile import PROFILE_FILE
 
 _NOTABLE_WAIT = 0.05
 """A straggler waits less than half as long as the others, and less by this fraction of the training time."""
@@ -24,7 +25,6 @@ _WHAT = {
     "checkpoint": "checkpoints",
     "other": "work outside the named phases",
 }
-_PROFILE_FILE = "profile.json.gz"
 _SHARED = ("env", "act", "learn")
 """Phases whose work is divided among ranks."""
 
@@ -204,7 +204,7 @@ def _remedies(run: TimeUse, phase: str) -> tuple[str, str]:
         return f"{video}a larger evaluate_every or fewer evaluate_episodes", "faster learning"
     if phase == "checkpoint":
         return "a larger checkpoint_every or a faster disk", "more ranks"
-    if (run.found.path / _PROFILE_FILE).exists():
+    if (run.found.path / PROFILE_FILE).exists():
         return "no --profile, whose recording counts there,", "a faster network"
     return "lockstep train --profile 10, which shows what it is,", "a faster network"
 

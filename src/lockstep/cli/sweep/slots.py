@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lockstep.cli.terminal import counted
+
 if TYPE_CHECKING:
     from lockstep.run import AnyRun
 
@@ -24,7 +26,7 @@ class Slot:
     @property
     def share(self) -> str:
         """How much each run has: `2 cores`."""
-        return self.requested or f"{len(self.cores)} core{'s' * (len(self.cores) > 1)}"
+        return self.requested or counted(len(self.cores), "core")
 
     @property
     def place(self) -> str:

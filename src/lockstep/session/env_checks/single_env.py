@@ -91,7 +91,7 @@ class SingleEnvDriver(EnvDriver):
         self._space: Any = env.observation_space
         try:
             self._action = action_spec(env.action_space, "")
-            self._restore_action = restore_action(env.action_space)
+            self._restore_action = restore_action(env.action_space, self._action)
         except ConfigError:
             self._action = None
         self._previous: tuple[Any, Any] | None = None

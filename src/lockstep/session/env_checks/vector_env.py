@@ -127,7 +127,7 @@ class GymnasiumVectorDriver(EnvDriver):
         super().__init__(env, limit, report)
         self._space: Any = batch_space(env.single_observation_space, env.num_envs)
         self._action = action_spec(env.single_action_space, task)
-        self._restore_action = restore_action(env.single_action_space, (env.num_envs,))
+        self._restore_action = restore_action(env.single_action_space, self._action)
         self._same_step = env.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP
 
     def reset(self, seed: int) -> Any:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from lockstep.cli.report.page.load import Curve, PageRun
-from lockstep.cli.report.table import differing
+from lockstep.cli.report.table import NOT_COMPARED, differing
 from lockstep.cli.terminal import shown_setting
 from lockstep.config.settings import short_names
 from lockstep.record.run_status import COMPLETE
@@ -21,8 +21,6 @@ _GRID = 120
 """Points of a group's curve."""
 _CURVE_RESAMPLES = 400
 """Bootstrap samples of a curve's band, at each point; scores in tables have more."""
-_EXCLUDED = ("seed", "trackers")
-"""Settings in which the runs of a group may differ."""
 _ALWAYS_NAMED = ("task", "data", "algo", "ranks")
 """Settings that are in every label if they differ."""
 _BY_VALUE = ("task", "data", "algo")
@@ -67,7 +65,7 @@ def group_runs(runs: Sequence[PageRun]) -> list[Group]:
     """The groups, in order of their first runs."""
     members: dict[str, list[PageRun]] = {}
     for run in runs:
-        kept = {name: value for name, value in run.found.settings.items() if name not in _EXCLUDED}
+        kept = {name: value for name, value in run.found.settings.items() if name not in NOT_COMPARED}
         members.setdefault(json.dumps([kept, run.time.num_ranks], sort_keys=True, default=str), []).append(run)
     labels = _labels([group[0] for group in members.values()], differing([run.found for run in runs]))
     return [Group(label=label, runs=group) for label, group in zip(labels, members.values(), strict=True)]

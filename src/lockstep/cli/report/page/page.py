@@ -32,7 +32,7 @@ from lockstep.cli.report.page.run_tables import machines, run_row, settings_sect
 from lockstep.cli.report.page.scaling_section import is_measurement, scaling_section
 from lockstep.cli.report.page.time_section import time_section
 from lockstep.cli.report.runs import printable
-from lockstep.cli.terminal import tally
+from lockstep.cli.terminal import counted, tally
 from lockstep.errors import ConfigError
 from lockstep.record.console import compact, significant
 from lockstep.record.score_statistics import Floats, ScoreSummary, performance_profile
@@ -99,7 +99,7 @@ def render(runs: Sequence[PageRun], directory: Path, scales: Mapping[Path, Mappi
     subjects = list(dict.fromkeys(run.subject for run in trained))
     groups = group_runs(runs)
     return environment.get_template("page.html.j2").render(
-        title=f"{tasks[0] if len(tasks) == 1 else _count(len(tasks), 'task')}: {_count(len(runs), 'run')}",
+        title=f"{tasks[0] if len(tasks) == 1 else counted(len(tasks), 'task')}: {counted(len(runs), 'run')}",
         summary=_summary(runs, groups),
         made=time.strftime("%Y-%m-%d %H:%M %Z"),
         lockstep=versions()["lockstep"],
@@ -123,7 +123,7 @@ def render(runs: Sequence[PageRun], directory: Path, scales: Mapping[Path, Mappi
 
 
 def _summary(runs: Sequence[PageRun], groups: Sequence[Group]) -> str:
-    parts = [_count(len(groups), "group") + " of runs that differ only in the seed"] if len(groups) < len(runs) else []
+    parts = [counted(len(groups), "group") + " of runs that differ only in the seed"] if len(groups) < len(runs) else []
     return ", ".join([*parts, tally(run.found.status for run in runs)])
 
 
@@ -292,10 +292,6 @@ def _time_unit(longest_s: float) -> tuple[float, str]:
     if longest_s > 3 * 3600:
         return 3600.0, "hours of training"
     return (60.0, "minutes of training") if longest_s > 600 else (1.0, "seconds of training")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _hash(text: str) -> str:
