@@ -276,8 +276,8 @@ def _check_recurrent(run: Run) -> None:
         reason = f"network.module={network.module} is called with observations alone; leave one of them out"
     elif config.symmetry is not None:
         reason = (
-            f"symmetry={config.symmetry} does not say what the mirror image of a state of recurrent layers is; leave one "
-            "of them out"
+            f"symmetry={config.symmetry} does not say what the mirror image of a state of recurrent layers is; leave "
+            "one of them out"
         )
     elif run.precision != "float32":
         reason = f"recurrent layers do not support precision={run.precision}; use float32, or leave it out"
