@@ -104,7 +104,7 @@ class World:
         found: list[str] = []
         if self.pinned and shard_envs < _MIN_EXACT_ENVS:
             found.append(
-                f"{shard_envs} environments in a shard: kernels for fewer than {_MIN_EXACT_ENVS} rows may give other "
+                f"{shard_envs} environment{'s' * (shard_envs != 1)} in a shard: kernels for fewer than {_MIN_EXACT_ENVS} rows may give other "
                 f"bits in another version of a library; use num_envs >= {_MIN_EXACT_ENVS * self.num_shards} or fewer "
                 "shards"
             )

@@ -116,6 +116,10 @@ class OfflineDQNConfig(LoggedConfig):
         checks.at_least(self, 0, "cql_alpha")
         checks.at_least(self, 1, "n_step")
         checks.positive(self, "temperature", "time_diff_unit")
+        if self.time_diff_unit != 1.0 and not self.use_time_diff:
+            raise ConfigError(
+                f"time_diff_unit={self.time_diff_unit} is only used with use_time_diff=true; set both, or neither"
+            )
         checks.fraction(self, "gamma")
         if self.loss == "bce" and self.gamma != 0:
             raise ConfigError(f"loss=bce needs gamma=0 (scores are then probabilities), but gamma={self.gamma}")

@@ -95,16 +95,15 @@ class PPOConfig:
             raise ConfigError(
                 f"sequence_length={self.sequence_length} does not divide num_steps={self.num_steps}; change one of them"
             )
-        for name in ("learning_rate", "desired_kl", "clip_range", "adam_eps", "reward_scale", "observation_limit"):
+        checks.positive(self, "learning_rate", "desired_kl", "adam_eps", "reward_scale")
+        for name in ("clip_range", "observation_limit"):  # infinite: not clipped
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0")
         if self.adapt_before_step and self.adapt_every != "minibatch":
             raise ConfigError(f"adapt_before_step=true needs adapt_every=minibatch, not {self.adapt_every}")
         if self.symmetry is not None and self.kl_reference != "rollout":
             raise ConfigError(f"symmetry={self.symmetry} and kl_reference={self.kl_reference}: leave one of them out")
-        for name in ("value_coef", "entropy_coef", "bounds_loss_coef"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must not be negative")
+        checks.at_least(self, 0, "value_coef", "entropy_coef", "bounds_loss_coef")
 
     @property
     def steps_of_sequences(self) -> int:

@@ -83,7 +83,8 @@ def kind_of(run: Run, spec: EnvSpec) -> tuple[Kind, str]:
     if run.env.placement == "auto" and _is_simulator(run.task):
         return "device", f"{run.task} is a simulator on {'JAX arrays' if on_device(run.task) else 'torch tensors'}"
     if action.kind == "continuous":
-        return "continuous", f"actions are {action.width} real numbers, observations {spec.observation_size}"
+        actions = f"{action.width} real number{'s' * (action.width != 1)}"
+        return "continuous", f"actions are {actions}, observations {spec.observation_size}"
     return "discrete", f"actions are {_product(action.sizes)} choices, observations {spec.observation_size} numbers"
 
 

@@ -42,6 +42,10 @@ def find_policy(path: Path, *, best: bool = False, last: bool = False, step: str
     check_readable(path)
     if not path.exists():
         raise ConfigError(f"{path} does not exist; give a run directory, such as runs/NAME, or a policy file")
+    if path.is_dir() and not (path / RUN_FILE).is_file():
+        runs = sorted(found.parent for found in path.glob(f"*/{RUN_FILE}"))
+        if runs:
+            raise ConfigError(f"{path} is a folder of runs; give one of them, such as {runs[-1]}")
     flags = {"--best": best, "--last": last, "--checkpoint": step is not None}
     given = [flag for flag, there in flags.items() if there]
     if len(given) > 1:

@@ -21,6 +21,7 @@ WRONG = [
     ({"n_step": 2, "reward_boost": {"a": 1.0}}, "sums the rewards of several; use n_step=1"),
     ({"reward_boost": {"a": float("inf")}}, "reward_boost of action a is inf; it must be finite"),
     ({"time_diff_unit": 0.0}, "time_diff_unit=0.0 must be greater than 0"),
+    ({"time_diff_unit": 60.0}, "time_diff_unit=60.0 is only used with use_time_diff=true"),
     ({"cql_alpha": -0.1}, "cql_alpha=-0.1 must be at least 0"),
     ({"loss": "bce"}, "loss=bce needs gamma=0"),
     ({"bcq_threshold": 1.5}, "bcq_threshold=1.5 must lie in"),

@@ -112,6 +112,13 @@ def test_what_is_not_there_is_said(tmp_path, choice, words):
             find_policy(path / "checkpoints" / "step_100", **choice)
 
 
+def test_a_folder_of_runs_is_no_run(tmp_path):
+    files(tmp_path / "a", "run.yaml")
+    files(tmp_path / "b", "run.yaml")
+    with pytest.raises(ConfigError, match=rf"{tmp_path} is a folder of runs; give one of them, such as {tmp_path}/b$"):
+        find_policy(tmp_path)
+
+
 @pytest.mark.slow  # five exports; what it asks for is quick in tests/unit/torch/deploy
 def test_an_export_replaces_no_other(tmp_path, capsys):
     pytest.importorskip("torch")

@@ -16,9 +16,11 @@ from lockstep.algorithms.ppo import PPOConfig
 from lockstep.errors import ConfigError
 
 
-def test_reward_scale_must_be_positive():
-    with pytest.raises(ConfigError, match=r"reward_scale=0.0 must be greater than 0"):
-        PPOConfig(reward_scale=0.0)
+@pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["reward_scale", "learning_rate", "adam_eps", "desired_kl"])
+def test_positive_settings(name, value):
+    with pytest.raises(ConfigError, match=f"{name}={value} must be greater than 0, and finite"):
+        PPOConfig(**{name: value})
 
 
 def test_reward_scale_learns_as_from_scaled_rewards():

@@ -154,7 +154,9 @@ class SweepFolder:
 
 def failure_reason(run_dir: Path, log: Path, code: int) -> str:
     """Why a run ended with this exit code, in one line: from its summary, its first failure, or its log."""
-    found = read_json(run_dir / SUMMARY_FILE).get("error") or (read_failure(run_dir) or {}).get("message")
+    found = None
+    if code != ConfigError.exit_code:  # a start that was refused left the files of the one before it
+        found = read_json(run_dir / SUMMARY_FILE).get("error") or (read_failure(run_dir) or {}).get("message")
     if not found and code < 0:
         found = f"ended by {signal_name(-code)}"
     found = found or _last_error(log) or f"exit code {code}; see {log}"

@@ -83,7 +83,7 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
         "softmax_policy": Field(kind=_SWITCH, setting="algorithm.policy", values={True: "softmax", False: "greedy"}),
         "reward_boost": Field(kind=dict[str, float], setting="algorithm.reward_boost"),
         "use_seq_num_diff_as_time_diff": Field(kind=_SWITCH, setting="algorithm.use_time_diff"),
-        "time_diff_unit_length": Field(kind=float, setting="algorithm.time_diff_unit"),
+        "time_diff_unit_length": Field(kind=float),
         "multi_steps": Field(kind=int, setting="algorithm.n_step"),
         "q_network_loss": Field(
             setting="algorithm.loss", values={"mse": "mse", "huber": "huber", "bce": "bce", "bce_with_logits": "bce"}

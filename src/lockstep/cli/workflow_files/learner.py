@@ -29,6 +29,9 @@ def learner_settings(found: Mapping[str, Mapping[str, Any]], algo: str, num_acti
     """Our settings for fields that do not map to a single one."""
     training, rl, rainbow = found["training"], found["rl"], found["rainbow"]
     leaves = _network(training, algo, num_actions) | _schedule(training) | _bcq(rainbow)
+    unit = rl.get("time_diff_unit_length")
+    if unit and rl.get("use_seq_num_diff_as_time_diff"):
+        leaves["algorithm.time_diff_unit"] = unit
     every = rl.get("tensorboard_logging_freq")
     if every:
         if every < 0:

@@ -155,6 +155,9 @@ def _cast(series: pl.Series, dtype: pl.DataType, where: Where, name: str, what: 
 
 def _csv(path: Path) -> pl.LazyFrame:
     """A CSV; all cells are text, empty ones null."""
+    _, heading = next(_cells(path), (0, list[str]()))
+    if repeated := sorted({name for name in heading if name and heading.count(name) > 1}):
+        raise ConfigError(f"{path} has more than one column {', '.join(repeated)}; rename all but one, or remove them")
     source: Path | io.BytesIO = path
     if path.suffix.lower() in COMPRESSIONS:
         source, size = io.BytesIO(), 0
@@ -221,15 +224,21 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
     return ConfigError(f"{path} cannot be read ({reason}); is it whole? Copy it again")
 
 
-def _odd_line(path: Path, *, longer: bool) -> str | None:
-    """An error message if a row of a CSV has more cells than its heading, or its last row fewer; otherwise None."""
+def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The number of the line that ends each row of a CSV, and its cells; the first row is the heading."""
     blocks = (io.StringIO(block.decode(errors="replace")) for block in LineBlocks(path, _BLOCK_BYTES))
     rows = csv.reader(chain.from_iterable(blocks), delimiter=_separator(path))
-    heading = next(rows, list[str]())
+    return ((rows.line_num, row) for row in rows)
+
+
+def _odd_line(path: Path, *, longer: bool) -> str | None:
+    """An error message if a row of a CSV has more cells than its heading, or its last row fewer; otherwise None."""
+    rows = _cells(path)
+    line, heading = next(rows, (0, list[str]()))
     row = heading
-    for row in rows:
+    for line, row in rows:
         if longer and len(row) > len(heading):
             break
     if len(row) == len(heading) or longer != (len(row) > len(heading)):
         return None
-    return f"row {rows.line_num} has {len(row)} cells, and the heading has {len(heading)}"
+    return f"row {line} has {len(row)} cells, and the heading has {len(heading)}"

@@ -101,6 +101,10 @@ def test_failed_run_keeps_its_reason_and_the_others_go_on(sweeps, capsys):
     assert sweeps.run(*words) == 1  # not run again unless asked for
     assert "seed_1: failed before, rank 0: the simulator ran away" in capsys.readouterr().out
     assert len(sweeps.started("four")) == 4
+    sweeps.behave({"seed_1": "refuse", "seed_2": "refuse"})
+    assert sweeps.run("sweep", "four", "--retry-failed") == 1
+    assert "seed_1 failed: num_envs=0 must be at least 1\n" in capsys.readouterr().out  # not the earlier reason
+    sweeps.behave({})
     assert sweeps.run("sweep", "four", "--retry-failed") == 0
     again = [event for event in sweeps.events("four")[-4:] if event["event"] == "start"]
     assert {(event["run"], event["resumed"]) for event in again} == {("seed_1", True), ("seed_2", False)}

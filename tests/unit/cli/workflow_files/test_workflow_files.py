@@ -31,7 +31,7 @@ WORKS = [
     ("rl", "softmax_policy", 0, "algorithm.policy", "greedy"),
     ("rl", "reward_boost", {"4": 0.5}, "algorithm.reward_boost", {"4": 0.5}),
     ("rl", "use_seq_num_diff_as_time_diff", True, "algorithm.use_time_diff", True),
-    ("rl", "time_diff_unit_length", 60, "algorithm.time_diff_unit", 60.0),
+    ("rl", "time_diff_unit_length", 60, "algorithm.time_diff_unit", 1.0),  # without use_seq_num_diff_as_time_diff
     ("rl", "multi_steps", 3, "algorithm.n_step", 3),
     ("rl", "multi_steps", None, "algorithm.n_step", 1),
     ("rl", "q_network_loss", "huber", "algorithm.loss", "huber"),

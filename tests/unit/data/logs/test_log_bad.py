@@ -313,6 +313,13 @@ def test_error_names_the_bad_csv_row(tmp_path, line, message):
     assert str(path) in str(refused.value) and message in str(refused.value)
 
 
+def test_a_csv_with_two_columns_of_one_name_is_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("mdp_id,sequence_number,state:0,reward,reward,action\na,0,0.5,1,2,left\n")
+    with pytest.raises(ConfigError, match=r"a\.csv has more than one column reward; rename all but one"):
+        table(path)
+
+
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
 def test_a_csv_of_another_encoding_is_refused(tmp_path, encoding):
     path = tmp_path / "a.csv"
