@@ -104,9 +104,9 @@ class World:
         found: list[str] = []
         if self.pinned and shard_envs < _MIN_EXACT_ENVS:
             found.append(
-                f"{shard_envs} environment{'s' * (shard_envs != 1)} in a shard: kernels for fewer than {_MIN_EXACT_ENVS} rows may give other "
-                f"bits in another version of a library; use num_envs >= {_MIN_EXACT_ENVS * self.num_shards} or fewer "
-                "shards"
+                f"{shard_envs} environment{'s' * (shard_envs != 1)} in a shard: kernels for fewer than "
+                f"{_MIN_EXACT_ENVS} rows may give other bits in another version of a library; use num_envs >= "
+                f"{_MIN_EXACT_ENVS * self.num_shards} or fewer shards"
             )
         if self.num_shards % self.size:
             found.append(

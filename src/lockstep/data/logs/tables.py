@@ -234,11 +234,11 @@ def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
 def _odd_line(path: Path, *, longer: bool) -> str | None:
     """An error message if a row of a CSV has more cells than its heading, or its last row fewer; otherwise None."""
     rows = _cells(path)
-    line, heading = next(rows, (0, list[str]()))
-    row = heading
-    for line, row in rows:
-        if longer and len(row) > len(heading):
+    last = _, heading = next(rows, (0, list[str]()))
+    for last in rows:
+        if longer and len(last[1]) > len(heading):
             break
+    line, row = last
     if len(row) == len(heading) or longer != (len(row) > len(heading)):
         return None
     return f"row {line} has {len(row)} cells, and the heading has {len(heading)}"
