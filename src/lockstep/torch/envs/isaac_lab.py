@@ -157,8 +157,14 @@ class IsaacLabEnv:
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Start new episodes everywhere, all from the first seed."""
+        seed = seeds[0] % 2**31
         with self._random.swapped_in():
-            groups, _ = self._env.reset(seed=seeds[0] % 2**31)
+            events: Any = getattr(self._env, "event_manager", None)  # a direct task need not have one
+            if events is not None and "startup" in events.available_modes:
+                # Friction, masses and the like were drawn when the simulation was made, with one seed for all shards.
+                self._env.seed(seed)
+                events.apply(mode="startup")
+            groups, _ = self._env.reset(seed=seed)
         return self._observation(groups)
 
     def step(self, action: Tensor) -> TensorStep:

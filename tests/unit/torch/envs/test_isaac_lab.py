@@ -42,10 +42,13 @@ class Simulator:
         self.closed = False
         self.actions = []
 
-    def reset(self, *, seed):
+    def seed(self, seed):
         torch.manual_seed(seed)
         np.random.seed(seed)
         random.seed(seed)
+
+    def reset(self, *, seed):
+        self.seed(seed)
         self._position = torch.rand(self.num_envs) + float(np.random.rand()) + random.random()
         self._count = 0
         return self._groups(), {}
@@ -102,6 +105,26 @@ def test_groups_go_to_the_policy_and_to_the_critic(opened, capsys):
     env.close()
     assert opened.calls[0][3].closed
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("modes", [["startup", "reset"], ["reset"]])
+def test_what_is_drawn_once_at_the_start_is_drawn_from_the_seed_of_the_shard(opened, modes):
+    masses = []
+    for seed in (4, 5, 4):
+        env = make()
+        simulator = opened.calls[-1][3]
+        simulator.mass = torch.zeros(3)
+        apply = lambda mode, of=simulator: setattr(of, "mass", torch.rand(3))  # noqa: E731
+        simulator.event_manager = SimpleNamespace(available_modes=modes, apply=apply)
+        first = env.reset([seed]).policy
+        masses.append(simulator.mass)
+        assert torch.equal(first, env.reset([seed]).policy)
+        env.close()
+    if "startup" in modes:
+        assert not torch.equal(masses[0], masses[1])
+        assert torch.equal(masses[0], masses[2])
+    else:
+        assert not torch.stack(masses).any()
 
 
 def test_groups_are_chosen_and_joined_in_the_order_of_the_setting(opened):
