@@ -38,13 +38,24 @@ def test_final_observations_of_the_showcase_are_those_before_the_reset(tmp_path)
     assert all(abs(position) <= 1 for position in found["next"])
 
 
-def test_a_policy_learns_from_images_of_the_camera_with_a_critic_group(tmp_path):
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_a_policy_learns_from_images_of_the_camera_with_a_critic_group(tmp_path, framework):
     changes = {
         "num_envs": 4, "num_steps": 8, "num_minibatches": 1, "num_epochs": 1, "total_steps": 64,
         "network.hidden": "[16]", "env.kwargs.image_range": "[-1,1]", "env.max_episode_steps": 8,
         "evaluate_every": "null", "evaluate_episodes": 1,
     }  # fmt: skip
     flags = [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
-    run_python(tmp_path, "-m", "lockstep.train", "Isaac-Cartpole-Camera-Direct", "--run-dir", "run", *flags)
+    run_python(
+        tmp_path,
+        "-m",
+        "lockstep.train",
+        "Isaac-Cartpole-Camera-Direct",
+        "--run-dir",
+        "run",
+        "--ml-framework",
+        framework,
+        *flags,
+    )
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["env_steps"]) == ("finished", 64)

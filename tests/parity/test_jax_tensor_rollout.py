@@ -14,7 +14,7 @@ from lockstep.algorithms.ppo import PPOConfig  # noqa: E402
 from lockstep.config.env import EnvConfig  # noqa: E402
 from lockstep.distributed.timers import Timers  # noqa: E402
 from lockstep.envs.make import env_spec, make_vector_env  # noqa: E402
-from lockstep.errors import ConfigError, RunError  # noqa: E402
+from lockstep.errors import RunError  # noqa: E402
 from lockstep.experience.rollout import Collector  # noqa: E402
 from lockstep.jax.comm import Comm  # noqa: E402
 from lockstep.jax.networks import Policy, actor_of  # noqa: E402
@@ -31,6 +31,9 @@ WALK = f"{Path(__file__).parents[1] / 'unit/torch/envs/tensor_envs.py'}:Walk"
 SHARDS, ENVS, STEPS = 2, 6, 8
 COLUMNS = ("observation", "action", "reward", "terminated", "ended", "weight")
 CPU = torch.device("cpu")
+PICTURE = {
+    "kwargs": {"picture": True}, "network": {"encoder": "small", "features": 8}, "normalize_observation": False,
+}  # fmt: skip
 
 
 class WritesAction(Walk):
@@ -135,8 +138,10 @@ def by_row(final):
         {"kwargs": {"critic": False}, "normalize_observation": False},
         {"network": {"recurrent": "gru"}},
         {"network": {"recurrent": "lstm"}, "kwargs": {"autoreset": "next_step"}},
+        PICTURE,
+        PICTURE | {"network": PICTURE["network"] | {"recurrent": "gru"}},
     ],
-    ids=["critic", "next_step", "policy only", "gru", "lstm next_step"],
+    ids=["critic", "next_step", "policy only", "gru", "lstm next_step", "picture", "picture gru"],
 )
 def test_dlpack_and_the_host_give_the_same_bits(comm, settings):
     settings = {"normalize_observation": True, "normalize_return": True, **settings}
@@ -182,10 +187,13 @@ def test_a_truncation_without_final_observation_is_refused(comm):
         learner.collector.collect()
 
 
-def test_a_number_that_is_not_finite_is_located_as_on_the_host(comm):
+@pytest.mark.parametrize("picture", [False, True])
+def test_a_number_that_is_not_finite_is_located_as_on_the_host(comm, picture):
     faults = []
     for on_tensors in (False, True):
-        learner = Learner(comm, on_tensors=on_tensors, kwargs={"bad_step": 4})
+        settings = PICTURE if picture else {"kwargs": {}}
+        settings = settings | {"kwargs": settings["kwargs"] | {"bad_step": 4}}
+        learner = Learner(comm, on_tensors=on_tensors, **settings)
         faults.append([rollout.fault for rollout in learner.collector.collect()])
     assert list(map(str, faults[0])) == list(map(str, faults[1]))
     assert [(fault.step, fault.env) for fault in faults[1]] == [(3, ENVS - 1), (3, 2 * ENVS - 1)]
@@ -207,14 +215,3 @@ def test_a_saved_shard_continues_on_tensors_with_the_same_bits(comm, recurrent, 
     if was_on_tensors:
         expected = [on_host(rollout) for rollout in expected]
     check_equal_rollouts(expected, resumed.collector.collect())
-
-
-def test_images_with_an_observation_of_the_critic_are_refused():
-    env = Walk(2, device=CPU)
-    env.spec = env.spec.__class__(**{
-        **{name: getattr(env.spec, name) for name in env.spec.__slots__},
-        "image": (1, 4, 4),
-        "observation_size": 16,
-    })  # fmt: skip
-    with pytest.raises(ConfigError, match=r"env\.critic_keys"):
-        DLPackEnv(env)

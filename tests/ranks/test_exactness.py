@@ -1,6 +1,7 @@
 """1 == 2 == 4 ranks, bit for bit, and honestly so: each rank does its part of the work and no more."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from running import ROBOTS, Job, Outcome, job, lines, slow_tests_selected, small, timeless, train_all
@@ -25,6 +26,14 @@ RUNS: dict[str, Run] = {
         normalize_observation=True,
         **{"env.policy_keys": ("position",), "env.critic_keys": ("speed", "position", "step")},
     ),
+    "numbers for the critic beside images": small(
+        f"{Path(__file__).parents[1] / 'unit/torch/envs/tensor_envs.py'}:Walk",
+        num_shards=4,
+        encoder="small",
+        features=16,
+        total_steps=8 * 128,
+        **{"env.placement": "host", "env.kwargs.picture": True},
+    ),
     "mixed precision": small("Pendulum-v1", num_shards=4, precision="bfloat16", **ROBOTS),
     "uneven": small("CartPole-v1", num_shards=3, num_envs=12, total_steps=20 * 96, log_every=96 * 5),
     # Some shards play no episode of an evaluation, and nothing is logged before the end.
@@ -32,7 +41,7 @@ RUNS: dict[str, Run] = {
 }
 QUICK = ("discrete", "other seed", "continuous")
 SYMMETRIC = ("symmetric", "symmetric with a critic's observation")
-SLOW = ("toy", "multi-discrete", "early stop", "mixed precision", *SYMMETRIC)
+SLOW = ("toy", "multi-discrete", "early stop", "mixed precision", "numbers for the critic beside images", *SYMMETRIC)
 SAME = others_slow(["discrete", "continuous", *SLOW], *QUICK)
 COUNTED = others_slow(["discrete", "continuous", "toy"], *QUICK)
 WORLDS = (1, 2, 4)

@@ -24,6 +24,7 @@ RUNS = {
     "multi-discrete": small("lockstep/Match-v0", num_shards=4, target_kl=0.0005, learning_rate=1e-2, **SHORT),
     "pictures": small("image_envs:Dot", num_shards=4, evaluate_every=256, evaluate_episodes=5, **PICTURES),
     "torch environments": small(WALK, num_shards=4, normalize_observation=True, **SHORT),
+    "torch pictures": small(WALK, num_shards=4, **PICTURES | {"encoder": "small", "env.kwargs.picture": True}),
     "through the host": small(WALK, num_shards=4, normalize_observation=True, **{"env.placement": "host"}, **SHORT),
     # 96 rows of a rollout: a division by those of a minibatch is not the product with their inverse.
     "uneven": small("CartPole-v1", num_shards=3, num_envs=12, total_steps=8 * 96, log_every=96 * 2),
@@ -37,8 +38,8 @@ ON = {
     "through the host": ("1 device",),
     "uneven": ("1 device", "2 devices", "2 processes"),
 }
-WITH_TORCH = ["torch environments", "through the host"] if find_spec("torch") else []
-ALIKE = others_slow(["discrete", "continuous", "mixed precision", "pictures", *WITH_TORCH[:1]], "discrete")
+WITH_TORCH = ["torch environments", "torch pictures", "through the host"] if find_spec("torch") else []
+ALIKE = others_slow(["discrete", "continuous", "mixed precision", "pictures", *WITH_TORCH[:2]], "discrete")
 # A minute to compile. Quick tests of what they are about: stop_on_kl of the seams, uneven sums of the collectives.
 SLOW = ("multi-discrete", "uneven")
 

@@ -20,7 +20,16 @@ from lockstep.envs import wrapper_state
 from lockstep.envs.drawing import choose_mujoco_gl
 from lockstep.envs.extras import EXTRAS, install_line, missing_module
 from lockstep.envs.groups import ObservationGroups
-from lockstep.envs.spaces import Convert, action_spec, flat_space, flatten_batch, flatten_observation, restore_action
+from lockstep.envs.joined_groups import split_groups
+from lockstep.envs.spaces import (
+    Convert,
+    action_spec,
+    flat_space,
+    flatten_batch,
+    flatten_observation,
+    image_shape,
+    restore_action,
+)
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.workers import WorkerEnvs, become_worker
 from lockstep.errors import ConfigError, RunError
@@ -102,11 +111,11 @@ class SingleEnvs:
         observed = spaces_of.single_observation_space
         self.num_envs = env.num_envs
         self._env = env
-        critic_size = self._each("critic_size", [()] * self.num_envs)[0]
+        critic_size, image = self._each("groups", [()] * self.num_envs)[0]
         self.spec = EnvSpec(
-            observation_size=math.prod(observed.shape) - (critic_size or 0),
+            observation_size=math.prod(observed.shape) - (critic_size or 0) if image is None else math.prod(image),
             critic_size=critic_size,
-            image=observed.shape if observed.dtype == np.uint8 else None,
+            image=image,
             frames=frames,
             action=action_spec(spaces_of.single_action_space, task),
             autoreset="same_step",
@@ -141,11 +150,13 @@ class SingleEnvs:
 
     def _split(self, observation: np.ndarray, final: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         """The policy's part of observations; keeps that of the value network, which follows it."""
-        if self.spec.critic_size is None:
-            return observation, final
-        size = self.spec.observation_size
-        self._critic = observation[:, size:], None if final is None else final[:, size:]
-        return observation[:, :size], None if final is None else final[:, :size]
+        observation, critic = split_groups(observation, self.spec)
+        last = None
+        if final is not None:
+            final, last = split_groups(final, self.spec)
+        if critic is not None:
+            self._critic = critic, last
+        return observation, final
 
     def state(self) -> dict[str, Any]:
         """See `SavableEnv`. Raises `RunError` if an environment cannot be saved.
@@ -190,14 +201,17 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
         action = action_spec(env.action_space, task)
         self.env = env
         self.metadata, self.render_mode = env.metadata, env.render_mode
-        self.observation_space = flat_space(env.observation_space, task)
+        space: Any = env.observation_space
+        critic_size, image = (env.critic_size, env.image) if isinstance(env, ObservationGroups) else (None, None)
+        self.observation_space = flat_space(space, task) if image is None else space
+        self._flatten = flatten_observation(space) if image is None else np.asarray
+        self._groups = critic_size, image_shape(space) if image is None else image
         if action.kind == "continuous":
             self.action_space = spaces.Box(np.array(action.low, np.float32), np.array(action.high, np.float32))
         elif action.kind == "discrete":
             self.action_space = spaces.Discrete(action.sizes[0])
         else:
             self.action_space = spaces.MultiDiscrete(list(action.sizes))
-        self._flatten = flatten_observation(env.observation_space)
         self._restore_action = restore_action(env.action_space, action)
         self._name = f"environment {index}"
 
@@ -218,9 +232,9 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
         except Exception as error:
             raise RunError(f"{self._name} failed in step: {describe(error)}") from error
 
-    def critic_size(self) -> int | None:
-        """The last numbers of an observation, which are the value network's; None: it has none of its own."""
-        return self.env.critic_size if isinstance(self.env, ObservationGroups) else None
+    def groups(self) -> tuple[int | None, tuple[int, int, int] | None]:
+        """Numbers of the value network's own observation, and shape of the policy's image; None where it has none."""
+        return self._groups
 
     def savable(self) -> bool:
         """Whether the environment can be saved; never raises."""

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import gymnasium
+import numpy as np
 from gymnasium import spaces
 
 from lockstep.config.env import EnvConfig
+from lockstep.envs.joined_groups import join_groups
 from lockstep.envs.load import near
-from lockstep.envs.spaces import image_shape
+from lockstep.envs.spaces import flatten_observation, image_shape
 from lockstep.envs.vector import GROUPS
 from lockstep.errors import ConfigError
 
@@ -21,6 +23,8 @@ Env = gymnasium.Env[Any, Any]
 class ObservationGroups(gymnasium.ObservationWrapper[Any, Any, Any]):
     """A Gymnasium environment that observes some groups of a `Dict` observation: one group, or a tuple of several.
 
+    An image for the policy and groups of the value network's own are one row of bytes, as in `joined_groups`.
+
     Args:
         env: the environment.
         policy_keys: groups of the policy, in this order; empty: all that `critic_keys` does not name, in the order of
@@ -29,6 +33,7 @@ class ObservationGroups(gymnasium.ObservationWrapper[Any, Any, Any]):
 
     Attributes:
         critic_size: flat numbers of the value network's groups; None if it has none of its own.
+        image: of the policy, in a row of bytes; None if observations are no such rows.
     """
 
     def __init__(self, env: Env, policy_keys: Sequence[str], critic_keys: Sequence[str] = ()) -> None:
@@ -46,22 +51,30 @@ class ObservationGroups(gymnasium.ObservationWrapper[Any, Any, Any]):
                 f"env.critic_keys={list(critic_keys)} are all groups of the task: choose those of the policy with "
                 f"env.policy_keys={list(groups)[:1]}, say"
             )
-        self.critic_size = None
+        self.critic_size = self.image = None
         if critic_keys and tuple(critic_keys) != policy_keys:
             self.critic_size = sum(int(spaces.flatdim(groups[key])) for key in critic_keys)
-            if len(policy_keys) == 1 and image_shape(groups[policy_keys[0]]) is not None:
-                raise ConfigError(
-                    f"env.critic_keys={list(critic_keys)}: the policy observes images ({policy_keys[0]}), and "
-                    "environments on the host give the critic vectors only beside vectors; leave it out"
-                )
+            if len(policy_keys) == 1:
+                self.image = image_shape(groups[policy_keys[0]])
         self._keys = policy_keys if self.critic_size is None else (*policy_keys, *critic_keys)
         chosen = [groups[key] for key in self._keys]
         self.observation_space = chosen[0] if len(chosen) == 1 else spaces.Tuple(chosen)
+        if self.image is not None:
+            self._flatten = [flatten_observation(space) for space in (chosen[0], spaces.Tuple(chosen[1:]))]
+            space: Any = self.observation_space
+            self.observation_space = spaces.Box(0, 255, self._row(space.sample()).shape, np.uint8)
 
     def observation(self, observation: Any) -> Any:
         """The chosen groups."""
         chosen = tuple(observation[key] for key in self._keys)
+        if self.image is not None:
+            return self._row(chosen)
         return chosen[0] if len(chosen) == 1 else chosen
+
+    def _row(self, chosen: tuple[Any, ...]) -> np.ndarray:
+        """An image and the value network's groups as a row of bytes."""
+        of_policy, of_critic = self._flatten
+        return join_groups(of_policy(chosen[0]), of_critic(chosen[1:]))
 
 
 def refuse_groups(config: EnvConfig, reason: str) -> None:

@@ -5,14 +5,15 @@ and width of an image), W noise of an action.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from lockstep.distributed.fingerprint import combine, digest
 from lockstep.distributed.timers import ACT, ENV, OTHER, Timers
-from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.envs.joined_groups import join_groups, joined_shape, numbers_of, split_groups
+from lockstep.envs.spec import ActionSpec
 from lockstep.envs.state import can_save
 from lockstep.envs.vector import CriticEnv, VectorEnv, has_agents, has_critic_observation
 from lockstep.errors import ConfigError, RunError
@@ -136,9 +137,9 @@ class Collector:
         self._actor = ActorWithState(actor, (count, size))
         self._begins = np.zeros((count, num_steps + 1, size), bool)
         self._critics = [_with_critic(env) for env in envs] if with_critic else None
-        shape = (spec.observation_size + (spec.critic_size or 0),) if with_critic else spec.observation_shape
-        self._observation = np.zeros((count, num_steps + 1, size, *shape), spec.observation_dtype)
-        self._policy_part = self._observation[..., : spec.observation_size] if with_critic else self._observation
+        self._spec = spec if with_critic else replace(spec, critic_size=None)
+        shape = (count, num_steps + 1, size, *joined_shape(self._spec))
+        self._observation = np.zeros(shape, spec.observation_dtype)
         kind = np.float32 if spec.action.kind == "continuous" else np.int64
         shape = () if spec.action.kind == "discrete" else (spec.action.width,)
         self._action = np.zeros((count, num_steps, size, *shape), kind)
@@ -167,7 +168,7 @@ class Collector:
         """Observations of local shard `k` with the critic's own, if it has any."""
         if self._critics is None:
             return observation
-        return np.concatenate([observation, self._critics[k].critic_observation()[0]], -1)
+        return join_groups(observation, self._critics[k].critic_observation()[0])
 
     def _whole_final(self, k: int, final: np.ndarray) -> np.ndarray:
         """`_whole` of final observations."""
@@ -175,7 +176,7 @@ class Collector:
             return final
         last = self._critics[k].critic_observation()[1]
         assert last is not None
-        return np.concatenate([final, last], -1)
+        return join_groups(final, last)
 
     def collect(self) -> list[Rollout]:
         """Step every environment T times; one rollout for each local shard."""
@@ -192,7 +193,7 @@ class Collector:
         for t in range(steps):
             timers.enter(ACT)
             with np.errstate(over="ignore", invalid="ignore"):  # reported by `_fault`
-                seen = self._policy_part[:, t]
+                seen, _ = split_groups(observation[:, t], self._spec)
                 current = seen if self._moments is None else self._moments.normalize(seen)
                 chosen = sampler.sample(actor(current), noise[t])
             action[:, t] = chosen
@@ -251,7 +252,8 @@ class Collector:
         idle = self._waiting[k] if self._same_step else self._ended[k, :-1]
         weight = 1.0 - idle.astype(np.float32)
         first = self._world.shards[k] * self._reward.shape[2]
-        fault = find_non_finite(self._observation[k], self._reward[k], final, first)
+        numbers = [(t, rows, numbers_of(last, self._spec)) for t, rows, last in final]
+        fault = find_non_finite(numbers_of(self._observation[k], self._spec), self._reward[k], numbers, first)
         if fault is not None and not self._report_non_finite:
             raise RunError(
                 f"{fault}, in step {fault.step} of this rollout (rank {self._world.rank}, "
@@ -315,29 +317,26 @@ class Collector:
             env.close()
 
 
-def split_groups(rows: np.ndarray, spec: EnvSpec) -> tuple[np.ndarray, np.ndarray | None]:
-    """The policy's observations and the critic's own, if it has any, of rows [..., O + C] of a `Rollout`."""
-    if spec.critic_size is None:
-        return rows, None
-    return rows[..., : spec.observation_size], rows[..., spec.observation_size :]
-
-
 def _with_critic(env: VectorEnv) -> CriticEnv:
     """An environment that gives the critic's own observations. Raises `ConfigError` if it does not."""
-    if not has_critic_observation(env) or env.spec.image is not None:
+    if not has_critic_observation(env):
         raise ConfigError(
             f"the spec has critic_size={env.spec.critic_size}, and the environments on the host give no observations "
-            "of the critic's own beside "
-            f"{'images' if env.spec.image is not None else 'these (critic_observation)'}; use env.placement=auto or "
-            "device"
+            "of the critic's own (critic_observation); use env.placement=auto or device"
         )
     return env
 
 
 def find_non_finite(
-    observation: np.ndarray, reward: np.ndarray, final: list[tuple[int, np.ndarray, np.ndarray]], first_env: int
+    observation: np.ndarray,
+    reward: np.ndarray,
+    final: list[tuple[int, np.ndarray, np.ndarray]],
+    first_env: int,
 ) -> NonFiniteValue | None:
-    """The first non-finite number of a shard's rollout, whose first environment has global index `first_env`."""
+    """The first non-finite number of a shard's rollout, whose first environment has global index `first_env`.
+
+    Observations are numbers, or the bytes of images, which are always finite.
+    """
     # Row 0 is checked again: this rollout learns from the last observation of the previous one.
     parts = [(0, None, "a reward", reward), (-1, None, "an observation", observation)]
     parts += [(t, rows, "an observation", last[None]) for t, rows, last in final]

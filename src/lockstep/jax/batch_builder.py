@@ -14,8 +14,9 @@ import numpy as np
 from jax import Array
 
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.envs.joined_groups import joined_shape, split_groups
 from lockstep.experience.normalize import RunningMoments
-from lockstep.experience.rollout import Rollout, split_groups
+from lockstep.experience.rollout import Rollout
 from lockstep.jax.batch import Batch, Steps, slots
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import FlatParameters, Params
@@ -214,8 +215,7 @@ class BatchBuilder:
     def blank(self) -> Rollout:
         """A rollout of zeros with weight 0, to compile with."""
         spec, shape = self._policy.spec, (self._config.num_steps, self._shard_envs)
-        size = spec.observation_shape if spec.critic_size is None else (spec.observation_size + spec.critic_size,)
-        observation = np.zeros((shape[0] + 1, shape[1], *size), spec.observation_dtype)
+        observation = np.zeros((shape[0] + 1, shape[1], *joined_shape(spec)), spec.observation_dtype)
         action = np.asarray(Batch.blank(spec, shape[0] * shape[1]).action)
         zeros, never = np.zeros(shape, np.float32), np.zeros(shape, bool)
         final = [(0, np.arange(shape[1]), observation[0])]

@@ -15,9 +15,10 @@ from jax import Array
 
 from lockstep.algorithms.ppo import BOUND, METRICS, PPOConfig
 from lockstep.distributed.timers import LEARN, OTHER
+from lockstep.envs.joined_groups import split_groups
 from lockstep.envs.make import reads_tensors
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
-from lockstep.experience.rollout import Collector, Rollout, split_groups
+from lockstep.experience.rollout import Collector, Rollout
 from lockstep.experience.sequences import rows_of_sequences
 from lockstep.jax.adam import Adam, adapted, clip_by_global_norm
 from lockstep.jax.batch import Batch, slots

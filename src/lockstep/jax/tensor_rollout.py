@@ -18,6 +18,7 @@ import numpy as np
 from lockstep.distributed.fingerprint import combine, digest
 from lockstep.distributed.timers import ACT, ENV, OTHER, Timers
 from lockstep.envs.dlpack import DLPackEnv
+from lockstep.envs.joined_groups import numbers_of, split_groups
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
 from lockstep.experience.episodes import EpisodeStats
 from lockstep.experience.normalize import RunningMoments
@@ -78,7 +79,6 @@ class _Shard:
         self._sampler = sampler
         self._device = device
         self._moments = moments
-        self._policy_size = None if spec.critic_size is None else spec.observation_size
         self._clip = clipper(spec.action)
         self._same_step = spec.autoreset == "same_step"
 
@@ -103,10 +103,10 @@ class _Shard:
         """The last observation as the actor receives it."""
         row, moments = self.env.observation(), self._moments
         if self._device.platform == "cpu":  # a view, which actors on a CPU take in less time than an array of JAX
-            seen = np.from_dlpack(row)[..., : self._policy_size]
+            seen, _ = split_groups(np.from_dlpack(row), self.env.spec)
             return seen if moments is None else moments.normalize(seen)
-        rows = to_device(row, self._device)[..., : self._policy_size]
-        return cast(Any, rows if moments is None else normalized(moments, rows))
+        rows: Any = split_groups(cast(Any, to_device(row, self._device)), self.env.spec)[0]
+        return rows if moments is None else cast(Any, normalized(moments, rows))
 
     def last_observation(self) -> np.ndarray:
         """Where the last rollout stopped, copied to the host."""
@@ -140,7 +140,9 @@ class _Shard:
         rollout = Rollout(observation, self.action, steps.reward, steps.terminated, ended, weight, final)
         if not steps.is_finite:
             host = on_host(rollout)
-            rollout.fault = find_non_finite(host.observation, host.reward, host.final, first_env)
+            numbers = [(t, rows, numbers_of(last, self.env.spec)) for t, rows, last in host.final]
+            observed = numbers_of(host.observation, self.env.spec)
+            rollout.fault = find_non_finite(observed, host.reward, numbers, first_env)
         if self.actor.is_recurrent:
             rollout.state, rollout.begins = self.state, self.begins
         return rollout

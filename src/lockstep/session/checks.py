@@ -69,12 +69,6 @@ def check_task(run: Run, spec: EnvSpec) -> None:
             f"bounds_loss_coef={config.bounds_loss_coef} is for continuous actions; those of task={run.task} are "
             f"{spec.action.kind}: use 0"
         )
-    elif spec.image is not None and spec.critic_size is not None and _joins_groups(run):
-        raise ConfigError(
-            f"task={run.task}: environments on the host, and torch tensors read in JAX, do not give the critic an "
-            "observation of its own beside images; use ml_framework=torch with env.placement=auto, or name one group "
-            "for both, such as --set env.policy_keys=[policy] --set env.critic_keys=[policy]"
-        )
     elif config.normalize_observation and spec.image is not None:
         raise ConfigError("normalize_observation=true is for vectors; the network scales images: set it false")
     _check_kl_reference(run, spec)
@@ -93,13 +87,6 @@ def _check_placement(run: Run) -> None:
             f"env.placement=device: algo={run.algo} with ml_framework={run.ml_framework} steps environments on the "
             "host; use auto or host"
         )
-
-
-def _joins_groups(run: Run) -> bool:
-    """Whether PPO collects observations of policy and critic as rows of one array: through numpy, or through DLPack."""
-    if run.ml_framework == "jax":
-        return not stays_on_device(run.task, run.env, "jax", preferred=True)
-    return run.env.placement == "host"
 
 
 def learns_on_device(run: Run) -> bool:

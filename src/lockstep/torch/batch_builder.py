@@ -12,8 +12,9 @@ from torch import Tensor
 
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.distributed.comm import Comm
+from lockstep.envs.joined_groups import split_groups
 from lockstep.experience.normalize import RunningMoments
-from lockstep.experience.rollout import Rollout, split_groups
+from lockstep.experience.rollout import Rollout
 from lockstep.session.normalizers import Normalizers
 from lockstep.torch.batch import Batch, EvaluatedRollout
 from lockstep.torch.device_shard import TensorRollout

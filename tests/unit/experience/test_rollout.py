@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.distributed.timers import Timers
+from lockstep.envs.joined_groups import split_groups
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError, RunError
 from lockstep.experience.normalize import DiscountedReturns, RunningMoments
-from lockstep.experience.rollout import Collector, EpisodeStats, NonFiniteValue, clipper, split_groups
+from lockstep.experience.rollout import Collector, EpisodeStats, NonFiniteValue, clipper
 from lockstep.world import World, stream_seed
 
 

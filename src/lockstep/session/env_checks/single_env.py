@@ -58,8 +58,9 @@ def _check_support(env: Env, task: str, report: Report) -> None:
         _, size = action_spec(env.action_space, task), observation_size(env.observation_space, task)
     except ConfigError as error:
         report.fatal(str(error).removeprefix(f"task={task} has "))
-    critic_size = env.critic_size if isinstance(env, ObservationGroups) else None
-    seen = describe_network_input(size - (critic_size or 0), image_shape(env.observation_space))
+    critic_size, image = (env.critic_size, env.image) if isinstance(env, ObservationGroups) else (None, None)
+    image = image or image_shape(env.observation_space)
+    seen = describe_network_input(size - (critic_size or 0), image)
     if critic_size is not None:
         seen = f"{seen} for the policy, {describe_network_input(critic_size, None)} for the critic"
     report.facts += describe_spaces(env.observation_space, env.action_space, seen)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs.dlpack import DLPackArray, DLPackRollout
-from lockstep.errors import ConfigError
+from lockstep.envs.joined_groups import joined_shape
 from lockstep.torch.envs.interface import Observation, TensorVectorEnv, can_save, no_final_observation
 from lockstep.torch.envs.make import make_tensor_env
 from lockstep.torch.envs.saved_tensors import to_arrays, to_tensors
@@ -24,19 +24,12 @@ class DLPackEnv:
 
     def __init__(self, env: TensorVectorEnv) -> None:
         spec = env.spec
-        if spec.image is not None and spec.critic_size is not None:
-            raise ConfigError(
-                f"critic_size={spec.critic_size}: learners in JAX give the critic observations of its own only beside "
-                "vectors, and the policy observes images; name the same group for both with env.policy_keys and "
-                "env.critic_keys"
-            )
         self.spec, self.num_envs = spec, env.num_envs
         self.savable = can_save(env)
         self._env = env
         self._same_step = spec.autoreset == "same_step"
-        columns = spec.image or (spec.observation_size + (spec.critic_size or 0),)
         kind = torch.float32 if spec.image is None else torch.uint8
-        self._observation = torch.zeros(1, env.num_envs, *columns, dtype=kind, device=env.device)
+        self._observation = torch.zeros(1, env.num_envs, *joined_shape(spec), dtype=kind, device=env.device)
         self.begin(0)
 
     @torch.no_grad()
@@ -77,13 +70,21 @@ class DLPackEnv:
         self._step += 1
 
     def _store(self, rows: Tensor, observation: Observation) -> None:
-        """Copy an observation to `rows` [B, O + C]."""
-        if observation.critic is None or self.spec.critic_size is None:
+        """Copy an observation to `rows`, as `lockstep.envs.joined_groups` has them."""
+        critic = observation.critic
+        if critic is None or self.spec.critic_size is None:
             rows.copy_(observation.policy)
             return
         size = self.spec.observation_size
-        rows[:, :size] = observation.policy
-        rows[:, size:] = observation.critic
+        rows[:, :size] = observation.policy.flatten(1)
+        rows[:, size:] = critic if self.spec.image is None else critic.float().contiguous().view(torch.uint8)
+
+    def _is_finite(self, rows: Tensor) -> Tensor:
+        """Whether all numbers of rows are finite; bytes of images are none."""
+        if self.spec.image is not None and self.spec.critic_size is not None:
+            critic = rows[..., self.spec.observation_size :]
+            rows = critic.clone(memory_format=torch.contiguous_format).view(torch.float32)
+        return rows.isfinite().all()
 
     def ended(self) -> np.ndarray:
         """Where the last step ended an episode."""
@@ -94,7 +95,8 @@ class DLPackEnv:
         columns = self._reward, self._terminated, self._truncated
         reward, terminated, truncated = (column.cpu().numpy() for column in columns)
         final = self._final_rows(truncated & ~terminated) if self._same_step else []
-        healthy = [rows.isfinite().all() for rows in (self._observation, self._reward, *(rows for *_, rows in final))]
+        healthy = [self._is_finite(rows) for rows in (self._observation, *(rows for *_, rows in final))]
+        healthy.append(self._reward.isfinite().all())
         is_finite = bool(torch.stack(healthy).all())
         return DLPackRollout(self._observation, reward, terminated, truncated, final, is_finite)
 

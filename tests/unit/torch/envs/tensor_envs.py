@@ -10,14 +10,16 @@ class Walk:
     """Random walks from seeds, in live buffers; every environment has an episode length of its own.
 
     The policy observes the position, and the critic the position and the steps of the episode. The action is added to
-    the position. The episode terminates above 2, and is truncated after 3, 4, 5, ... steps.
+    the position. The episode terminates above 2, and is truncated after 3, 4, 5, ... steps. With `picture`, the policy
+    observes an image, which is brighter to the right.
     """
 
     on_tensors = True
 
-    def __init__(self, num_envs, *, device, autoreset="same_step", critic=True, bad_step=None):
+    def __init__(self, num_envs, *, device, autoreset="same_step", critic=True, bad_step=None, picture=False):
         self.spec = EnvSpec(
-            observation_size=1,
+            observation_size=36 * 36 if picture else 1,
+            image=(1, 36, 36) if picture else None,
             action=ActionSpec("continuous", (1,), (-1.0,), (1.0,)),
             autoreset=autoreset,
             separately_seedable=False,
@@ -28,7 +30,8 @@ class Walk:
         self._position, self._steps, self._reward = (torch.zeros(num_envs, device=device) for _ in range(3))
         self._ended = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self._limit = 3.0 + torch.arange(num_envs, device=device)
-        self._seen = torch.zeros(num_envs, 1, device=device)
+        kind = torch.uint8 if picture else torch.float32
+        self._seen = torch.zeros(num_envs, *self.spec.observation_shape, dtype=kind, device=device)
         self._critic = torch.zeros(num_envs, 2, device=device)
         self._bad_step, self._count = bad_step, 0
         self.closed = False
@@ -63,7 +66,10 @@ class Walk:
         return torch.rand(self.num_envs, generator=self._generator, device=self.device)
 
     def _observe(self):
-        self._seen.copy_(self._position[:, None])
+        if self.spec.image is None:
+            self._seen.copy_(self._position[:, None])
+        else:
+            self._seen.copy_((128 + 40 * self._position).clamp(0, 255).to(torch.uint8)[:, None, None, None])
         if self.spec.critic_size is None:
             return Observation(self._seen)
         self._critic.copy_(torch.stack([self._position, self._steps], 1))
