@@ -320,11 +320,11 @@ class Journal:
     def _check_in_sync(self, ranks: list[dict[str, Any]]) -> None:
         assert self._console is not None
         summary, line = self.summary, self._console.line
-        mean = summary["eval_return_mean"]
+        mean, speed = summary["eval_return_mean"], summary["steps_per_second"]
         reached = "" if mean is None else f", return {significant(mean)}"
         line(
             f"{summary['status']} after {summary['env_steps']} {self._unit} in {summary['wall_time_s']:.1f} s "
-            f"({summary['steps_per_second']:.0f} {self._unit}/s){reached}"
+            f"({speed:.{'2g' if 0 < speed < 1 else '0f'}} {self._unit}/s){reached}"
         )
         if len(ranks) > 1:
             who = "both ranks" if len(ranks) == 2 else f"all {len(ranks)} ranks"

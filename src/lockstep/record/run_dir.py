@@ -12,8 +12,9 @@ from typing import Any, cast
 from lockstep.config import settings
 from lockstep.errors import ConfigError
 from lockstep.record.follow import last_line, read_json
-from lockstep.record.sinks import JsonLines, TensorBoard, finite
+from lockstep.record.json_lines import JsonLines, finite
 from lockstep.record.summary import empty_summary
+from lockstep.record.tensorboard import TensorBoard
 from lockstep.record.trackers.interface import evaluation_metrics
 from lockstep.run import AnyRun, to_dict
 from lockstep.system.files import write_atomically

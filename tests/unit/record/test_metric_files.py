@@ -11,9 +11,10 @@ import time
 import numpy as np
 import pytest
 
-from lockstep.record import sinks
+from lockstep.record import event_file
+from lockstep.record.json_lines import JsonLines
 from lockstep.record.run_dir import RunDir
-from lockstep.record.sinks import JsonLines, TensorBoard
+from lockstep.record.tensorboard import TensorBoard
 from lockstep.record.video import write_gif
 from lockstep.run import Run
 
@@ -56,7 +57,7 @@ def test_a_missing_package_costs_one_line(tmp_path, monkeypatch, capsys):
     def missing(name):
         raise ModuleNotFoundError(name=name)
 
-    monkeypatch.setattr(sinks, "import_module", missing)
+    monkeypatch.setattr(event_file, "import_module", missing)
     board = TensorBoard(tmp_path / "tb", flush_every_s=0.0)
     for step in range(3):
         board.write(step, {"a": 1.0})

@@ -1,0 +1,84 @@
+"""JSON lines that survive a full disk, such as `metrics.jsonl`."""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+
+class JsonLines:
+    """One JSON object per line, unbuffered; on a full disk, lines are kept until the next `write` or `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._waiting = b""
+        self._warned = False
+
+    def write(self, entry: Mapping[str, Any]) -> None:
+        """Append one object; numbers that are not finite become `null`."""
+        self._waiting += json.dumps(finite(entry), allow_nan=False).encode() + b"\n"
+        self._append()
+
+    def _append(self) -> None:
+        size = None
+        try:
+            self._file = self._file or self._path.open("ab", buffering=0)
+            size = os.fstat(self._file.fileno()).st_size
+            written = 0
+            while written < len(self._waiting):
+                written += self._file.write(self._waiting[written:])
+            self._waiting = b""
+        except OSError as error:
+            if self._file is not None and size is not None:
+                with suppress(OSError):
+                    self._file.truncate(size)
+            if not self._warned:
+                self._warned = True
+                warn(f"{self._path} cannot be written ({error.strerror}); its lines wait in memory")
+
+    def rewind(self, step: int) -> None:
+        """Remove lines after `step`, and an incomplete last line."""
+        self.close()
+        if not self._path.exists():
+            return
+        keep = 0
+        with self._path.open("rb") as file:
+            for line in file:
+                try:
+                    written_at = json.loads(line)["step"] if line.endswith(b"\n") else math.inf
+                except (ValueError, KeyError, TypeError):
+                    written_at = math.inf
+                if written_at > step:
+                    break
+                keep += len(line)
+        os.truncate(self._path, keep)
+
+    def close(self) -> None:
+        """Close the file; a later `write` opens it again."""
+        if self._waiting:
+            self._append()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def warn(text: str) -> None:
+    """One line on stderr, which may go to a file on the same full disk."""
+    with suppress(OSError):
+        print(f"lockstep: warning: {text}", file=sys.stderr, flush=True)
+
+
+def finite(value: Any) -> Any:
+    """The same tree of plain values with `None` for every float that is not finite."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in cast(Mapping[Any, Any], value).items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in cast(list[Any], value)]
+    if hasattr(value, "item"):
+        value = value.item()  # a scalar of numpy or torch
+    return None if isinstance(value, float) and not math.isfinite(value) else value
