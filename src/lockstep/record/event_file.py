@@ -59,9 +59,10 @@ class EventFile:
 
     def add(self, step: int, values: Mapping[str, float | str | bytes], wall_time: float | None = None) -> None:
         """Add values by name: numbers, texts in Markdown, and GIFs, which TensorBoard plays."""
+        writer = self._writer  # the file may be closed by another thread meanwhile
         try:
-            if self._writer is not None:
-                self._writer.add_event(_event(step, time.time() if wall_time is None else wall_time, values))
+            if writer is not None:
+                writer.add_event(_event(step, time.time() if wall_time is None else wall_time, values))
         except OSError as error:
             self._give_up(error)
 

@@ -114,7 +114,10 @@ def test_what_is_drawn_once_at_the_start_is_drawn_from_the_seed_of_the_shard(ope
         env = make()
         simulator = opened.calls[-1][3]
         simulator.mass = torch.zeros(3)
-        apply = lambda mode, of=simulator: setattr(of, "mass", torch.rand(3))  # noqa: E731
+
+        def apply(mode, of=simulator):
+            of.mass = torch.rand(3)
+
         simulator.event_manager = SimpleNamespace(available_modes=modes, apply=apply)
         first = env.reset([seed]).policy
         masses.append(simulator.mass)
