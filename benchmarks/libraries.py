@@ -192,7 +192,8 @@ def sum_tree() -> Iterator[Row]:
 def sinks(folder: Path) -> Iterator[Row]:
     from torch.utils.tensorboard import SummaryWriter
 
-    from lockstep.record.sinks import JsonLines, TensorBoard
+    from lockstep.record.json_lines import JsonLines
+    from lockstep.record.tensorboard import TensorBoard
 
     metrics = {f"loss/part_{k}": float(k) for k in range(20)}
     writer, ours = SummaryWriter(str(folder / "torch")), TensorBoard(folder / "ours")
