@@ -80,8 +80,8 @@ test-ray: .venv-ray/.installed  ## Ranks on real Ray clusters of several nodes a
 	.venv-ray/bin/python -m pytest -m ray tests/ray_cluster
 
 test-gpu: $(if $(GPU_PYTHON),,setup)  ## The tests that need a GPU; they skip without one. GPU_PYTHON=python3: by a Python that has torch for CUDA.
-	XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONPATH=$(CURDIR)/src $(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu -rs --durations=10 \
-		-n 4 --dist worksteal $(GPU)
+	XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONPATH=$(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu -rs --durations=10 \
+		-p no:benchmark -n 4 --dist worksteal $(GPU)
 
 bench: setup  ## The same work by Lockstep and by other libraries, in turn: a table. Some hours. WORKS="NAME ...": some of it.
 	$(BIN)/lockstep bench $(WORKS)

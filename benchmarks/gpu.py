@@ -32,11 +32,11 @@ LARGE = (4096, 16384)
 PEERS = ("rsl_rl", "skrl", "rl_games")
 NETWORKS = ("ppo_vector", "ppo_pixels", "dqn_pixels", "sac")
 WAYS = {
-    "eager": {},
-    "captured": {"capture": True},
+    "eager": {"capture": False},
+    "captured": {},
     "deterministic": {},
-    "compiled": {"compile": True},
-    "compiled_captured": {"compile": True, "capture": True},
+    "compiled": {"compile": True, "capture": False},
+    "compiled_captured": {"compile": True},
     "max_autotune": {"compile": True, "compile_mode": "max-autotune"},
     "channels_last_bfloat16": {"precision": "bfloat16"},
 }
@@ -46,6 +46,8 @@ PURE_JAX_RL = ("num_steps=128", "num_epochs=4", "num_minibatches=4", "learning_r
 """PureJaxRL's settings of PPO for CartPole-v1."""
 PURE_JAX_RL_FOLDER = "PURE_JAX_RL_FOLDER"
 """Environment variable: where its source is."""
+CLEAN_RL_FOLDER = "CLEAN_RL_FOLDER"
+"""Environment variable: a folder with CleanRL and the packages that it needs in other versions than we do."""
 CLEAN_RL = {
     "dqn": (
         "num_envs=1", "capacity=100000", "batch_size=32", "updates_per_step=0.25", "learning_starts=1000",
@@ -69,13 +71,17 @@ def main() -> None:
     parser.add_argument(
         "--purejaxrl", type=Path, metavar="DIR", help="PureJaxRL's source, which is on no package index"
     )
+    parser.add_argument(
+        "--cleanrl", type=Path, metavar="DIR", help="cleanrl 1.2.0, gymnasium 0.29.1, stable-baselines3 2.3.2, unpacked"
+    )
     parser.add_argument("--item", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.item:
         print(json.dumps(ITEMS[args.item](args.device, args.scale)))
         return
-    if args.purejaxrl:
-        os.environ[PURE_JAX_RL_FOLDER] = str(args.purejaxrl.resolve())  # inherited by the processes of the items
+    for variable, folder in ((PURE_JAX_RL_FOLDER, args.purejaxrl), (CLEAN_RL_FOLDER, args.cleanrl)):
+        if folder:
+            os.environ[variable] = str(folder.resolve())  # inherited by the processes of the items
     deadline = time.monotonic() + 60 * args.minutes
     found: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
     for name in ITEMS:
@@ -96,7 +102,8 @@ def main() -> None:
 def _measured(name: str, args: argparse.Namespace, limit_s: float) -> dict[str, Any]:
     """The result of an item, measured by a process of its own."""
     command = [sys.executable, __file__, "--item", name, "--device", args.device, "--scale", str(args.scale)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     start = time.monotonic()
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False)
@@ -113,7 +120,7 @@ def _measured(name: str, args: argparse.Namespace, limit_s: float) -> dict[str, 
 def _trained(device: str, scale: float, num_envs: int, *settings: str, framework: str = "torch") -> dict[str, Any]:
     """A run of PPO on `TASK` with the settings of Isaac Lab's cart-pole, in a process as users start it."""
     num_envs = max(int(num_envs * scale), 64)
-    updates = 150 if scale == 1 else 4
+    updates = 4 if scale < 1 else 30 if "capture=false" in settings else 150
     given = (f"num_envs={num_envs}", f"total_steps={num_envs * 16 * updates}", "num_minibatches=8", *settings)
     return _run(["cartpole_isaac", "--ml-framework", framework], device, num_envs, given)
 
@@ -152,8 +159,30 @@ def _atari(device: str, scale: float, algo: str) -> dict[str, Any]:
     """Pong by environments on the host, with CleanRL's settings."""
     if importlib.util.find_spec("ale_py") is None:
         raise SystemExit("ale_py is not installed")
-    given = (f"total_steps={max(int(20_480 * scale), 2_048)}", *CLEAN_RL[algo])
+    given = (f"total_steps={max(int(8_192 * scale), 2_048)}", *CLEAN_RL[algo])
     return _run(["ALE/Pong-v5", "--algo", algo], device, 8 if algo == "ppo" else 1, given)
+
+
+def _atari_by_clean_rl(device: str, scale: float) -> dict[str, Any]:
+    """The same by CleanRL's dqn_atari.py; steps per second as it prints them, from its first step to its last."""
+    if CLEAN_RL_FOLDER not in os.environ:
+        raise SystemExit("give --cleanrl DIR, the folder with its source")
+    folder = Path(os.environ[CLEAN_RL_FOLDER])
+    # gymnasium 0.29 is older than numpy 2 and than the games' registration by their package's import
+    start = (
+        "import sys, runpy, numpy; numpy.bool8 = numpy.bool_\n"
+        "import gymnasium; from ale_py import registration; registration.register_v0_v4_envs()\n"
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    steps = max(int(8_192 * scale), 2_048)
+    command = [sys.executable, "-c", start, str(folder / "cleanrl" / "dqn_atari.py"), "--env-id", "PongNoFrameskip-v4"]
+    command += ["--total-timesteps", str(steps), "--learning-starts", "1000", "--buffer-size", "100000"]
+    command += ["--cuda", str(device == "cuda")]
+    path = os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])
+    with tempfile.TemporaryDirectory() as where:
+        printed = _printed(command, {"PYTHONPATH": path}, where)
+    rates = [line.split()[1] for line in printed.splitlines() if line.startswith("SPS:")]
+    return {"num_envs": 1, "steps_per_second": int(rates[-1])}
 
 
 def _run(words: list[str], device: str, num_envs: int, settings: Sequence[str]) -> dict[str, Any]:
@@ -170,9 +199,10 @@ def _run(words: list[str], device: str, num_envs: int, settings: Sequence[str]) 
         return _facts(Path(folder) / "run", num_envs) | {"utilization_percent": utilization.median()}
 
 
-def _printed(command: list[str], variables: Mapping[str, str] | None = None) -> str:
+def _printed(command: list[str], variables: Mapping[str, str] | None = None, folder: str | None = None) -> str:
     """What a command printed; ends this item with the command's last line if it failed."""
-    done = subprocess.run(command, env=os.environ | dict(variables or {}), capture_output=True, text=True, check=False)
+    environment = os.environ | dict(variables or {})
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
     return done.stdout
@@ -213,13 +243,23 @@ class _Utilization:
 
 
 def _of_peer(device: str, scale: float, library: str, num_envs: int) -> dict[str, Any]:
-    """The same task trained by another library itself, with its own defaults for it."""
+    """The same task trained by another library itself, with the same settings."""
     if importlib.util.find_spec(library) is None:
         raise SystemExit(f"{library} is not installed")
     num_envs = max(int(num_envs * scale), 64)
+    sys.path.insert(0, str(ROOT / "src/lockstep/cli/bench/arms"))
+    import robot_settings
+
+    settings = {
+        "rsl_rl": robot_settings.rsl_rl, "skrl": robot_settings.skrl,
+        "rl_games": lambda: robot_settings.rl_games(num_envs),
+    }  # fmt: skip
     words = [sys.executable, "-m", f"lockstep.workflows.{library}", "--task", TASK, "--num_envs", str(num_envs)]
     with tempfile.TemporaryDirectory() as folder:
-        command = [*words, "--max_iterations", str(150 if scale == 1 else 4), "--device", device]
+        agent = Path(folder) / "agent.yaml"
+        agent.write_text(json.dumps(settings[library]()))  # JSON is YAML
+        command = [*words, "--max_iterations", str(30 if scale == 1 else 4), "--device", device]
+        command += ["--agent", str(agent)]
         _printed([*command, "--run_dir", f"{folder}/run"])
         return _facts(Path(folder) / "run", num_envs)
 
@@ -228,9 +268,13 @@ def _facts(run_dir: Path, num_envs: int) -> dict[str, Any]:
     """What the page reports of a run."""
     summary = json.loads((run_dir / "summary.json").read_text())
     peak = [rank.get("peak_device_memory") for rank in summary["ranks"]]
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    first, last = lines[len(lines) // 5], lines[-1]  # without what the first updates compile and allocate
+    seconds = last["time_s"] - first["time_s"]
     return {
         "num_envs": num_envs,
-        "steps_per_second": round(summary["steps_per_second"]),
+        "steps_per_second": round((last["step"] - first["step"]) / seconds) if seconds else None,
+        "with_first_updates": round(summary["steps_per_second"]),
         "startup_s": round(summary["startup_s"], 2),
         "phases_s": {name: round(seconds, 3) for name, seconds in summary["phases_s"].items() if seconds},
         "peak_device_memory": max((one for one in peak if one), default=None),
@@ -260,7 +304,7 @@ def _gradient_step(device: str, scale: float, network: str, way: str) -> dict[st
     ready_s = time.perf_counter() - first
     took: list[float] = []
     for _ in range(3):
-        count, start = max(int(300 * scale), 3), time.perf_counter()
+        count, start = max(int(100 * scale), 3), time.perf_counter()
         for _ in range(count):
             step()
         _synchronize(device)
@@ -479,39 +523,40 @@ Item = Callable[[str, float], dict[str, Any]]
 
 def _items() -> dict[str, Item]:
     """All items by name, the most valuable first."""
-    items: dict[str, Item] = {"machine": _machine} | _cartpole_items()
-    for way, settings in {"eager": (), "captured": ("capture=true",)}.items():
-        items[f"pixels/1024/torch/{way}"] = lambda d, s, w=settings: _pixels(d, s, *w)
+    items: dict[str, Item] = {"machine": _machine} | _cartpole_items(4096) | _cartpole_items(16384)
+    items["pixels/1024/torch/captured"] = _pixels
     items["pixels/1024/jax"] = lambda d, s: _pixels(d, s, framework="jax")
-    for way in ("eager", "captured"):
-        items |= _gradient_step_items(way, NETWORKS)
-        items[f"offline_dqn/{way}"] = lambda d, s, w=way: _offline_dqn(d, s, w)
-    items |= _gradient_step_items("deterministic", NETWORKS)
+    items |= _gradient_step_items("captured", NETWORKS)
+    items["offline_dqn/captured"] = lambda d, s: _offline_dqn(d, s, "captured")
     for library, where in product(("torch", "jax"), ("cuda", "cpu")):
         items[f"replay/{library}/{where}"] = lambda d, s, n=library, w=where: _replayed_step(d, s, n, w)
-    for size in (4, 2048):
+    for size in (2048, 4):
         items[f"purejaxrl/{size}/jax"] = lambda d, s, n=size: _pure_jax_rl(d, s, n)
         items[f"purejaxrl/{size}/itself"] = lambda d, s, n=size: _pure_jax_rl_itself(d, s, n)
     items |= {f"atari/{algo}": lambda d, s, a=algo: _atari(d, s, a) for algo in CLEAN_RL}
+    items["atari/dqn/cleanrl"] = _atari_by_clean_rl
     items |= {"copy": _copy, "all_reduce": _all_reduce}
+    # What the host bounds takes long.
+    items |= _gradient_step_items("eager", NETWORKS) | _gradient_step_items("deterministic", NETWORKS)
     items |= _gradient_step_items("channels_last_bfloat16", ("ppo_pixels", "dqn_pixels"))
-    for library in PEERS:
-        for size in LARGE:
-            items[f"cartpole/{size}/{library}"] = lambda d, s, n=size, p=library: _of_peer(d, s, p, n)
+    for size in LARGE:
+        items[f"cartpole/{size}/torch/eager"] = lambda d, s, n=size: _trained(d, s, n, "capture=false")
+    items["pixels/1024/torch/eager"] = lambda d, s: _pixels(d, s, "capture=false")
+    items["offline_dqn/eager"] = lambda d, s: _offline_dqn(d, s, "eager")
     for way in COMPILED:  # compiling takes a minute
         items |= _gradient_step_items(way, NETWORKS)
     items["offline_dqn/compiled"] = lambda d, s: _offline_dqn(d, s, "compiled")
     return items
 
 
-def _cartpole_items() -> dict[str, Item]:
-    """Whole runs with thousands of environments on the device."""
-    ways = {"eager": (), "captured": ("capture=true",), "pinned": ("num_shards=1",)}
-    items: dict[str, Item] = {}
-    for size in LARGE:
-        for way, settings in ways.items():
-            items[f"cartpole/{size}/torch/{way}"] = lambda d, s, n=size, w=settings: _trained(d, s, n, *w)
-        items[f"cartpole/{size}/jax"] = lambda d, s, n=size: _trained(d, s, n, framework="jax")
+def _cartpole_items(size: int) -> dict[str, Item]:
+    """Whole runs with thousands of environments on the device, and the same by other libraries."""
+    items: dict[str, Item] = {
+        f"cartpole/{size}/torch/captured": lambda d, s: _trained(d, s, size),
+        f"cartpole/{size}/jax": lambda d, s: _trained(d, s, size, framework="jax"),
+    }
+    items |= {f"cartpole/{size}/{library}": lambda d, s, p=library: _of_peer(d, s, p, size) for library in PEERS}
+    items[f"cartpole/{size}/torch/pinned"] = lambda d, s: _trained(d, s, size, "num_shards=1")
     return items
 
 

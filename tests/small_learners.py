@@ -70,7 +70,7 @@ OFFLINE = {
 OFFLINE_CLASSES = {"bc": Cloning, "iql": IQL, "td3_bc": TD3BC, "cql": ContinuousCQL}
 
 
-_OF_ROLLOUT = {"_Shard.finish: nonzero": 2, "_Shard.finish: cpu": 2}
+_OF_ROLLOUT = {"TensorShard.finish: nonzero": 2, "TensorShard.finish: cpu": 2}
 """Of each of the two shards: which episodes ended, then their returns with the sums for the normalizers."""
 _OF_PPO = {"PPO._prepare: cpu": 1, "PPO.update: __bool__": 1}
 """The moments of advantages for the message, and whether any number was not finite."""
@@ -114,7 +114,7 @@ def make(name: str, folder: Path, device: str = "cpu", config: dict[str, Any] | 
     if name in OFFLINE:
         return _offline(name, folder, comm, config or {}, run)
     base: dict[str, Any] = {"task": "t", "num_envs": SHARDS * ENVS, "num_shards": SHARDS, "total_steps": TOTAL}
-    base |= {"network": NETWORK} | run
+    base |= {"network": NETWORK, "capture": False} | run
     return (
         _ON_POLICY[name](comm, config or {}, base) if name in _ON_POLICY else _replayed(name, comm, config or {}, base)
     )
@@ -199,7 +199,8 @@ def _offline(name: str, folder: Path, comm: Comm, config: dict[str, Any], run: d
         getattr(made_data, kind)(path, 300)
     dataset = Dataset.open(path)
     settings = type(algorithm)(**{field: getattr(algorithm, field) for field in algorithm.__slots__} | config)
-    made = OfflineRun(data="any", algo=algo, algorithm=settings, network=SMALL, num_shards=SHARDS, **run)
+    base = {"capture": False} | run
+    made = OfflineRun(data="any", algo=algo, algorithm=settings, network=SMALL, num_shards=SHARDS, **base)
     policy = policy_for(made, dataset).to(comm.device)
     learner = OFFLINE_CLASSES.get(algo, OfflineDQN)(made, policy, comm)
 

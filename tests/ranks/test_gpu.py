@@ -173,10 +173,13 @@ def test_replay_on_the_gpu_has_the_same_bits(tmp_path, case):
 
 
 @NEEDS_GPU
-def test_captured_run_trains_and_repeats_itself(tmp_path):
-    first = train(tmp_path / "a", "--set", "num_shards=2", "--set", "capture=true")
-    second = train(tmp_path / "b", "--set", "num_shards=2", "--set", "capture=true")
-    assert first["params_fingerprint"] == second["params_fingerprint"]
+@pytest.mark.parametrize("run", RUNS)
+def test_steps_are_captured_without_a_flag_and_have_the_bits_of_eager_ones(tmp_path, run):
+    words = ["--set", "num_shards=2", "--set", f"total_steps={8192 if run.startswith('ppo') else 1024}"]
+    captured = train(tmp_path / "a", *words, run=run)
+    eager = train(tmp_path / "b", *words, "--set", "capture=false", run=run)
+    assert "capture: gradient steps are CUDA graphs" in (tmp_path / "a" / "logs" / "rank_0.log").read_text()
+    assert captured["params_fingerprint"] == eager["params_fingerprint"]
 
 
 @NEEDS_GPU
@@ -189,12 +192,13 @@ def test_doctor_measures_the_gpu(capsys):
 
 
 @NEEDS_GPU
+@pytest.mark.parametrize("capture", [False, True])
 @pytest.mark.parametrize("case", STATED_WAITS)
-def test_same_seed_has_the_same_bits(deterministic, tmp_path, case):
+def test_same_seed_has_the_same_bits(deterministic, tmp_path, case, capture):
     name, config, _ = STATED_WAITS[case]
     found = []
     for _ in range(2):
-        one = make(name, tmp_path, "cuda", config)
+        one = make(name, tmp_path, "cuda", config, capture=capture)
         for number in range(6):
             one.update(number)
         found.append(values(one.learner))
@@ -273,7 +277,7 @@ def test_settings_of_arithmetic_train(tmp_path, settings):
 
 
 @NEEDS_GPU
-@pytest.mark.parametrize("settings", [[], ["capture=true"]])
+@pytest.mark.parametrize("settings", [["capture=false"], []])
 def test_two_ranks_that_share_a_gpu_equal_one_rank(tmp_path, settings):
     """Through gloo, with pinned shards; captured steps of two ranks have the collective between their graphs."""
     words = [word for one in ("num_shards=2", *settings) for word in ("--set", one)]
@@ -287,8 +291,8 @@ def test_two_ranks_that_share_a_gpu_equal_one_rank(tmp_path, settings):
 @NEEDS_GPU
 def test_two_captured_ranks_equal_eager_ones(tmp_path):
     words = ["--set", "num_shards=2", "--ranks", "2", "--set", "share_gpus=true"]
-    eager = train(tmp_path / "a", *words)
-    captured = train(tmp_path / "b", *words, "--set", "capture=true")
+    eager = train(tmp_path / "a", *words, "--set", "capture=false")
+    captured = train(tmp_path / "b", *words)
     assert eager["params_fingerprint"] == captured["params_fingerprint"]
 
 

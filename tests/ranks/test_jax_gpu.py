@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import jax_comm_calls as called
+import numpy as np
 import pytest
 
-from lockstep import spawn
+from lockstep import World, spawn
+from lockstep.jax.comm import Comm
 from lockstep.launch.gpus import visible_gpus
 from lockstep.launch.rank_environment import free_port
 
@@ -80,3 +82,15 @@ def test_collectives_of_compiled_code_are_between_the_gpus():
     ranks = spawn(called.sums_between_devices, 2, (free_port(), "cuda", "auto"), timeout_s=240)
     called.check_sums_between_devices(ranks, "gpu", "nccl")
     assert [one["devices"] for one in ranks] == [[0], [1]]
+
+
+def test_networks_copied_to_their_targets_change_nothing_else():
+    """A program that is only copies between donated buffers, of which none may be written before it is read."""
+    names = ("critics", "target", "moment", "square")
+    with Comm(World(), device="cuda") as comm:
+        copy = comm.spmd(lambda shared, own: (shared | {"target": shared["critics"]}, own))
+        shared = comm.replicate({name: np.full(100_000, number, np.float32) for number, name in enumerate(names)})
+        for _ in range(2):
+            shared, _ = copy(shared, ())
+        found = {name: set(array.tolist()) for name, array in comm.read(shared).items()}
+    assert found == {"critics": {0.0}, "target": {0.0}, "moment": {2.0}, "square": {3.0}}

@@ -35,8 +35,9 @@ class RunBase:
     """torch.compile the loss and its backward pass (torch before 2.11: the loss alone). JAX compiles in any case."""
     compile_mode: Literal["default", "max-autotune"] = "default"
     """Of `compile=true`: `max-autotune` measures several kernels for each operation, which takes minutes."""
-    capture: bool = False
-    """Gradient steps as CUDA graphs; torch on a GPU. A line at the start says where it has no effect."""
+    capture: bool | None = None
+    """Gradient steps as CUDA graphs; torch on a GPU. `null`: where they can be, but for networks of your own, whose
+    Python a graph would not run again. A line at the start says what is captured."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the forward and backward pass; parameters stay float32."""
     tf32: bool | None = None

@@ -133,7 +133,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         self._step = comm.spmd(self.step)
         self._steps = comm.spmd(self.steps)
         self._critic_step = comm.spmd(self.critic_step)
-        self._copy = comm.spmd(self._copied)
+        self._copy = comm.spmd(self._copied, donate=False)
         self._named = jax.jit(self._by_name)
         self.state: State = comm.replicate(self._first_state(self.flat.join(actor), self.flat_critics.join(critics)))
 
@@ -325,7 +325,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         self.state, _ = self._copy(self.state, ())
 
     def _copied(self, state: State, own: tuple[()]) -> tuple[State, tuple[()]]:
-        return state._replace(target=self._followed(state.policy, state.critics)), own
+        return state._replace(target=jnp.copy(self._followed(state.policy, state.critics))), own
 
     def warmup(self) -> None:
         """Compile everything that an update calls, without changing the state; *collective*."""

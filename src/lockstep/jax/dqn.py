@@ -100,7 +100,7 @@ class DQN:
         self._calls = StepCalls(run, policy.spec, comm.devices[0].platform, [self._blank()] * comm.num_slots)
         self._step = comm.spmd(self.step)
         self._steps = comm.spmd(self.steps)
-        self._copy = comm.spmd(self._copied)
+        self._copy = comm.spmd(self._copied, donate=False)
         self._split = jax.jit(self.flat.split)
         values = self.flat.join(policy.params)
         rate = jnp.asarray(config.learning_rate, jnp.float32)
@@ -296,7 +296,7 @@ class DQN:
         self.state, _ = self._copy(self.state, ())
 
     def _copied(self, state: State, own: tuple[()]) -> tuple[State, tuple[()]]:
-        return state._replace(target=state.values), own
+        return state._replace(target=jnp.copy(state.values)), own
 
     def _locate_non_finite(
         self, rollouts: list[Rollout], minibatches: list[list[Part]], progress: Progress

@@ -1,4 +1,4 @@
-"""Gradient steps as CUDA graphs (`capture=true`): the host launches one graph instead of hundreds of kernels.
+"""Gradient steps as CUDA graphs (`capture`): the host launches one graph instead of hundreds of kernels.
 
 A graph repeats kernels with the addresses and the Python numbers of its recording. What changes between steps is
 therefore in tensors that stay: batches are copied into static ones, and learning rates, flags and noise are written in
@@ -18,7 +18,7 @@ from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.errors import RunError
 from lockstep.record.journal import Journal
-from lockstep.run import AnyRun
+from lockstep.run import AnyRun, Run
 from lockstep.torch.batch import RowBatch
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
@@ -72,7 +72,7 @@ class CudaGraphs:
                 return graph.replay, function()
         except RuntimeError as error:
             raise RunError(
-                f"capture=true: the gradient step cannot be a CUDA graph ({str(error).splitlines()[0]}); "
+                f"capture: the gradient step cannot be a CUDA graph ({str(error).splitlines()[0]}); "
                 "use capture=false, or a network that does not read tensors on the host"
             ) from error
 
@@ -139,7 +139,7 @@ def capture_step(
     *,
     candidates: bool = False,
 ) -> tuple[Callable[..., Accumulated], Callable[..., Applied], Callable[..., Any]]:
-    """The three functions of a gradient step; with `capture=true`, what is captured of them.
+    """The three functions of a gradient step, captured unless `capture=false` or something is in the way.
 
     In a world of one that is the whole step. With several ranks it is both parts, and the collective between them is
     no part of a graph: `docs/decisions/0022-collectives-outside-graphs.md`.
@@ -153,7 +153,9 @@ def capture_step(
         step: calls the first result of this function, averages over ranks, and calls the second.
         candidates: whether the policy scores candidates.
     """
-    captured = run.capture and obstacle(run, candidates=candidates) is None
+    captured = obstacle(run, candidates=candidates) is None
+    if run.capture is None and comm.overlaps_gradients(flat):
+        captured = False  # large networks gain more from that
     graphs = graphs_on(comm.device) if captured else None
     if graphs is None:
 
@@ -173,13 +175,17 @@ def graphs_on(device: torch.device) -> Graphs | None:
 
 
 def obstacle(run: AnyRun, *, candidates: bool = False) -> str | None:
-    """Why gradient steps of these settings cannot be captured; None if they can.
+    """Why gradient steps of these settings are not captured; None if they are.
 
     Args:
         run: the config.
         candidates: whether the policy scores candidates.
     """
     config = run.algorithm
+    if run.capture is False:
+        return "capture=false"
+    if run.capture is None and (own_code := _own_code(run)):
+        return f"{own_code} may do in Python what a graph does not repeat; if it does not, capture=true is faster"
     if isinstance(config, PPOConfig) and config.kl_reference == "previous_epoch":
         return "kl_reference=previous_epoch writes into the minibatches"
     if isinstance(config, SACConfig | TD3Config) and config.dropout > 0:
@@ -189,13 +195,23 @@ def obstacle(run: AnyRun, *, candidates: bool = False) -> str | None:
     return None
 
 
+def _own_code(run: AnyRun) -> str | None:
+    """The setting by which code of the user is part of a gradient step."""
+    if isinstance(run, Run) and run.network.module is not None:
+        return "network.module"
+    return "symmetry" if isinstance(run.algorithm, PPOConfig) and run.algorithm.symmetry is not None else None
+
+
 def announce_capture(journal: Journal, run: AnyRun, comm: Comm, *, candidates: bool = False) -> None:
-    """Print what `capture=true` does in this run, or why it has no effect."""
-    if not run.capture:
+    """Print what is captured in this run, or why `capture=true` has no effect."""
+    on_gpu = graphs_on(comm.device) is not None
+    if run.capture is False or (run.capture is None and not on_gpu):
         return
-    reason = "CUDA graphs need a GPU" if graphs_on(comm.device) is None else obstacle(run, candidates=candidates)
-    if reason is not None:
+    reason = obstacle(run, candidates=candidates) if on_gpu else "CUDA graphs need a GPU"
+    if reason is not None and run.capture:
         journal.warn(f"capture=true has no effect: {reason}")
+    elif reason is not None:
+        journal.say(f"capture: gradient steps are no CUDA graphs: {reason}")
     elif comm.world.size > 1:
         journal.say("capture: a gradient step is two CUDA graphs, with the collective between them")
     else:

@@ -228,11 +228,7 @@ class Comm:
         Gradients that no backward pass computes, as those of compiled and captured steps, are sent by
         `average_gradients_`.
         """
-        if self.world.size == 1 or self.world.pinned or self._hosts is not None or len(flat.rows) > 1:
-            return
-        if self.backend == "gloo" and is_on_gpu(flat.values):
-            return
-        if flat.rows.nbytes < _OVERLAPPED_BYTES:
+        if not self.overlaps_gradients(flat):
             return
         if flat not in self._buckets:
 
@@ -242,6 +238,14 @@ class Comm:
 
             self._buckets[flat] = GradientBuckets(flat, start_sum, _BUCKET_BYTES)
         self._buckets[flat].start()
+
+    def overlaps_gradients(self, flat: FlatParameters) -> bool:
+        """Whether `start_gradients_` has an effect on these gradients."""
+        if self.world.size == 1 or self.world.pinned or self._hosts is not None or len(flat.rows) > 1:
+            return False
+        if self.backend == "gloo" and is_on_gpu(flat.values):
+            return False
+        return flat.rows.nbytes >= _OVERLAPPED_BYTES
 
     def average_gradients_(
         self,

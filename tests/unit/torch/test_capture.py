@@ -9,13 +9,16 @@ import pytest
 import torch
 
 from lockstep import World
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.algorithms.sac import SACConfig
 from lockstep.cli import main as cli
 from lockstep.errors import ConfigError
-from lockstep.run import Run
+from lockstep.run import NetworkConfig, Run
 from lockstep.torch import actor_critic, capture, dqn, ppo
 from lockstep.torch.batch import Batch
 from lockstep.torch.capture import CapturedStep, announce_capture, obstacle
 from lockstep.torch.comm import Comm
+from lockstep.torch.flat import FlatParameters
 from lockstep.torch.offline import optimizer
 from lockstep.torch.transitions import TransitionBatch
 from made_data import parametric
@@ -198,17 +201,18 @@ class TestCapturedStep:
         assert all(column.untyped_storage().nbytes() <= 2 * 3 * 4 for column in captured.columns)
 
 
+class Journal:
+    def __init__(self):
+        self.said = []
+
+    def warn(self, text):
+        self.said.append(f"warning: {text}")
+
+    def say(self, text):
+        self.said.append(text)
+
+
 def test_where_capture_has_no_effect_is_said():
-    class Journal:
-        def __init__(self):
-            self.said = []
-
-        def warn(self, text):
-            self.said.append(f"warning: {text}")
-
-        def say(self, text):
-            self.said.append(text)
-
     journal, comm = Journal(), Comm(device="cpu")
     announce_capture(journal, Run(task="t"), comm)
     assert not journal.said
@@ -216,10 +220,41 @@ def test_where_capture_has_no_effect_is_said():
     assert journal.said == ["warning: capture=true has no effect: CUDA graphs need a GPU"]
 
 
-def test_obstacles_name_the_setting(tmp_path):
-    from lockstep.algorithms.ppo import PPOConfig
-    from lockstep.algorithms.sac import SACConfig
+OWN = NetworkConfig(module="mine:Network")
 
+
+@pytest.mark.parametrize(
+    ("run", "captured", "said"),
+    [
+        (Run(task="t"), True, "capture: gradient steps are CUDA graphs"),
+        (Run(task="t", capture=False), False, None),
+        (Run(task="t", network=OWN), False, "network.module may do in Python what a graph does not repeat"),
+        (Run(task="t", algorithm=PPOConfig(symmetry="mine:mirror")), False, "symmetry may do in Python"),
+        (Run(task="t", network=OWN, capture=True), True, "capture: gradient steps are CUDA graphs"),
+    ],
+)
+def test_a_gpu_captures_without_a_flag_all_but_the_users_code(graphs, run, captured, said):
+    journal, comm = Journal(), Comm(device="cpu")
+    flat = FlatParameters(torch.nn.Linear(2, 2), 1)
+    step = capture.capture_step(run, comm, flat, lambda given: given, lambda given: given, lambda given: given)[2]
+    announce_capture(journal, run, comm)
+    assert isinstance(step, CapturedStep) == captured
+    assert said in journal.said[0] if said else not journal.said
+
+
+def test_large_gradients_are_sent_early_rather_than_captured(graphs):
+    comm = SimpleNamespace(
+        device=torch.device("cpu"), world=World(size=2), overlaps_gradients=lambda flat: True,
+        start_gradients_=lambda flat: None,
+    )  # fmt: skip
+    found = []
+    for chosen in (None, True):
+        made = capture.capture_step(Run(task="t", capture=chosen), comm, None, lambda: None, lambda: None, lambda: None)
+        found.append(isinstance(made[0], CapturedStep))
+    assert found == [False, True]
+
+
+def test_obstacles_name_the_setting(tmp_path):
     assert obstacle(Run(task="t")) is None
     assert "kl_reference" in (obstacle(Run(task="t", algorithm=PPOConfig(kl_reference="previous_epoch"))) or "")
     assert "dropout" in (obstacle(Run(task="t", algo="sac", algorithm=SACConfig(dropout=0.1))) or "")

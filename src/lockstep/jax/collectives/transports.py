@@ -61,7 +61,7 @@ class MeshTransport:
         mapped = jax.shard_map(
             function, mesh=self._mesh, in_specs=(whole, own), out_specs=(whole, own), check_vma=False
         )
-        compiled: Function = jax.jit(mapped, donate_argnums=donate)
+        compiled = _jit(mapped, donate=donate)
         return compiled if self._processes is None else _attribute_failures(compiled, self._processes, function)
 
     def index(self) -> Array:
@@ -246,8 +246,16 @@ Transport = SingleDevice | MeshTransport | ProcessTransport
 
 def _compile_for_device(function: Function, device: Any, *, donate: tuple[int, ...]) -> Function:
     # With explicit shardings, host arrays and device arrays share one compilation.
-    sharding = SingleDeviceSharding(device)
-    return jax.jit(function, in_shardings=sharding, donate_argnums=donate)
+    return _jit(function, donate=donate, in_shardings=SingleDeviceSharding(device))
+
+
+def _jit(function: Any, *, donate: tuple[int, ...], **options: Any) -> Function:
+    """Compile a function; buffers that are donated each become the output of the same name.
+
+    JAX leaves out arguments that a function ignores. Every later buffer would then be given to the output before its
+    own, as on a GPU (jaxlib 0.11.2) that copied networks to their targets: Adam's first moments became the networks.
+    """
+    return jax.jit(function, donate_argnums=donate, keep_unused=True, **options)
 
 
 def _attribute_failures(compiled: Function, processes: Processes, function: Function) -> Function:

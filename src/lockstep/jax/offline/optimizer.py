@@ -101,7 +101,7 @@ class OfflineOptimizer:
         self._num_scores = FlatParameters(networks[0]).num_parameters
         self._optimizer = Adam(c.adam_eps) if c.optimizer == "adam" else Sgd()
         self._step = comm.spmd(self.step)
-        self._copy = comm.spmd(self._copied)
+        self._copy = comm.spmd(self._copied, donate=False)
         self._split = jax.jit(self.flat.split)
         values = self.flat.join(params)
         rate = jnp.asarray(c.learning_rate, jnp.float32)
@@ -191,7 +191,7 @@ class OfflineOptimizer:
         self.state, _ = self._copy(self.state, ())
 
     def _copied(self, state: State, own: tuple[()]) -> tuple[State, tuple[()]]:
-        return state._replace(target=state.values[: self.flat_target.num_parameters]), own
+        return state._replace(target=jnp.copy(state.values[: self.flat_target.num_parameters])), own
 
     def params(self) -> Params:
         """Copies of the current parameters by name, on the first local device."""
