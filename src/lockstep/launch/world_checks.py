@@ -52,6 +52,6 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
             raise ConfigError(f"{wanted}, but there is no GPU that torch can use; `lockstep doctor` says why")
     if gpus and world.size > gpus and not run.share_gpus:
         raise ConfigError(
-            f"--ranks {world.size} is more than the {gpus} GPUs; use --ranks {gpus} or --set device=cpu, or for tests "
-            "--set share_gpus=true"
+            f"--ranks {world.size} is more than the {gpus} GPU{'s' * (gpus > 1)} of this machine; use --ranks {gpus} "
+            "or --set device=cpu, or for tests --set share_gpus=true"
         )

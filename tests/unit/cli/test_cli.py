@@ -401,13 +401,20 @@ def test_num_shards_allows_what_the_ranks_alone_would_not(launched, capsys):
 def test_ranks_and_gpus(num_gpus, arguments, ranks, monkeypatch, launched, trained, capsys):
     monkeypatch.setattr(gpus, "installed_gpus", lambda framework="torch": num_gpus)
     monkeypatch.setattr(gpus, "visible_gpus", lambda framework="torch": num_gpus if framework == "torch" else 4)
-    code = cli.main(["train", "cartpole", *arguments.split()])
+    code = cli.main(["train", "CartPole-v1", *arguments.split()])
     if ranks is None:
         assert code == 2
-        assert "--ranks 2 is more than the 1 GPUs; use --ranks 1" in capsys.readouterr().err
+        assert "--ranks 2 is more than the 1 GPU of this machine; use --ranks 1" in capsys.readouterr().err
         assert launched == []
     else:
         assert launched[0].ranks == ranks
+
+
+def test_two_ranks_of_the_first_command_need_no_gpus(monkeypatch, launched):
+    """`make train`, on a machine with one GPU."""
+    monkeypatch.setattr(gpus, "installed_gpus", lambda framework="torch": 1)
+    assert cli.main(["train", "cartpole", "--ranks", "2"]) == 7
+    assert launched[0].ranks == 2
 
 
 def test_ranks_auto_without_gpus_is_one(trained, launched):

@@ -121,7 +121,7 @@ class TestSharedGpus:
         monkeypatch.setattr(gpus, "installed_gpus", lambda: 1)
         world = World(size=2, local_size=2)
         check_world(Run(task="CartPole-v1", share_gpus=True), world)
-        with pytest.raises(ConfigError, match=r"--ranks 2 is more than the 1 GPUs.*share_gpus=true"):
+        with pytest.raises(ConfigError, match=r"--ranks 2 is more than the 1 GPU of this machine.*share_gpus=true"):
             check_world(Run(task="CartPole-v1"), world)
 
 
