@@ -328,7 +328,7 @@ def test_recipes_are_suggested_for_unknown_tasks_alone(capsys):
         ("cartpole --distributed", ["--distributed", "torch.distributed.run", "--ranks 2"]),
         ("cartpole --distributed --ml_framework jax", ["--distributed", "-m lockstep.launch.jax --nproc", "--ranks 2"]),
         ("cartpole --device cuda", ["device=cuda", "lockstep doctor"]),
-        ("cartpole --ranks 2 --set backend=nccl", ["backend=nccl", "lockstep doctor"]),
+        ("CartPole-v1 --ranks 2 --set backend=nccl", ["backend=nccl", "lockstep doctor"]),
         ("cartpole --max-restarts -1", ["--max-restarts -1", "at least 0"]),
         ("cartpole --max-restarts many", ["--max-restarts many", "a number"]),
         ("--task=lockstep/Reach-v0 --video", ["a video was asked for", "lockstep/Reach-v0 cannot be drawn"]),
