@@ -260,3 +260,54 @@ def test_a_broken_rule_is_seen(module, source, word):
 )
 def test_a_kept_rule_is_not(module, source):
     assert not violations(list(imports_of(ast.parse(source), module, "fine.py", set())))
+
+
+@cache
+def names_in(module: str) -> set[str] | None:
+    """What a module of ours has at its top, submodules and lazy names included; None if there is no such module."""
+    path = SOURCE.joinpath(*module.split("."))
+    beside = {each.stem for each in path.iterdir()} if path.is_dir() else set[str]()
+    found = [file for file in (path.with_suffix(".py"), path / "__init__.py", path / "__init__.pyi") if file.is_file()]
+    if not found and not beside - {"__pycache__"}:
+        return None
+    names = beside
+    for file in found:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            elif isinstance(node, ast.alias):
+                names.add(node.asname or node.name)
+    return names
+
+
+def missing_imports(tree: ast.Module) -> Iterator[str]:
+    """Imports of what our modules do not have."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            wanted = [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            wanted = [(node.module or "", alias.name) for alias in node.names]
+        else:
+            continue
+        for module, name in wanted:
+            if module.partition(".")[0] == "lockstep":
+                names = names_in(module)
+                if names is None or (name and name not in names):
+                    yield f"{node.lineno}: {module} {name}"
+
+
+def test_scripts_and_tests_import_what_there_is():
+    """Only some of them run in each test run, and no type checker reads them."""
+    root = SOURCE.parent
+    files = [file for folder in ("benchmarks", "docs", "examples", "tests") for file in (root / folder).rglob("*.py")]
+    missing = [
+        f"{file.relative_to(root)}:{one}" for file in files for one in missing_imports(ast.parse(file.read_text()))
+    ]
+    assert missing == []
+
+
+def test_a_missing_import_is_seen():
+    source = "import lockstep.nowhere\nfrom lockstep.run import Run, Walk\nfrom lockstep import World"
+    assert [*missing_imports(ast.parse(source))] == ["1: lockstep.nowhere ", "2: lockstep.run Walk"]
