@@ -55,9 +55,24 @@ class Lake:
         return state[1] >= params.max_steps_in_episode
 
 
+class OldLake(Lake):
+    """Written for a JAX whose `clip` had other names."""
+
+    def step_env(self, key, state, action, params):
+        return super().step_env(key, state, jnp.clip(action, a_min=0), params)
+
+
 class Parameters(SimpleNamespace):
     def replace(self, **changes):
         return Parameters(**{**vars(self), **changes})
+
+
+def test_a_package_that_does_not_fit_this_jax_is_refused_in_a_line(stand_in):
+    stand_in(
+        "gymnax", "gymnax", registered_envs=["Lake"], make=lambda name: (OldLake(), Parameters(max_steps_in_episode=9))
+    )
+    with pytest.raises(ConfigError, match=r"^task=gymnax/Lake: gymnax cannot step it with jax .*a_min.*another task$"):
+        make_device_env("gymnax/Lake", EnvConfig())
 
 
 def test_a_choice_that_gymnax_observes_is_one_hot(stand_in):

@@ -4,6 +4,8 @@ import importlib
 import inspect
 from typing import Any, cast
 
+import jax
+
 from lockstep.config.env import EnvConfig
 from lockstep.envs.limits import has_limits
 from lockstep.envs.load import load_module, near
@@ -12,6 +14,7 @@ from lockstep.envs.vector import kwargs_of, refuse_single_env_settings, refuse_u
 from lockstep.errors import ConfigError, RunError
 from lockstep.jax.envs.interface import DeviceEnv
 from lockstep.jax.envs.limits import LimitedEnv
+from lockstep.jax.envs.packed import action_type
 
 BUILT_IN = {"CartPole-v1": ("lockstep.jax.envs.cartpole", "CartPole")}
 """Classes of the tasks `jax/NAME`."""
@@ -46,6 +49,8 @@ def make_device_env(task: str, config: EnvConfig) -> DeviceEnv:
     except Exception as error:
         raise ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}") from error
     checked = _check_protocol(env, task)
+    if task.partition("/")[0] in _ADAPTERS:
+        _check_that_it_steps(checked, task)
     return LimitedEnv(checked, config, task) if has_limits(config) else checked
 
 
@@ -71,6 +76,20 @@ def _find_maker(task: str) -> Any:
         package = (error.name or family).split(".")[0]
         extra = f"pip install 'lockstep-rl[{family}]'"
         raise ConfigError(f"task={task} needs the Python package {package}: {extra}") from error
+
+
+def _check_that_it_steps(env: DeviceEnv, task: str) -> None:
+    """Trace a task of a package, which may have been written for another version of JAX."""
+    action = jax.ShapeDtypeStruct(*action_type(env.spec))
+    key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+    try:
+        jax.eval_shape(lambda key, action: env.step(env.reset(key), action, key), key, action)
+    except Exception as error:
+        package = task.partition("/")[0]
+        raise ConfigError(
+            f"task={task}: {package} cannot step it with jax {jax.__version__}: {type(error).__name__}: {error}; use "
+            f"versions of {package} and jax that fit, or another task"
+        ) from error
 
 
 def _check_protocol(env: Any, task: str) -> DeviceEnv:
