@@ -5,6 +5,7 @@ therefore in tensors that stay: batches are copied into static ones, and learnin
 place. The function that is captured has no effects on Python objects.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -72,7 +73,7 @@ class CudaGraphs:
                 return graph.replay, function()
         except RuntimeError as error:
             raise RunError(
-                f"capture: the gradient step cannot be a CUDA graph ({str(error).splitlines()[0]}); "
+                f"capture=true: the gradient step cannot be a CUDA graph ({str(error).splitlines()[0]}); "
                 "use capture=false, or a network that does not read tensors on the host"
             ) from error
 
@@ -92,20 +93,28 @@ class CapturedStep(Generic[Result]):
     Args:
         function: takes a list of inputs, then options.
         graphs: makes the graphs.
+        on_failure: called with the reason if the function cannot be captured, which then runs without graphs; None:
+            that is an error.
 
     Attributes:
         num_replays: how many calls launched a graph.
     """
 
-    def __init__(self, function: Callable[..., Result], graphs: Graphs) -> None:
+    def __init__(
+        self, function: Callable[..., Result], graphs: Graphs, on_failure: Callable[[RunError], None] | None = None
+    ) -> None:
         self.num_replays = 0
         self._function = function
         self._graphs = graphs
+        self._on_failure = on_failure
+        self._failed = False
         self._num_calls = Counter[Hashable]()
         self._captured = dict[Hashable, _Captured]()
 
     def __call__(self, inputs: Sequence[Input], *options: Hashable) -> Result:
         """The result of the function."""
+        if self._failed:
+            return self._function(inputs, *options)
         key = (_layout(inputs), options)
         captured = self._captured.get(key)
         if captured is not None:
@@ -117,7 +126,14 @@ class CapturedStep(Generic[Result]):
                 self._num_calls[key] += 1
             return self._graphs.warm_up(lambda: self._function(inputs, *options))
         else:
-            captured = self._captured[key] = self._capture(inputs, options)
+            try:
+                captured = self._captured[key] = self._capture(inputs, options)
+            except RunError as error:
+                if self._on_failure is None:
+                    raise
+                self._failed = True
+                self._on_failure(error)
+                return self._function(inputs, *options)
         captured.replay()
         self.num_replays += 1
         return captured.result
@@ -164,9 +180,20 @@ def capture_step(
             return accumulate(*given)
 
         return watched, apply, step
+    on_failure = None if run.capture else _printed_on(comm.world.rank)
     if comm.world.size > 1:
-        return CapturedStep(accumulate, graphs), CapturedStep(apply, graphs), step
-    return accumulate, apply, CapturedStep(step, graphs)
+        return CapturedStep(accumulate, graphs, on_failure), CapturedStep(apply, graphs, on_failure), step
+    return accumulate, apply, CapturedStep(step, graphs, on_failure)
+
+
+def _printed_on(rank: int) -> Callable[[RunError], None]:
+    """Prints on rank 0 why steps are not captured: only an attempt shows it, after the lines of the start."""
+
+    def say(error: RunError) -> None:
+        if rank == 0:
+            print(f"lockstep: note: gradient steps run without CUDA graphs: {error.__cause__}", file=sys.stderr)
+
+    return say
 
 
 def graphs_on(device: torch.device) -> Graphs | None:

@@ -12,7 +12,7 @@ from lockstep import World
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.cli import main as cli
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, RunError
 from lockstep.run import NetworkConfig, Run
 from lockstep.torch import actor_critic, capture, dqn, ppo
 from lockstep.torch.batch import Batch
@@ -144,6 +144,21 @@ class TestCapturedStep:
     def step(self, function):
         made = CapturedStep(function, TapeGraphs())
         return made, lambda *inputs: made(list(inputs))
+
+    def test_without_a_flag_what_cannot_be_captured_runs_without_graphs(self, capsys):
+        class Refusing(TapeGraphs):
+            def capture(self, function):
+                raise RunError("capture=true: no") from RuntimeError("operation not permitted")
+
+        total = torch.zeros(())
+        say = capture._printed_on(0)
+        made = CapturedStep(lambda inputs: total.add_(inputs[0].sum()).clone(), Refusing(), say)
+        assert [float(made([torch.ones(2)])) for _ in range(6)] == [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]
+        assert capsys.readouterr().err.count("without CUDA graphs: operation not permitted") == 1
+        wanted = CapturedStep(lambda inputs: total, Refusing())
+        with pytest.raises(RunError, match="capture=true: no"):
+            for _ in range(4):
+                wanted([torch.ones(2)])
 
     def test_inputs_are_those_of_the_call(self):
         total = torch.zeros(())
