@@ -72,7 +72,13 @@ _OFF_POLICY: Mapping[Kind, Settings] = {
     },
 }
 
-BY_ALGORITHM: Mapping[str, Mapping[Kind, Settings]] = {"ppo": PPO, "sac": _OFF_POLICY, "td3": _OFF_POLICY}
+_TD3: Mapping[Kind, Settings] = {
+    # The step size of Fujimoto et al., 2018. With 3e-4, that of their later code, Hopper-v5 returned 1292 after 300,000
+    # steps instead of 3562.
+    "continuous": {**_OFF_POLICY["continuous"], "learning_rate": 1e-3},
+}
+
+BY_ALGORITHM: Mapping[str, Mapping[Kind, Settings]] = {"ppo": PPO, "sac": _OFF_POLICY, "td3": _TD3}
 """The tables by algorithm. An algorithm or a kind that is missing has the defaults of its classes."""
 
 # Those of the kind reach returns of 1645 (HalfCheetah-v5) and 62 (Swimmer-v5).
