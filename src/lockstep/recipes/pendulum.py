@@ -8,7 +8,7 @@ def recipe() -> Run:
     """A short horizon (gamma 0.9) and long rollouts, as published for this task by RL Baselines3 Zoo."""
     return Run(
         task="Pendulum-v1",
-        device="cpu",  # networks this small are quicker there than on a GPU
+        device="cpu",  # so that two ranks need no two GPUs, for a network this small
         num_envs=8,
         total_steps=300_000,
         stop_return=-200.0,

@@ -169,9 +169,7 @@ def capture_step(
         step: calls the first result of this function, averages over ranks, and calls the second.
         candidates: whether the policy scores candidates.
     """
-    captured = obstacle(run, candidates=candidates) is None
-    if run.capture is None and comm.overlaps_gradients(flat):
-        captured = False  # large networks gain more from that
+    captured = obstacle(run, comm, flat, candidates=candidates) is None
     graphs = graphs_on(comm.device) if captured else None
     if graphs is None:
 
@@ -201,11 +199,13 @@ def graphs_on(device: torch.device) -> Graphs | None:
     return CudaGraphs() if device.type == "cuda" else None
 
 
-def obstacle(run: AnyRun, *, candidates: bool = False) -> str | None:
+def obstacle(run: AnyRun, comm: Comm, flat: FlatParameters, *, candidates: bool = False) -> str | None:
     """Why gradient steps of these settings are not captured; None if they are.
 
     Args:
         run: the config.
+        comm: the ranks.
+        flat: the gradients.
         candidates: whether the policy scores candidates.
     """
     config = run.algorithm
@@ -213,6 +213,10 @@ def obstacle(run: AnyRun, *, candidates: bool = False) -> str | None:
         return "capture=false"
     if run.capture is None and (own_code := _own_code(run)):
         return f"{own_code} may do in Python what a graph does not repeat; if it does not, capture=true is faster"
+    if run.capture is None and comm.overlaps_gradients(flat):
+        return (
+            "gradients this large are sent while the backward pass computes the rest; a graph would send them after it"
+        )
     if isinstance(config, PPOConfig) and config.kl_reference == "previous_epoch":
         return "kl_reference=previous_epoch writes into the minibatches"
     if isinstance(config, SACConfig | TD3Config) and config.dropout > 0:
@@ -229,12 +233,14 @@ def _own_code(run: AnyRun) -> str | None:
     return "symmetry" if isinstance(run.algorithm, PPOConfig) and run.algorithm.symmetry is not None else None
 
 
-def announce_capture(journal: Journal, run: AnyRun, comm: Comm, *, candidates: bool = False) -> None:
+def announce_capture(
+    journal: Journal, run: AnyRun, comm: Comm, flat: FlatParameters, *, candidates: bool = False
+) -> None:
     """Print what is captured in this run, or why `capture=true` has no effect."""
     on_gpu = graphs_on(comm.device) is not None
     if run.capture is False or (run.capture is None and not on_gpu):
         return
-    reason = obstacle(run, candidates=candidates) if on_gpu else "CUDA graphs need a GPU"
+    reason = obstacle(run, comm, flat, candidates=candidates) if on_gpu else "CUDA graphs need a GPU"
     if reason is not None and run.capture:
         journal.warn(f"capture=true has no effect: {reason}")
     elif reason is not None:

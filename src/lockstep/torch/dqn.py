@@ -292,7 +292,7 @@ def train(session: Session[Run]) -> None:
     actor = noisy_actor(policy, comm.device, run.seed, envs) if config.noisy else actor_of(policy, comm.device)
     explorer = EpsilonGreedy(session.spec.action)
     collector = session.make_collector(actor, explorer, noise_per_env=True)
-    announce_capture(session.journal, run, comm)
+    announce_capture(session.journal, run, comm, dqn.flat)
     if run.compile:
         dqn.warmup(dqn.rows)()
     progress = Progress(run.total_steps)

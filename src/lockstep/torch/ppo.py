@@ -350,7 +350,7 @@ def train(session: Session[Run]) -> None:
     ppo = PPO(run, policy, comm)
     session.begin(policy, ppo.observations, ppo)
     collector = make_collector(session, ppo)
-    announce_capture(session.journal, run, comm)
+    announce_capture(session.journal, run, comm, ppo.flat)
     if run.compile:
         ppo.warmup(ppo.rows)()
     progress = Progress(run.total_steps)

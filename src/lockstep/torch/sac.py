@@ -150,7 +150,7 @@ def train(session: Session[Run]) -> None:
     announce(session.journal, run, policy.spec, comm.world, sac.storage)
     explorer = UniformStart(session.spec.action, policy.distribution)
     collector = session.make_collector(actor_of(policy, comm.device), explorer)
-    announce_capture(session.journal, run, comm)
+    announce_capture(session.journal, run, comm, sac.flat)
     if run.compile:
         sac.warmup(sac.rows)()
     progress = Progress(run.total_steps)

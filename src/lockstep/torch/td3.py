@@ -138,7 +138,7 @@ def train(session: Session[Run]) -> None:
     announce(session.journal, run, policy.spec, comm.world, td3.storage)
     explorer = UniformStart(session.spec.action, policy.distribution)
     collector = session.make_collector(actor_of(policy, comm.device), explorer)
-    announce_capture(session.journal, run, comm)
+    announce_capture(session.journal, run, comm, td3.flat)
     if run.compile:
         td3.warmup(td3.rows)()
     progress = Progress(run.total_steps)

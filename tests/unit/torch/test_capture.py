@@ -228,10 +228,10 @@ class Journal:
 
 
 def test_where_capture_has_no_effect_is_said():
-    journal, comm = Journal(), Comm(device="cpu")
-    announce_capture(journal, Run(task="t"), comm)
+    journal, comm, flat = Journal(), Comm(device="cpu"), FlatParameters(torch.nn.Linear(2, 2))
+    announce_capture(journal, Run(task="t"), comm, flat)
     assert not journal.said
-    announce_capture(journal, Run(task="t", capture=True), comm)
+    announce_capture(journal, Run(task="t", capture=True), comm, flat)
     assert journal.said == ["warning: capture=true has no effect: CUDA graphs need a GPU"]
 
 
@@ -249,10 +249,9 @@ OWN = NetworkConfig(module="mine:Network")
     ],
 )
 def test_a_gpu_captures_without_a_flag_all_but_the_users_code(graphs, run, captured, said):
-    journal, comm = Journal(), Comm(device="cpu")
-    flat = FlatParameters(torch.nn.Linear(2, 2), 1)
+    journal, comm, flat = Journal(), Comm(device="cpu"), FlatParameters(torch.nn.Linear(2, 2))
     step = capture.capture_step(run, comm, flat, lambda given: given, lambda given: given, lambda given: given)[2]
-    announce_capture(journal, run, comm)
+    announce_capture(journal, run, comm, flat)
     assert isinstance(step, CapturedStep) == captured
     assert said in journal.said[0] if said else not journal.said
 
@@ -262,17 +261,21 @@ def test_large_gradients_are_sent_early_rather_than_captured(graphs):
         device=torch.device("cpu"), world=World(size=2), overlaps_gradients=lambda flat: True,
         start_gradients_=lambda flat: None,
     )  # fmt: skip
-    found = []
+    journal, found = Journal(), []
     for chosen in (None, True):
-        made = capture.capture_step(Run(task="t", capture=chosen), comm, None, lambda: None, lambda: None, lambda: None)
+        run = Run(task="t", capture=chosen)
+        made = capture.capture_step(run, comm, None, lambda: None, lambda: None, lambda: None)
+        announce_capture(journal, run, comm, None)
         found.append(isinstance(made[0], CapturedStep))
     assert found == [False, True]
+    assert "gradients this large are sent while" in journal.said[0] and "two CUDA graphs" in journal.said[1]
 
 
 def test_obstacles_name_the_setting(tmp_path):
-    assert obstacle(Run(task="t")) is None
-    assert "kl_reference" in (obstacle(Run(task="t", algorithm=PPOConfig(kl_reference="previous_epoch"))) or "")
-    assert "dropout" in (obstacle(Run(task="t", algo="sac", algorithm=SACConfig(dropout=0.1))) or "")
+    given = Comm(device="cpu"), FlatParameters(torch.nn.Linear(2, 2))
+    assert obstacle(Run(task="t"), *given) is None
+    assert "kl_reference" in (obstacle(Run(task="t", algorithm=PPOConfig(kl_reference="previous_epoch")), *given) or "")
+    assert "dropout" in (obstacle(Run(task="t", algo="sac", algorithm=SACConfig(dropout=0.1)), *given) or "")
 
 
 @pytest.mark.slow

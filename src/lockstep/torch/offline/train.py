@@ -50,7 +50,7 @@ def train(session: Session) -> None:
     if isinstance(learner, TD3BC):
         learner.reset_copies()
     candidates = isinstance(policy, ScoringPolicy) and policy.action is not None
-    announce_capture(session.journal, run, comm, candidates=candidates)
+    announce_capture(session.journal, run, comm, learner.optimizer.flat, candidates=candidates)
     if run.compile:
         learner.warmup(dataset.rows(np.zeros(config.rows(comm.world.num_shards), np.int64)))()
     progress = Progress(reader.total_rows)
