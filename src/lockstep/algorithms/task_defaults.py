@@ -73,8 +73,8 @@ _OFF_POLICY: Mapping[Kind, Settings] = {
 }
 
 _TD3: Mapping[Kind, Settings] = {
-    # The step size of Fujimoto et al., 2018. With 3e-4, that of their later code, Hopper-v5 returned 1292 after 300,000
-    # steps instead of 3562.
+    # The step size of Fujimoto et al., 2018. With 3e-4, that of their later code, Hopper-v5 is learned more slowly:
+    # docs/results/learning.md.
     "continuous": {**_OFF_POLICY["continuous"], "learning_rate": 1e-3},
 }
 

@@ -190,7 +190,11 @@ def _check_devices(run: "AnyRun", nproc: str, gpus: int, on: str) -> None:
     if gpus == 0 and (run.device == "cuda" or run.backend == "nccl"):
         wanted = "device=cuda" if run.device == "cuda" else "backend=nccl"
         raise ConfigError(f"{wanted}, but no GPU is asked for; add --gpus-per-node N")
-    if gpus and run.device != "cpu" and nproc != "auto" and int(nproc) > gpus:
+    if gpus and run.device == "cpu":
+        raise ConfigError(
+            f"--gpus-per-node {gpus}: device=cpu leaves them idle; leave it out, or add --device cuda to use them"
+        )
+    if gpus and nproc != "auto" and int(nproc) > gpus:
         raise ConfigError(
             f"--nproc-per-node {nproc} is more than --gpus-per-node {gpus}; a rank takes one GPU: "
             f"use --nproc-per-node {gpus}"

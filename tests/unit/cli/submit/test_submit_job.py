@@ -42,7 +42,8 @@ SSH = ("--on", "ssh", "--hosts", "alpha,beta")
         (["cartpole", *SLURM, "--port", "80"], "--port 80"),
         (["cartpole", *SLURM, "--grace-s", "5"], "--grace-s 5"),
         (["cartpole", *SLURM, "--device", "cuda"], "add --gpus-per-node"),
-        (["cartpole", *SLURM, "--gpus-per-node", "2", "--nproc-per-node", "4"], "use --nproc-per-node 2"),
+        (["cartpole", *SLURM, "--gpus-per-node", "2"], "device=cpu leaves them idle"),
+        (["CartPole-v1", *SLURM, "--gpus-per-node", "2", "--nproc-per-node", "4"], "use --nproc-per-node 2"),
         (["cartpole", *SLURM, "--run-dir", "a\nb"], "line break"),
         (["cartpole", *SLURM, "--token-file", "nowhere"], "--token-file nowhere does not exist"),
         (["cartpole", *SLURM, "--lockstep", " "], "--lockstep is empty"),
@@ -97,7 +98,7 @@ COMMANDS = collections.defaultdict(lambda: lambda _: 0)
 
 
 def test_gpus_decide_how_many_ranks(capsys):
-    assert "--nproc-per-node 4" in text_of(capsys, "cartpole", *SLURM, "--gpus-per-node", "4")
+    assert "--nproc-per-node 4" in text_of(capsys, "CartPole-v1", *SLURM, "--gpus-per-node", "4")
     assert "--nproc-per-node 1" in text_of(capsys, "cartpole", *SLURM)
 
 

@@ -61,7 +61,9 @@ def schema_of():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "words", [[], ["--gpus-per-node", "2", "--resource", "cpu=2", "--chdir", "/app"]], ids=["plain", "all settings"]
+    "words",
+    [[], ["--device", "cuda", "--gpus-per-node", "2", "--resource", "cpu=2", "--chdir", "/app"]],
+    ids=["plain", "all settings"],
 )
 def test_manifests_follow_the_published_schemas(capsys, schema_of, kind, words):
     secret = [] if kind == "rayjob" or not words else ["--token-secret", "s"]
@@ -169,7 +171,7 @@ def test_a_rayjob_has_a_worker_per_node_and_its_ranks_there(capsys):
 
 
 def test_resources_of_a_rayjob_are_those_of_its_workers(capsys):
-    words = ["--kind", "rayjob", "--nnodes", "2", "--gpus-per-node", "2", "--resource", "cpu=8"]
+    words = ["--kind", "rayjob", "--nnodes", "2", "--device", "cuda", "--gpus-per-node", "2", "--resource", "cpu=8"]
     made = manifest(capsys, *words)
     head, worker = containers(made)
     assert "resources" not in head
@@ -202,7 +204,9 @@ def test_pods_that_come_and_go(capsys):
 
 
 def test_gpus_and_other_resources(capsys):
-    (container,) = containers(manifest(capsys, "--gpus-per-node", "4", "--resource", "memory=8Gi", "--nnodes", "2"))
+    (container,) = containers(
+        manifest(capsys, "--device", "cuda", "--gpus-per-node", "4", "--resource", "memory=8Gi", "--nnodes", "2")
+    )
     assert (
         container["resources"]["limits"]
         == {"memory": "8Gi", "nvidia.com/gpu": "4"}

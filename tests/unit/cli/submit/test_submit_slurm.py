@@ -174,6 +174,8 @@ def test_flags_of_sbatch(capsys):
         "exclusive",
         "--slurm",
         "comment=a b",
+        "--device",
+        "cuda",
         "--gpus-per-node",
         "2",
     )
