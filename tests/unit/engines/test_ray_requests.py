@@ -120,5 +120,5 @@ def test_submitted_job_trains_on_ray(capsys):
     ],
 )
 def test_job_that_could_not_run_is_refused(words, message, capsys):
-    assert main.main(shlex.split(f"submit CartPole-v1 --on ray --set device=cpu {words}")) == 2
+    assert main.main(shlex.split(f"submit CartPole-v1 --on ray {words}")) == 2
     assert message in capsys.readouterr().err
