@@ -14,7 +14,7 @@ from lockstep.envs.vector import kwargs_of, refuse_single_env_settings, refuse_u
 from lockstep.errors import ConfigError, RunError
 from lockstep.jax.envs.interface import DeviceEnv
 from lockstep.jax.envs.limits import LimitedEnv
-from lockstep.jax.envs.packed import action_type
+from lockstep.jax.envs.packed import PackedEnv
 
 BUILT_IN = {"CartPole-v1": ("lockstep.jax.envs.cartpole", "CartPole")}
 """Classes of the tasks `jax/NAME`."""
@@ -80,10 +80,8 @@ def _find_maker(task: str) -> Any:
 
 def _check_that_it_steps(env: DeviceEnv, task: str) -> None:
     """Trace a task of a package, which may have been written for another version of JAX."""
-    action = jax.ShapeDtypeStruct(*action_type(env.spec))
-    key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
     try:
-        jax.eval_shape(lambda key, action: env.step(env.reset(key), action, key), key, action)
+        PackedEnv(env)  # traces `reset` and `step`
     except Exception as error:
         package = task.partition("/")[0]
         raise ConfigError(
