@@ -285,7 +285,7 @@ class DQN:
             else:
                 state, priorities = self._step(state, (self.comm.shard(blank), self.observations.rows()))
                 self.comm.unshard(priorities)
-        self._split(self.comm.local(self._copy(state, ())[0].values))
+        self._split(self.comm.local(self._copy(state.values, ())[0]))
 
     def _blank(self) -> Part:
         """A shard's part of a minibatch of zeros."""
@@ -293,10 +293,11 @@ class DQN:
 
     def copy_to_target(self) -> None:
         """Copy the online network into the target network."""
-        self.state, _ = self._copy(self.state, ())
+        target, _ = self._copy(self.state.values, ())
+        self.state = self.state._replace(target=target)
 
-    def _copied(self, state: State, own: tuple[()]) -> tuple[State, tuple[()]]:
-        return state._replace(target=jnp.copy(state.values)), own
+    def _copied(self, values: Array, own: tuple[()]) -> tuple[Array, tuple[()]]:
+        return jnp.copy(values), own
 
     def _locate_non_finite(
         self, rollouts: list[Rollout], minibatches: list[list[Part]], progress: Progress
