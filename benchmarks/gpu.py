@@ -159,7 +159,7 @@ def _atari(device: str, scale: float, algo: str) -> dict[str, Any]:
     """Pong by environments on the host, with CleanRL's settings."""
     if importlib.util.find_spec("ale_py") is None:
         raise SystemExit("ale_py is not installed")
-    given = (f"total_steps={max(int(8_192 * scale), 2_048)}", *CLEAN_RL[algo])
+    given = (f"total_steps={max(int(8_192 * scale), 2_048)}", "log_every=512", *CLEAN_RL[algo])
     return _run(["ALE/Pong-v5", "--algo", algo], device, 8 if algo == "ppo" else 1, given)
 
 

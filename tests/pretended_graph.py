@@ -4,7 +4,7 @@ As with a CUDA graph, Python does not run when the tape is launched: its numbers
 chose are those of the recording, recording has no effects, and an operation whose result the host needs is an error.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +21,16 @@ class TapeGraphs:
     def warm_up(self, function: Callable[[], Any]) -> Any:
         return function()
 
-    def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    def capture(
+        self, function: Callable[[], Any], generators: Sequence[torch.Generator] = ()
+    ) -> tuple[Callable[[], None], Any]:
+        states = [generator.get_state() for generator in generators]
         tape = _Tape()
         with tape:
             result = function()
         tape.undo()
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
         return tape.launch, result
 
 

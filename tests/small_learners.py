@@ -25,6 +25,7 @@ from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import NetworkConfig, OfflineRun, Run
+from lockstep.torch.capture import capture_rollout
 from lockstep.torch.comm import Comm
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.device_rollout import TensorCollector
@@ -171,8 +172,9 @@ def _ppo_on_tensors(comm: Comm, config: dict[str, Any], base: dict[str, Any]) ->
     policy = Policy(envs[0].spec, NETWORK, seed=1).to(comm.device)
     learner = PPO(run, policy, comm)
     collector = TensorCollector(
-        comm, envs, policy, learner.normalizers, num_steps=STEPS, gamma=0.99, seed=1, timers=Timers()
-    )
+        comm, envs, policy, learner.normalizers, num_steps=STEPS, gamma=0.99, seed=1, timers=Timers(),
+        capture=capture_rollout(run, comm, STEPS),
+    )  # fmt: skip
     return Small(learner, lambda number: learner.update(collector.collect(), _sums(), _progress(number)))
 
 

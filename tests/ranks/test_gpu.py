@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import collectives
 import pytest
@@ -20,6 +21,7 @@ from lockstep.cli import doctor
 from lockstep.launch.rank_environment import free_port
 from lockstep.run import NetworkConfig
 from lockstep.torch import hardware
+from lockstep.torch.capture import CapturedStep, CudaGraphs
 from lockstep.torch.encoders import make_encoder
 from lockstep.torch.state import LearnerState
 from pixels import PIXELS
@@ -33,7 +35,7 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch find
 # Of whole runs: recipe or task with its algorithm, and settings that make it small.
 RUNS = {
     "ppo": ["cartpole", "--set", "total_steps=20480"],
-    "ppo on tensors": ["cartpole_isaac", "--set", "total_steps=65536"],
+    "ppo on tensors": ["cartpole_isaac", "--set", "num_envs=64", "--set", "total_steps=8192"],
     "dqn": ["cartpole_dqn", "--set", "total_steps=4096", "--set", "learning_starts=512"],
     "sac": ["pendulum_sac", "--set", "total_steps=1024", "--set", "learning_starts=256"],
     "td3": ["Pendulum-v1", "--algo", "td3", "--set", "total_steps=1024", "--set", "learning_starts=256"],
@@ -49,6 +51,7 @@ def command(folder, *words, run="ppo"):
 def train(folder, *words, run="ppo"):
     done = subprocess.run(command(folder, *words, run=run), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
+    assert "without CUDA graphs" not in done.stderr
     return json.loads((folder / "summary.json").read_text())
 
 
@@ -170,6 +173,41 @@ def test_replay_on_the_gpu_has_the_same_bits(tmp_path, case):
     found = values(learners["cuda"].learner)
     for key, value in values(learners["cpu"].learner).items():
         assert torch.equal(value, found[key]), key
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("settings", [[], ["network.recurrent=gru"], ["precision=bfloat16"], ["task=pictures"]])
+def test_rollouts_are_captured_without_a_flag_and_have_the_bits_of_eager_ones(tmp_path, settings):
+    pictures = ["lockstep/PixelPong-v0", "--algo", "ppo", "--set", "num_envs=16", "--set", "total_steps=16384"]
+    name = "pictures" if settings == ["task=pictures"] else "ppo on tensors"
+    words = [word for one in ("num_shards=2", *settings) if one != "task=pictures" for word in ("--set", one)]
+    with mock.patch.dict(RUNS, pictures=pictures):
+        captured = train(tmp_path / "a", *words, run=name)
+        eager = train(tmp_path / "b", *words, "--set", "capture=false", run=name)
+    said = "capture: steps of rollouts are CUDA graphs: acting and the environments"
+    assert said in (tmp_path / "a" / "logs" / "rank_0.log").read_text()
+    assert captured["params_fingerprint"] == eager["params_fingerprint"]
+    assert captured["updates"] >= 5
+
+
+@NEEDS_GPU
+def test_older_graphs_that_nothing_refers_to_do_not_end_a_capture():
+    graphs = CudaGraphs()
+    number = torch.zeros(1, device="cuda")
+
+    def add(inputs):
+        [[[i]] for i in range(100_000)]  # many objects, as make the garbage collector run
+        return number.add_(inputs[0])
+
+    for _ in range(3):
+        old = CapturedStep(add, graphs)
+        old.itself = old  # only the garbage collector frees it
+        for _ in range(5):
+            old([number])
+        del old
+        made = CapturedStep(add, graphs)
+        for _ in range(5):
+            made([number])
 
 
 @NEEDS_GPU

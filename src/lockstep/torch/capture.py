@@ -1,14 +1,17 @@
-"""Gradient steps as CUDA graphs (`capture`): the host launches one graph instead of hundreds of kernels.
+"""Gradient steps and steps of rollouts as CUDA graphs (`capture`): the host launches one graph, not all its kernels.
 
 A graph repeats kernels with the addresses and the Python numbers of its recording. What changes between steps is
 therefore in tensors that stay: batches are copied into static ones, and learning rates, flags and noise are written in
 place. The function that is captured has no effects on Python objects.
 """
 
+import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -30,8 +33,6 @@ Result = TypeVar("Result")
 Input = RowBatch | Tensor
 _WARMUPS = 3
 """Calls before a capture: libraries initialize, and `torch.compile` compiles."""
-_MAX_SHAPES = 32
-"""Inputs of more shapes than this are not captured."""
 
 
 class Graphs(Protocol):
@@ -41,8 +42,14 @@ class Graphs(Protocol):
         """Call a function as it will be captured, with its effects."""
         ...
 
-    def capture(self, function: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+    def capture(
+        self, function: Callable[[], Result], generators: Sequence[torch.Generator] = ()
+    ) -> tuple[Callable[[], None], Result]:
         """Record a function, without its effects.
+
+        Args:
+            function: what to record.
+            generators: all that it draws from; each launch draws from them as a call would.
 
         Returns:
             A function that launches what was recorded, and the result, whose tensors are valid after each launch.
@@ -51,10 +58,11 @@ class Graphs(Protocol):
 
 
 class CudaGraphs:
-    """CUDA graphs, recorded on a stream of their own."""
+    """CUDA graphs, recorded on a stream of their own; they share the memory of what is not part of their results."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()
+        self._pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, function: Callable[[], Result]) -> Result:
         """Call a function on the stream of the captures."""
@@ -65,17 +73,34 @@ class CudaGraphs:
         current.wait_stream(self._stream)
         return result
 
-    def capture(self, function: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+    def capture(
+        self, function: Callable[[], Result], generators: Sequence[torch.Generator] = ()
+    ) -> tuple[Callable[[], None], Result]:
         """Record a function. Raises `RunError` if it does what a graph cannot."""
         graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            graph.register_generator_state(generator)
+        recording = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
         try:
-            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            with _without_garbage_collection(), recording:
                 return graph.replay, function()
         except RuntimeError as error:
             raise RunError(
-                f"capture=true: the gradient step cannot be a CUDA graph ({str(error).splitlines()[0]}); "
+                f"capture=true: a step cannot be a CUDA graph ({str(error).splitlines()[0]}); "
                 "use capture=false, or a network that does not read tensors on the host"
             ) from error
+
+
+@contextmanager
+def _without_garbage_collection() -> Generator[None]:
+    """An older graph that is freed during a capture makes it invalid."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Captured(NamedTuple):
@@ -95,18 +120,27 @@ class CapturedStep(Generic[Result]):
         graphs: makes the graphs.
         on_failure: called with the reason if the function cannot be captured, which then runs without graphs; None:
             that is an error.
+        generators: all that the function draws from.
+        max_graphs: inputs of more shapes, or more options, than this are not captured.
 
     Attributes:
         num_replays: how many calls launched a graph.
     """
 
     def __init__(
-        self, function: Callable[..., Result], graphs: Graphs, on_failure: Callable[[RunError], None] | None = None
+        self,
+        function: Callable[..., Result],
+        graphs: Graphs,
+        on_failure: Callable[[RunError], None] | None = None,
+        generators: Sequence[torch.Generator] = (),
+        max_graphs: int = 32,
     ) -> None:
         self.num_replays = 0
         self._function = function
         self._graphs = graphs
         self._on_failure = on_failure
+        self._generators = generators
+        self._max_graphs = max_graphs
         self._failed = False
         self._num_calls = Counter[Hashable]()
         self._captured = dict[Hashable, _Captured]()
@@ -122,7 +156,7 @@ class CapturedStep(Generic[Result]):
                 captured.columns, _columns(inputs), non_blocking=True
             )
         elif self._num_calls[key] < _WARMUPS:
-            if key in self._num_calls or len(self._num_calls) < _MAX_SHAPES:
+            if key in self._num_calls or len(self._num_calls) < self._max_graphs:
                 self._num_calls[key] += 1
             return self._graphs.warm_up(lambda: self._function(inputs, *options))
         else:
@@ -141,7 +175,7 @@ class CapturedStep(Generic[Result]):
     def _capture(self, inputs: Sequence[Input], options: tuple[Hashable, ...]) -> _Captured:
         copies: dict[int, Any] = {}
         static: list[Input] = [_copied(given, copies) for given in inputs]
-        replay, result = self._graphs.capture(lambda: self._function(static, *options))
+        replay, result = self._graphs.capture(lambda: self._function(static, *options), self._generators)
         return _Captured(replay, _columns(static), result)
 
 
@@ -178,20 +212,37 @@ def capture_step(
             return accumulate(*given)
 
         return watched, apply, step
-    on_failure = None if run.capture else _printed_on(comm.world.rank)
+    on_failure = _on_failure(run, comm, "gradient steps run")
     if comm.world.size > 1:
         return CapturedStep(accumulate, graphs, on_failure), CapturedStep(apply, graphs, on_failure), step
     return accumulate, apply, CapturedStep(step, graphs, on_failure)
 
 
-def _printed_on(rank: int) -> Callable[[RunError], None]:
+def capture_rollout(run: Run, comm: Comm, num_steps: int) -> "Callable[..., CapturedStep[Any]] | None":
+    """What captures the functions of a rollout's steps; None where they run without graphs.
+
+    Args:
+        run: the config.
+        comm: the ranks.
+        num_steps: of a rollout; each has a graph of its own.
+    """
+    own_code = run.capture is None and run.network.module is not None
+    graphs = None if run.capture is False or own_code else graphs_on(comm.device)
+    if graphs is None:
+        return None
+    on_failure = _on_failure(run, comm, "steps of rollouts run")
+    # Twice: observations are not normalized before the first update.
+    return partial(CapturedStep, graphs=graphs, on_failure=on_failure, max_graphs=2 * num_steps)
+
+
+def _on_failure(run: AnyRun, comm: Comm, what: str) -> Callable[[RunError], None] | None:
     """Prints on rank 0 why steps are not captured: only an attempt shows it, after the lines of the start."""
 
     def say(error: RunError) -> None:
-        if rank == 0:
-            print(f"lockstep: note: gradient steps run without CUDA graphs: {error.__cause__}", file=sys.stderr)
+        if comm.world.rank == 0:
+            print(f"lockstep: note: {what} without CUDA graphs: {error.__cause__}", file=sys.stderr)
 
-    return say
+    return None if run.capture else say
 
 
 def graphs_on(device: torch.device) -> Graphs | None:

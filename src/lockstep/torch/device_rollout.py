@@ -6,7 +6,7 @@ rollout the host reads the episodes that ended and the sums for the normalizers.
 Shapes: K shards of this rank, T steps, B environments of a shard.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,10 @@ class TensorCollector:
         seed: of the run.
         timers: record the time spent acting and in environments.
         compiled: compile the policy for steps; not for recurrent ones.
+        capture: captures the functions of a step, see `capture_rollout`; None: they run without graphs.
+
+    Attributes:
+        captured: what is a CUDA graph.
     """
 
     def __init__(  # noqa: PLR0913  # everything a rollout needs, once, by keyword
@@ -56,6 +60,7 @@ class TensorCollector:
         seed: int,
         timers: Timers,
         compiled: bool = False,
+        capture: Callable[..., Callable[..., Any]] | None = None,
     ) -> None:
         self._world = comm.world
         self._timers = timers
@@ -72,9 +77,11 @@ class TensorCollector:
                 TensorShard(
                     env, policy, first=first, num_steps=num_steps, moments=self._moments, gamma=gamma,
                     reward_scale=normalizers.reward_scale, generator=generator, compiled=compiled,
+                    capture=capture,
                 )
             )  # fmt: skip
         self.episodes = [shard.episodes for shard in self._shards]
+        self.captured = self._shards[0].captured
         self._begin_normalizers(comm, normalizers)
         self.fingerprints: list[str] = []
         """Of each shard's first rollout: observations, actions and noise."""

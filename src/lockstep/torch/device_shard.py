@@ -5,7 +5,9 @@ in a rollout.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from lockstep.envs.spec import ActionSpec
 from lockstep.experience.rollout import NonFiniteValue, Rollout, find_non_finite
 from lockstep.torch.batch import EvaluatedRollout
+from lockstep.torch.envs.capturable import can_capture, steps_in_place
 from lockstep.torch.envs.interface import Observation, TensorVectorEnv, no_final_observation
 from lockstep.torch.envs.saved_tensors import to_arrays
 from lockstep.torch.moments import DeviceMoments
@@ -137,6 +140,7 @@ class TensorShard:
         reward_scale: float,
         generator: torch.Generator,
         compiled: bool = False,
+        capture: Callable[..., Callable[..., Any]] | None = None,
     ) -> None:
         spec, size, device = env.spec, env.num_envs, env.device
         self.env = env
@@ -173,6 +177,18 @@ class TensorShard:
         self.discounted = torch.zeros(size, dtype=torch.float64, device=device)
         self._with_final = [False] * num_steps
         self.noise = torch.zeros(0)
+        self._act, self._step = self._act_on_noise, self._step_env
+        self.captured = list[str]()
+        """What is a CUDA graph."""
+        if capture is not None:
+            self._act = capture(self._act)
+            self.captured.append("acting")
+        self._check_step: AbstractContextManager[None] | None = None
+        """Of the first step, if steps are captured."""
+        if capture is not None and can_capture(env):
+            self._check_step = steps_in_place(env)
+            self._step = capture(self._step, generators=env.generators)
+            self.captured.append("the environments")
         self.store(-1, first)
         if compiled:  # before training, whose time is measured
             with torch.no_grad():
@@ -195,13 +211,18 @@ class TensorShard:
 
     def act(self, t: int) -> Tensor:
         """The actions of step t for the environment."""
+        moments = [group.moments for group in self.groups if group.moments is not None]
+        return self._act([self.noise[t]], t, any(of.is_empty for of in moments))
+
+    def _act_on_noise(self, noise: Sequence[Tensor], t: int, unnormalized: bool) -> Tensor:
+        """What `act` computes; `unnormalized` only tells a graph from before the first update from later ones."""
         observations = [group.normalize(t) for group in self.groups]
         parameters, value, state = self._outputs(self._step_policy, observations, self.states[t], self.begins[t])
         if state is not None:
             self.states[t + 1] = state
         self._parameters[t] = parameters
         self._value[t] = value
-        action = self._policy.distribution.sample_tensor(parameters, self.noise[t])
+        action = self._policy.distribution.sample_tensor(parameters, noise[0])
         self.action[t] = action
         return self._clip(action)
 
@@ -220,7 +241,13 @@ class TensorShard:
 
     def step(self, t: int, action: Tensor) -> None:
         """Step the environments, and copy what they return."""
-        step = self.env.step(action)
+        check, self._check_step = self._check_step, None
+        with check or nullcontext():
+            self._step([action], t)
+
+    def _step_env(self, actions: Sequence[Tensor], t: int) -> None:
+        """What `step` does."""
+        step = self.env.step(actions[0])
         self.store(t + 1, step.observation)
         self._reward[t] = step.reward
         self._terminated[t] = step.terminated

@@ -23,7 +23,7 @@ from lockstep.session.normalizers import NormalizerError, Normalizers, UpdateSta
 from lockstep.torch.adam import Adam, adapted
 from lockstep.torch.batch import Batch
 from lockstep.torch.batch_builder import AnyRollout, BatchBuilder
-from lockstep.torch.capture import announce_capture, capture_step
+from lockstep.torch.capture import announce_capture, capture_rollout, capture_step
 from lockstep.torch.comm import Comm
 from lockstep.torch.device_rollout import TensorCollector
 from lockstep.torch.device_shard import TensorRollout
@@ -322,7 +322,7 @@ def make_collector(session: Session[Run], ppo: PPO) -> Collector | TensorCollect
     run = session.run
     assert isinstance(run.algorithm, PPOConfig)
     if session.envs_on_device:
-        return TensorCollector(
+        collector = TensorCollector(
             session.comm,
             session.make_tensor_envs(run.num_envs),
             ppo.policy,
@@ -332,7 +332,11 @@ def make_collector(session: Session[Run], ppo: PPO) -> Collector | TensorCollect
             seed=run.seed,
             timers=session.timers,
             compiled=run.compile and ppo.policy.state_size == 0,
+            capture=capture_rollout(run, session.comm, run.algorithm.num_steps),
         )
+        if collector.captured:
+            session.journal.say(f"capture: steps of rollouts are CUDA graphs: {' and '.join(collector.captured)}")
+        return collector
     return session.make_collector(
         actor_of(ppo.policy, session.comm.device),
         ppo.policy.distribution,

@@ -50,8 +50,8 @@ def graphs(monkeypatch):
     made = []
 
     class Recorded(CapturedStep):
-        def __init__(self, *given):
-            super().__init__(*given)
+        def __init__(self, *given, **options):
+            super().__init__(*given, **options)
             made.append(self)
 
     monkeypatch.setattr(capture, "graphs_on", lambda device: TapeGraphs())
@@ -95,7 +95,8 @@ def test_captured_parts_of_several_ranks_have_the_same_bits(graphs, tmp_path, ca
     with mock.patch.object(Comm, "average_gradients_", autospec=True, side_effect=Comm.average_gradients_) as average:
         update(captured, 10)
     assert graphs and len(graphs) % 2 == 0 and all(step.num_replays > 1 for step in graphs)
-    assert sum(step.num_replays for step in graphs) < 2 * average.call_count, "the collective is in a graph"
+    parts = [step for step in graphs if "TensorShard" not in step._function.__qualname__]  # not steps of rollouts
+    assert sum(step.num_replays for step in parts) < 2 * average.call_count, "the collective is in a graph"
     update(eager, 10)
     found = values(captured.learner)
     for key, value in values(eager.learner).items():
@@ -147,11 +148,11 @@ class TestCapturedStep:
 
     def test_without_a_flag_what_cannot_be_captured_runs_without_graphs(self, capsys):
         class Refusing(TapeGraphs):
-            def capture(self, function):
+            def capture(self, function, generators=()):
                 raise RunError("capture=true: no") from RuntimeError("operation not permitted")
 
         total = torch.zeros(())
-        say = capture._printed_on(0)
+        say = capture._on_failure(Run(task="t"), Comm(device="cpu"), "gradient steps run")
         made = CapturedStep(lambda inputs: total.add_(inputs[0].sum()).clone(), Refusing(), say)
         assert [float(made([torch.ones(2)])) for _ in range(6)] == [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]
         assert capsys.readouterr().err.count("without CUDA graphs: operation not permitted") == 1

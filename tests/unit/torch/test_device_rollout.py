@@ -91,6 +91,8 @@ def test_a_rollout_holds_what_the_environment_returned(autoreset):
         weight = 1.0 - (terminated | truncated) if autoreset == "next_step" else weight
     parameters, value = policy(seen.observation, seen.critic)
     torch.testing.assert_close(seen.parameters, parameters.detach())
+    drawn = policy.distribution.sample_tensor(seen.parameters, made._shards[0].noise.flatten(0, 1))
+    torch.testing.assert_close(seen.action, drawn.detach())
     torch.testing.assert_close(seen.value.flatten(), value.detach())
     assert seen.ended.any() and made.episodes[0].returns.size == seen.ended.sum()
 

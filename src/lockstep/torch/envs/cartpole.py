@@ -20,6 +20,7 @@ class Cartpole:
     """Balance a pole on a cart by pushing the cart; see `lockstep.envs.cartpole.Cartpole`."""
 
     on_tensors = True
+    capturable = True
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Cartpole:
         self._dynamics = CartpoleDynamics(cart_mass, pole_mass, pole_length)
         self._limit = max_episode_steps
         self._generator = torch.Generator(device)
+        self.generators = [self._generator]
         self._high = torch.tensor(START, device=device)[:, None]
         self._state = torch.zeros(4, num_envs, device=device)
         """The rows are a `CartpoleState`."""
@@ -46,7 +48,7 @@ class Cartpole:
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Start new episodes everywhere; the first seed is used for all rows."""
         self._generator.manual_seed(int(seeds[0]))
-        self._state = self._draw()
+        self._state.copy_(self._draw())
         self._steps.zero_()
         return Observation(self._state.T)
 
@@ -58,7 +60,7 @@ class Cartpole:
         truncated = self._steps >= self._limit
         ended = terminated | truncated
         final = torch.stack(state)
-        self._state = torch.where(ended, self._draw(), final)
+        torch.where(ended, self._draw(), final, out=self._state)
         self._steps *= ~ended
         return TensorStep(Observation(self._state.T), reward, terminated, truncated, Observation(final.T))
 

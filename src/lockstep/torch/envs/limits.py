@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs.limits import limited_spec
+from lockstep.torch.envs.capturable import can_capture
 from lockstep.torch.envs.interface import Observation, TensorStep, TensorVectorEnv, can_save
 
 
@@ -18,6 +20,8 @@ class LimitedEnv:
         self.num_envs = env.num_envs
         self.device = env.device
         self.savable = can_save(env)
+        self.capturable = can_capture(env)
+        self.generators: Sequence[torch.Generator] = env.generators if can_capture(env) else ()
         self._env = env
         self._limit = config.clip_observation
 

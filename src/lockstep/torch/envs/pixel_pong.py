@@ -25,6 +25,7 @@ class PixelPong:
     """Play a ball past an opponent, from pictures; see `lockstep.envs.pixel_pong.PixelPong`."""
 
     on_tensors = True
+    capturable = True
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class PixelPong:
         self._centres = torch.from_numpy(pixel_centres(size)).to(device)
         self._white = torch.tensor(255, dtype=torch.uint8, device=device)
         self._generator = torch.Generator(device)
+        self.generators = [self._generator]
         self._state = torch.zeros(len(PongState._fields), num_envs, dtype=torch.int32, device=device)
         """The rows are a `PongState`."""
         self._seen = torch.full((4, num_envs, FRAMES), NOWHERE, dtype=torch.int32, device=device)
@@ -53,7 +55,9 @@ class PixelPong:
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Start new episodes everywhere; the first seed is used for all rows."""
         self._generator.manual_seed(int(seeds[0]))
-        self._state, self._seen = self._begin()
+        first, first_seen = self._begin()
+        self._state.copy_(first)
+        self._seen.copy_(first_seen)
         self._steps.zero_()
         return self._observe(self._seen)
 
@@ -66,8 +70,8 @@ class PixelPong:
         truncated = self._steps >= self._limit
         ended = terminated | truncated
         first, first_seen = self._begin()
-        self._state = torch.where(ended, first, torch.stack(state))
-        self._seen = torch.where(ended.unsqueeze(-1), first_seen, seen)
+        torch.where(ended, first, torch.stack(state), out=self._state)
+        torch.where(ended.unsqueeze(-1), first_seen, seen, out=self._seen)
         self._steps *= ~ended
         final, observation = self._observe(seen), self._observe(self._seen)
         return TensorStep(observation, reward.float(), terminated, truncated, final)
