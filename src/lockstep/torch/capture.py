@@ -83,12 +83,15 @@ class CudaGraphs:
         recording = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
         try:
             with _without_garbage_collection(), recording:
-                return graph.replay, function()
+                result = function()
         except RuntimeError as error:
             raise RunError(
                 f"capture=true: a step cannot be a CUDA graph ({str(error).splitlines()[0]}); "
                 "use capture=false, or a network that does not read tensors on the host"
             ) from error
+        # A capture writes to the generators' counters on its stream, a launch on the current one.
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return graph.replay, result
 
 
 @contextmanager

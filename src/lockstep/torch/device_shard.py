@@ -178,21 +178,22 @@ class TensorShard:
         self._with_final = [False] * num_steps
         self.noise = torch.zeros(0)
         self._act, self._step = self._act_on_noise, self._step_env
-        self.captured = list[str]()
-        """What is a CUDA graph."""
-        if capture is not None:
-            self._act = capture(self._act)
-            self.captured.append("acting")
         self._check_step: AbstractContextManager[None] | None = None
         """Of the first step, if steps are captured."""
-        if capture is not None and can_capture(env):
-            self._check_step = steps_in_place(env)
-            self._step = capture(self._step, generators=env.generators)
-            self.captured.append("the environments")
+        self.captured = self._capture_with(capture) if capture is not None else []
         self.store(-1, first)
         if compiled:  # before training, whose time is measured
             with torch.no_grad():
                 self._step_policy(*(group.normalize(-1) for group in self.groups))
+
+    def _capture_with(self, capture: Callable[..., Callable[..., Any]]) -> list[str]:
+        """Let graphs do what they can; returns what that is."""
+        self._act = capture(self._act)
+        if not can_capture(self.env):
+            return ["acting"]
+        self._check_step = steps_in_place(self.env)
+        self._step = capture(self._step, generators=self.env.generators)
+        return ["acting", "the environments"]
 
     def store(self, row: int, observation: Observation) -> None:
         """Copy an observation, which may be a live buffer."""

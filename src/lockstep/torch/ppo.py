@@ -67,6 +67,8 @@ class PPO:
         self.returns = self.normalizers.returns
         self._symmetry = Symmetry(config.symmetry, policy.spec, comm.device) if config.symmetry else None
         self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]
+        self._drawn_ahead = dict[int, tuple[Any, Tensor]]()
+        """Of each shard: the state of its stream before it drew the orders of the next update, and these."""
         self.metrics = Metrics(METRICS, comm.device)
         self._stop_on_non_finite = run.non_finite == "stop"
         self._halted = torch.zeros((), dtype=torch.bool, device=comm.device)
@@ -113,7 +115,8 @@ class PPO:
             steps = c.num_epochs * c.num_minibatches
             self.metrics.add(("optim/skipped",), steps * self._skipped[-1:], steps)
             return totals
-        orders = [self._draw_order(stream, len(b.target)) for stream, b in zip(self._streams, batches, strict=True)]
+        sizes = [len(batch.target) for batch in batches]
+        orders = [self._orders(k, rows) for k, rows in enumerate(sizes)]
         for epoch in zip(*orders, strict=True):
             shuffled = [batch.shuffled(order) for batch, order in zip(batches, epoch, strict=True)]
             minibatches = [batch.split(self.rows, self.sequence_length) for batch in shuffled]
@@ -132,11 +135,18 @@ class PPO:
             # `kl` is equal on all ranks, so all leave the loop together and none waits in average_gradients_.
             if c.target_kl is not None and bool(kl > c.target_kl):
                 break
+        for k, rows in enumerate(sizes):  # while a GPU takes the steps, the host has time
+            self._drawn_ahead[k] = self._streams[k].bit_generator.state, self._draw_order(self._streams[k], rows)
         # One host sync per update; the next rollout would wait for the device anyway.
         if self._stop_on_non_finite and bool(self._halted):
             raise self._non_finite_error(rollouts, batches, progress)
         self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
         return totals
+
+    def _orders(self, k: int, rows: int) -> Tensor:
+        """What was drawn ahead for local shard `k`, else what is drawn now."""
+        _, ahead = self._drawn_ahead.pop(k, (None, None))
+        return self._draw_order(self._streams[k], rows) if ahead is None else ahead
 
     def _draw_order(self, generator: np.random.Generator, rows: int) -> Tensor:
         """The order of a shard's rows in each epoch, including those that an early stop skips, as in JAX."""
@@ -297,7 +307,7 @@ class PPO:
     def shard_state(self, k: int) -> dict[str, Any]:
         """State of local shard `k` alone."""
         state = {
-            "minibatches": self._streams[k].bit_generator.state,
+            "minibatches": self._drawn_ahead[k][0] if k in self._drawn_ahead else self._streams[k].bit_generator.state,
             "discounted": self.normalizers.discounted[k].value,
         }
         critic = self._builder.critic_states[k]
@@ -306,6 +316,7 @@ class PPO:
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
         """Restore local shard `k` from its `shard_state`."""
         self._streams[k].bit_generator.state = state["minibatches"]
+        self._drawn_ahead.pop(k, None)
         if "discounted" in state:
             self.normalizers.discounted[k].value[:] = state["discounted"]
         if "critic_state" in state:
