@@ -36,8 +36,8 @@ class RunBase:
     compile_mode: Literal["default", "max-autotune"] = "default"
     """Of `compile=true`: `max-autotune` measures several kernels for each operation, which takes minutes."""
     capture: bool | None = None
-    """Gradient steps as CUDA graphs; torch on a GPU. `null`: where they can be, but for networks of your own, whose
-    Python a graph would not run again. A line at the start says what is captured."""
+    """Gradient steps, and steps of rollouts on the device, as CUDA graphs; torch on a GPU. `null`: where they can be,
+    but for networks of your own, whose Python a graph would not run again. A line at the start says what is."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the forward and backward pass; parameters stay float32."""
     tf32: bool | None = None
