@@ -30,7 +30,7 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
     from lockstep.launch.gpus import installed_gpus
     from lockstep.run import Run
     from lockstep.session.data_checks import check_rows
-    from lockstep.session.host_checks import check_host, check_replay_device
+    from lockstep.session.host_checks import MANY_ROWS, check_host, check_replay_device, check_rollouts
 
     on_gpus = run.device != "cpu"
     # Without the framework, whose import takes seconds; the ranks ask it.
@@ -44,6 +44,10 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
         # The ranks compare with the memory of their GPUs, and check again.
         may_be_on_gpus = gpus > 0 and run.algorithm.replay_device != "cpu" and run.algorithm.replay_path is None
         check_host(run, env_spec(run.task, run.env), shards, on_device=may_be_on_gpus)
+    elif gpus == 0 and run.num_envs * run.algorithm.num_steps >= MANY_ROWS:
+        from lockstep.envs.make import env_spec
+
+        check_rollouts(run, env_spec(run.task, run.env), shards)
     if not on_gpus or run.ml_framework == "jax" or world.launcher != "none":
         return  # under a launcher, and in JAX, every rank checks its own device
     if run.device == "cuda" or run.backend == "nccl":

@@ -183,7 +183,19 @@ def check_drawing(run: AnyRun) -> None:
 
 def encoder_of(config: NetworkConfig, spec: EnvSpec) -> str:
     """The encoder of a network; `auto` chooses by the observations."""
-    return config.encoder if config.encoder != "auto" else "mlp" if spec.image is None else "nature"
+    if config.encoder != "auto":
+        return config.encoder
+    if spec.image is None:
+        return "mlp"
+    return "nature" if min(spec.image[1:]) >= _smallest_image("nature") else "impala"
+
+
+def _smallest_image(kind: str) -> int:
+    """Height and width of the smallest image that the convolutions of an encoder take."""
+    least = 1
+    for _, kernel, stride in reversed(CONVOLUTIONS[kind]):
+        least = (least - 1) * stride + kernel
+    return least
 
 
 def check_encoder(config: NetworkConfig, spec: EnvSpec) -> None:
@@ -197,9 +209,7 @@ def check_encoder(config: NetworkConfig, spec: EnvSpec) -> None:
     kind = encoder_of(config, spec)
     if config.module is not None or kind not in CONVOLUTIONS:
         return
-    least = 1
-    for _, kernel, stride in reversed(CONVOLUTIONS[kind]):
-        least = (least - 1) * stride + kernel
+    least = _smallest_image(kind)
     _, height, width = spec.image
     if min(height, width) < least:
         raise ConfigError(

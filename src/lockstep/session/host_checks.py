@@ -4,12 +4,18 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
+
 from lockstep.algorithms.replay import ReplayConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.memory import check_memory, in_words, replay_bytes
 from lockstep.run import OfflineRun, Run
+from lockstep.system.memory import usable_memory
 from lockstep.world import World
+
+MANY_ROWS = 1_000_000
+"""Rows of a rollout from which its memory is compared with the host's: before, the spec of the task is not needed."""
 
 
 def check_model_path(run: OfflineRun) -> None:
@@ -57,6 +63,25 @@ def check_host(run: Run, spec: EnvSpec, world: World, *, on_device: bool = False
         _check_disk(Path(config.replay_path), whole - memory)
 
 
+def check_rollouts(run: Run, spec: EnvSpec, world: World) -> None:
+    """Raise `ConfigError` if this host lacks the memory for the observations of one rollout, the least that it needs.
+
+    Args:
+        run: the config, whose rollouts are on the host.
+        spec: of its environments.
+        world: the ranks.
+    """
+    of_env = (run.algorithm.num_steps + 1) * spec.observation_size * np.dtype(spec.observation_dtype).itemsize
+    needed = _shards_of_host(world) * world.shard_size(run.num_envs, "num_envs") * of_env
+    free = usable_memory()
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"num_envs={run.num_envs} with num_steps={run.algorithm.num_steps} needs {in_words(needed)} of memory on "
+            f"this host for the observations of a rollout alone, and {in_words(free)} are free; use fewer of either, "
+            "or more hosts"
+        )
+
+
 def bytes_of_host(run: Run, spec: EnvSpec, world: World, *, mapped: bool | None = None) -> int:
     """Memory of all replay buffers on this rank's host.
 
@@ -68,9 +93,7 @@ def bytes_of_host(run: Run, spec: EnvSpec, world: World, *, mapped: bool | None 
     """
     config = run.algorithm
     assert isinstance(config, ReplayConfig)
-    first = world.rank - world.local_rank
-    shards = sum(len(world.shards_of(rank)) for rank in range(first, first + world.local_size))
-    return shards * replay_bytes(
+    return _shards_of_host(world) * replay_bytes(
         spec,
         world.shard_size(run.num_envs, "num_envs"),
         world.shard_size(config.capacity, "capacity"),
@@ -78,6 +101,12 @@ def bytes_of_host(run: Run, spec: EnvSpec, world: World, *, mapped: bool | None 
         prioritized=config.prioritized,
         mapped=config.replay_path is not None if mapped is None else mapped,
     )
+
+
+def _shards_of_host(world: World) -> int:
+    """How many shards the ranks of this host have."""
+    first = world.rank - world.local_rank
+    return sum(len(world.shards_of(rank)) for rank in range(first, first + world.local_size))
 
 
 def _check_disk(path: Path, wanted: int) -> None:

@@ -115,8 +115,7 @@ class PPO:
             steps = c.num_epochs * c.num_minibatches
             self.metrics.add(("optim/skipped",), steps * self._skipped[-1:], steps)
             return totals
-        sizes = [len(batch.target) for batch in batches]
-        orders = [self._orders(k, rows) for k, rows in enumerate(sizes)]
+        orders = [self._orders(k, len(batch.target)) for k, batch in enumerate(batches)]
         for epoch in zip(*orders, strict=True):
             shuffled = [batch.shuffled(order) for batch, order in zip(batches, epoch, strict=True)]
             minibatches = [batch.split(self.rows, self.sequence_length) for batch in shuffled]
@@ -135,8 +134,7 @@ class PPO:
             # `kl` is equal on all ranks, so all leave the loop together and none waits in average_gradients_.
             if c.target_kl is not None and bool(kl > c.target_kl):
                 break
-        for k, rows in enumerate(sizes):  # while a GPU takes the steps, the host has time
-            self._drawn_ahead[k] = self._streams[k].bit_generator.state, self._draw_order(self._streams[k], rows)
+        self._draw_ahead([len(batch.target) for batch in batches])  # while a GPU takes the steps, the host has time
         # One host sync per update; the next rollout would wait for the device anyway.
         if self._stop_on_non_finite and bool(self._halted):
             raise self._non_finite_error(rollouts, batches, progress)
@@ -147,6 +145,11 @@ class PPO:
         """What was drawn ahead for local shard `k`, else what is drawn now."""
         _, ahead = self._drawn_ahead.pop(k, (None, None))
         return self._draw_order(self._streams[k], rows) if ahead is None else ahead
+
+    def _draw_ahead(self, sizes: Sequence[int]) -> None:
+        """Draw the orders of the next update of each shard."""
+        for k, (generator, rows) in enumerate(zip(self._streams, sizes, strict=True)):
+            self._drawn_ahead[k] = generator.bit_generator.state, self._draw_order(generator, rows)
 
     def _draw_order(self, generator: np.random.Generator, rows: int) -> Tensor:
         """The order of a shard's rows in each epoch, including those that an early stop skips, as in JAX."""

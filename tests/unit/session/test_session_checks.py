@@ -8,6 +8,7 @@ import pytest
 import made_data
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
+from lockstep.algorithms.ppo import PPOConfig
 from lockstep.data.prepare import PrepareOptions, prepare_dataset
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
@@ -46,7 +47,7 @@ def test_a_task_that_can_be_learned_passes():
         check_task(run, spec)
     check_task(override(RUN, {"encoder": "impala"}), IMAGE)
     check_task(override(RUN, {"encoder": "mlp"}), IMAGE)
-    for way_out in ({"encoder": "impala"}, {"encoder": "mlp"}, {"network.module": "my:Network"}):
+    for way_out in ({}, {"encoder": "impala"}, {"encoder": "mlp"}, {"network.module": "my:Network"}):
         check_task(override(RUN, way_out), TINY)
 
 
@@ -73,7 +74,11 @@ def test_a_task_that_can_be_learned_passes():
             ["network.critic_hidden=[8]", "network.shared=false"],
         ),
         (override(Run(task="a"), {"critic_hidden": [8]}), IMAGE, ["network.critic_hidden=[8]", "convolutions"]),
-        (RUN, TINY, ["network.encoder=nature needs images of at least 36 by 36", "8 by 36", "impala or mlp"]),
+        (
+            override(RUN, {"encoder": "nature"}),
+            TINY,
+            ["network.encoder=nature needs images of at least 36 by 36", "8 by 36", "impala or mlp"],
+        ),
         (override(RUN, {"encoder": "small"}), TINY, ["network.encoder=small needs images of at least 20 by 20"]),
     ],
 )
@@ -81,6 +86,21 @@ def test_a_task_that_cannot_be_learned_is_refused(run, spec, words):
     with pytest.raises(ConfigError) as caught:
         check_task(run, spec)
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_host_has_the_memory_for_the_observations_of_a_rollout(monkeypatch):
+    monkeypatch.setattr(host_checks, "usable_memory", lambda: 10**9)
+    here = World(rank=2, size=4, local_rank=0, local_size=2)
+    run = Run(task="a", num_envs=4 * 1000, algorithm=PPOConfig(num_steps=99))
+    of_row = 4 * VECTOR.observation_size
+    host_checks.check_rollouts(run, VECTOR, here)
+    monkeypatch.setattr(host_checks, "usable_memory", lambda: 2 * 1000 * 100 * of_row - 1)
+    with pytest.raises(ConfigError, match=r"num_envs=4000 with num_steps=99 needs .* of memory on this host"):
+        host_checks.check_rollouts(run, VECTOR, here)
+    monkeypatch.setattr(host_checks, "usable_memory", lambda: 2 * 1000 * 100 * of_row)
+    host_checks.check_rollouts(run, VECTOR, here)
+    monkeypatch.setattr(host_checks, "usable_memory", lambda: None)  # not known on this system
+    host_checks.check_rollouts(run, VECTOR, here)
 
 
 def test_a_host_counts_the_parts_of_its_ranks():

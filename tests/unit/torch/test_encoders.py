@@ -8,6 +8,7 @@ from torch import nn
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.run import NetworkConfig
+from lockstep.session import checks
 from lockstep.torch import encoders
 from lockstep.torch.encoders import make_encoder
 from lockstep.torch.networks import Policy, multiplications
@@ -87,6 +88,14 @@ def test_sizes_are_those_of_the_papers(kind, features, layers, size, linear):
 def test_the_nature_network_of_pong_has_1_69_million_parameters():
     encoder = encoder_of("auto")
     assert sum(p.numel() for p in encoder.parameters()) + 512 * 6 + 6 == 1_687_206
+
+
+def test_images_too_small_for_the_nature_network_get_another():
+    for size, kind in ((35, "impala"), (36, "nature")):
+        spec = spec_of((3, size, 36))
+        assert checks.encoder_of(NetworkConfig(), spec) == kind
+        checks.check_encoder(NetworkConfig(), spec)
+        assert encoder_of("auto", spec)(pictures(spec)).shape[0] == 3
 
 
 def test_the_work_of_a_row_counts_a_convolution_at_every_pixel():

@@ -22,7 +22,15 @@ from lockstep.envs.vector import kwargs_of
 from lockstep.errors import ConfigError
 from lockstep.system.cores import usable_cores
 from lockstep.torch.envs.interface import Observation, TensorStep, TensorVectorEnv
-from lockstep.torch.envs.spaces import action_spec, chosen_groups, flat_size, image_shape, joined, only_image
+from lockstep.torch.envs.spaces import (
+    action_spec,
+    chosen_groups,
+    flat_size,
+    image_shape,
+    joined,
+    only_image,
+    unused_groups,
+)
 from lockstep.torch.envs.spec_cache import cached_spec
 from lockstep.world import World
 
@@ -85,6 +93,7 @@ class EnvPoolEnv:
         policy_keys = policy_keys or (("state",) if "state" in spaces else tuple(spaces))
         critic_keys = critic_keys or (("privileged_state",) if "privileged_state" in spaces else ())
         self._policy, self._critic = chosen_groups(spaces, policy_keys, critic_keys)
+        self.unused_groups = unused_groups(spaces, self._policy, self._critic)
         self._image = image_shape(next(iter(self._policy.values()))) if len(self._policy) == 1 else None
         self._action_dtype = spec.gymnasium_action_space.dtype
         limit = getattr(spec.config, "max_episode_steps", None)

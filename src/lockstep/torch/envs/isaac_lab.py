@@ -38,6 +38,7 @@ from lockstep.torch.envs.spaces import (
     image_shape,
     joined,
     only_image,
+    unused_groups,
 )
 from lockstep.torch.envs.spec_cache import cached_spec
 from lockstep.torch.envs.worker import WorkerEnv
@@ -135,6 +136,7 @@ class IsaacLabEnv:
             if not critic_keys and "critic" in spaces:
                 critic_keys = ("critic",)
             self._policy, self._critic = chosen_groups(spaces, policy_keys or ("policy",), critic_keys)
+            self.unused_groups = unused_groups(spaces, self._policy, self._critic)
             first = next(iter(self._policy.values()))
             self._range = float_image_range(self._policy, image_range)
             is_single = len(self._policy) == 1

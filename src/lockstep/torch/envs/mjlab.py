@@ -40,6 +40,7 @@ from lockstep.torch.envs.spaces import (
     image_shape,
     joined,
     only_image,
+    unused_groups,
 )
 from lockstep.torch.envs.spec_cache import cached_spec
 
@@ -104,6 +105,7 @@ class MjlabEnv:
             self._env.cfg.episode_length_s = episode_seconds(max_episode_steps, self._env.step_dt)
         spaces = {name: _gymnasium_space(space) for name, space in self._env.single_observation_space.spaces.items()}
         self._policy, self._critic = chosen_groups(spaces, policy_keys or ("actor",), critic_keys or ("critic",))
+        self.unused_groups = unused_groups(spaces, self._policy, self._critic)
         self._range = float_image_range(self._policy, image_range)
         first = next(iter(self._policy.values()))
         self.spec = EnvSpec(

@@ -147,6 +147,13 @@ def chosen_groups(
     return {key: spaces[key] for key in policy_keys}, {} if same else {key: spaces[key] for key in critic_keys}
 
 
+def unused_groups(
+    spaces: Mapping[str, Space], policy: Mapping[str, Space], critic: Mapping[str, Space]
+) -> tuple[str, ...]:
+    """The groups that no network receives."""
+    return tuple(name for name in spaces if name not in policy and name not in critic)
+
+
 def joined(spaces: Mapping[str, Space], groups: Mapping[str, Any]) -> Tensor:
     """The flattened groups [B, O], one after the other."""
     parts = [flatten(space, groups[name]) for name, space in spaces.items()]

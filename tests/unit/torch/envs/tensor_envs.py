@@ -95,3 +95,9 @@ class WithoutDevice(Walk):
     def __init__(self, num_envs, *, device):
         super().__init__(num_envs, device=device)
         self.device = None
+
+
+class Seeing(Walk):
+    """Also observes pictures, which it gives to no network."""
+
+    unused_groups = ("camera",)

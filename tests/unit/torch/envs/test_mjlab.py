@@ -48,7 +48,7 @@ class Simulation:
         self.render_mode = render_mode
         self.cfg = cfg
         box = SimpleNamespace(shape=(2,), low=-float("inf"), high=float("inf"))
-        self.single_observation_space = SimpleNamespace(spaces={"actor": box, "critic": box})
+        self.single_observation_space = SimpleNamespace(spaces={"actor": box, "critic": box, "camera": box})
         self.single_action_space = SimpleNamespace(shape=(2,), low=-1.0, high=(1.0, 2.0))
         self._position = torch.zeros(cfg.scene.num_envs, 2)
         self._flags = torch.zeros(2, cfg.scene.num_envs, dtype=torch.bool)
@@ -81,7 +81,7 @@ class Simulation:
         return self._groups(), self._position[:, 0], self._flags[0], self._flags[1], {}
 
     def _groups(self):
-        return {"actor": self._position, "critic": -self._position}
+        return {"actor": self._position, "critic": -self._position, "camera": 0.5 * self._position}
 
     def render(self):
         assert self.render_mode == "rgb_array"
@@ -113,6 +113,13 @@ def test_the_spec_and_both_groups():
     assert (env.spec.action.low, env.spec.action.high) == ((-1, -1), (1, 2))
     observation = env.reset([1])
     assert torch.equal(observation.critic, -observation.policy)
+
+
+def test_groups_that_no_network_receives_are_named():
+    """As the camera of a task whose own agent has a network for both."""
+    assert MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU).unused_groups == ("camera",)
+    env = MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, policy_keys=("actor", "camera"))
+    assert env.unused_groups == () and env.spec.observation_size == 4
 
 
 def test_the_last_observation_of_an_episode_is_kept_and_the_next_episode_begins():

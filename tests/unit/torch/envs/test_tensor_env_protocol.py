@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.cli import main as cli
 from lockstep.config.env import EnvConfig
 from lockstep.envs.make import env_spec, make_vector_env, on_device, on_tensors
 from lockstep.envs.spec import EnvSpec
@@ -71,3 +72,13 @@ def test_the_host_saves_and_restores():
     again.reset([9])
     again.restore(saved)
     np.testing.assert_array_equal([again.step(action)[0] for _ in range(5)], expected)
+
+
+@pytest.mark.parametrize("limits", [[], ["env.clip_observation=5"]])
+def test_a_run_says_which_observations_no_network_receives(tmp_path, limits):
+    settings = ["num_envs=4", "num_steps=8", "num_minibatches=1", "total_steps=64", "env.placement=device", *limits]
+    words = [word for one in settings for word in ("--set", one)]
+    command = ["train", WALK.replace("Walk", "Seeing"), "--run-dir", str(tmp_path / "run"), *words]
+    assert cli.main([*command, "--set", "evaluate_every=null", "--set", "evaluate_episodes=1"]) == 0
+    said = "observations that no network receives: camera (env.policy_keys and env.critic_keys choose)"
+    assert said in (tmp_path / "run" / "logs" / "rank_0.log").read_text()
