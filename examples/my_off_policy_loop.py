@@ -93,7 +93,7 @@ def train(rank: int, args: argparse.Namespace) -> dict:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=1, choices=range(1, NUM_SHARDS + 1))
     parser.add_argument("--total-steps", type=int, default=60_000)
     given = parser.parse_args()
     spawn(train, given.ranks, (given,)) if given.ranks > 1 else train(0, given)

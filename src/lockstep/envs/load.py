@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import os
 import re
+import symtable
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ from typing import Any
 from lockstep.errors import ConfigError
 
 _VERSION = re.compile(r"-v(\d+)$")
+_DEFINES_MORE = re.compile(r"import\s*\*|\bglobals?\b|__getattr__|\bexec\b|\bsetattr\b|\bvars\b")
 _importing: list[str] = []
 """Settings whose modules are being imported, outermost first."""
 
@@ -46,10 +48,17 @@ def load_object(path: str, setting: str) -> Any:
 
 
 def check_location(path: str, setting: str) -> None:
-    """Raise `ConfigError` if there is no file or module that `path` names; imports nothing, so that it is quick."""
-    location, _ = _parts(path, setting)
+    """Raise `ConfigError` if there is no file or module that `path` names, or its file does not define the name.
+
+    Imports nothing, so that it is quick.
+    """
+    location, name = _parts(path, setting)
     if location.endswith(".py"):
         _check_file(Path(location), f"{setting}={path}")
+        defined = _defined_in(Path(location), f"{setting}={path}")
+        if defined is not None and (first := name.partition(".")[0]) not in defined:
+            public = [key for key in defined if not key.startswith("_")]
+            raise ConfigError(f"{setting}={path}: {location} has no {name}{near(first, public)}")
         return
     _search_working_directory()
     package = location.partition(".")[0]
@@ -131,6 +140,18 @@ def _no_module(name: str, setting: str) -> ConfigError:
 def _check_file(path: Path, setting: str) -> None:
     if not path.is_file():
         raise ConfigError(f"{setting}: there is no file {path.absolute()}")
+
+
+def _defined_in(path: Path, setting: str) -> list[str] | None:
+    """Names that a file defines at its top level; None if code in it may define more."""
+    source = path.read_text()
+    if _DEFINES_MORE.search(source):
+        return None
+    try:
+        symbols = symtable.symtable(source, str(path), "exec").get_symbols()
+    except SyntaxError as error:
+        raise ConfigError(f"{setting}: importing {path} failed: {type(error).__name__}: {error}") from error
+    return [one.get_name() for one in symbols if one.is_assigned() or one.is_imported() or one.is_namespace()]
 
 
 def _search_working_directory() -> None:

@@ -13,6 +13,7 @@ from lockstep.data.prepare import PrepareOptions, prepare_dataset
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.memory import replay_bytes
+from lockstep.launch.world_checks import check_world
 from lockstep.run import OfflineRun, Run, override
 from lockstep.session import checks, data_checks, host_checks
 from lockstep.session.checks import check_task
@@ -232,3 +233,8 @@ def test_a_framework_that_is_not_installed_is_named(monkeypatch, framework, inst
     with pytest.raises(ConfigError, match=f"ml_framework={framework} needs") as caught:
         checks.check_packages(run)
     assert str(caught.value).endswith(words)
+
+
+def test_the_memory_of_a_rollout_is_compared_before_ranks_start():
+    with pytest.raises(ConfigError, match=r"num_envs=1000000000 .* of memory on this host"):
+        check_world(Run(task="CartPole-v1", device="cpu", num_envs=10**9), World())

@@ -1,0 +1,45 @@
+"""Names of user code are checked without importing it."""
+
+import pytest
+
+from lockstep.envs.load import check_location
+from lockstep.errors import ConfigError
+
+
+def file_with(tmp_path, text):
+    path = tmp_path / "mine.py"
+    path.write_text(f"raise SystemExit('imported')\n{text}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class Network: ...",
+        "def Network(): ...",
+        "from elsewhere import Network",
+        "import elsewhere as Network",
+        "try:\n    Network = 1\nexcept Exception: ...",
+        "from elsewhere import *",
+        "def __getattr__(name): ...",
+        "globals()['Net' + 'work'] = 1",
+    ],
+)
+@pytest.mark.parametrize("name", ["Network", "Network.Inner"])
+def test_a_name_that_a_file_may_define_passes(tmp_path, text, name):
+    check_location(f"{file_with(tmp_path, text)}:{name}", "network.module")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("class Networks: ...", r"mine.py has no Network; did you mean Networks\?"),
+        ("class Other:\n    Network = 1", "mine.py has no Network$"),
+        ("print(Network)", "mine.py has no Network$"),
+        ("class Network(:", "importing .*mine.py failed: SyntaxError"),
+    ],
+)
+def test_a_name_that_a_file_does_not_define_is_refused(tmp_path, text, message):
+    path = file_with(tmp_path, text)
+    with pytest.raises(ConfigError, match=f"^network.module={path}:Network: .*{message}"):
+        check_location(f"{path}:Network", "network.module")
