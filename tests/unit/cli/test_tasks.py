@@ -59,3 +59,20 @@ def test_a_pattern_without_a_match_says_so(capsys):
     assert "no task that can run here matches no-such-task\n" in capsys.readouterr().out
     assert main(["tasks", "catpole"]) == 0
     assert "matches catpole; did you mean CartPole-v1" in capsys.readouterr().out
+
+
+def test_tasks_of_mjlab_and_its_plugins_are_read_without_importing_them(tmp_path, monkeypatch):
+    for file, text in {
+        "mjlab/__init__.py": "raise ImportError",
+        "mjlab/tasks/walk.py": 'register_mjlab_task(\n  task_id="Mjlab-Walk",\n)',
+        "mjlab/notes.py": 'task_id="Mjlab-No-Task"',
+        "my_robots/__init__.py": "raise ImportError",
+        "my_robots/config/arm.py": "register_mjlab_task(task_id='Mjlab-My-Arm')",
+        "my_robots-1.0.dist-info/METADATA": "Name: my_robots\nVersion: 1.0\n",
+        "my_robots-1.0.dist-info/entry_points.txt": "[mjlab.tasks]\nmine = my_robots.config\n",
+    }.items():
+        path = tmp_path / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert tasks._mjlab_tasks() == ["Mjlab-My-Arm", "Mjlab-Walk"]
