@@ -7,10 +7,13 @@ chose are those of the recording, recording has no effects, and an operation who
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from lockstep.torch import capture
 
 _READS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2"}
 
@@ -32,6 +35,20 @@ class TapeGraphs:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
         return tape.launch, result
+
+
+def record_graphs(monkeypatch: pytest.MonkeyPatch) -> list[capture.CapturedStep[Any]]:
+    """Let steps be captured as on a GPU; returns all that will be."""
+    made: list[capture.CapturedStep[Any]] = []
+
+    class Recorded(capture.CapturedStep[Any]):
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **options)
+            made.append(self)
+
+    monkeypatch.setattr(capture, "graphs_on", lambda device: TapeGraphs())
+    monkeypatch.setattr(capture, "CapturedStep", Recorded)
+    return made
 
 
 class _Operation(NamedTuple):

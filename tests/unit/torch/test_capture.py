@@ -22,7 +22,7 @@ from lockstep.torch.flat import FlatParameters
 from lockstep.torch.offline import optimizer
 from lockstep.torch.transitions import TransitionBatch
 from made_data import parametric
-from pretended_graph import TapeGraphs
+from pretended_graph import TapeGraphs, record_graphs
 from small_learners import CONTINUOUS, OFFLINE, make, rollouts, values
 
 DECAY = {"learning_rate_schedule": "linear"}
@@ -47,16 +47,7 @@ CASES = {
 @pytest.fixture
 def graphs(monkeypatch):
     """As on a GPU. Returns all captured steps."""
-    made = []
-
-    class Recorded(CapturedStep):
-        def __init__(self, *given, **options):
-            super().__init__(*given, **options)
-            made.append(self)
-
-    monkeypatch.setattr(capture, "graphs_on", lambda device: TapeGraphs())
-    monkeypatch.setattr(capture, "CapturedStep", Recorded)
-    return made
+    return record_graphs(monkeypatch)
 
 
 def update(one, count=6):

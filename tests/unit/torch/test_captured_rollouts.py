@@ -16,7 +16,7 @@ from lockstep.torch.device_rollout import TensorCollector
 from lockstep.torch.envs.make import make_tensor_env
 from lockstep.torch.networks import Policy
 from lockstep.world import World, stream_seed
-from pretended_graph import TapeGraphs
+from pretended_graph import TapeGraphs, record_graphs
 
 WALK = f"{Path(__file__).parent / 'envs' / 'tensor_envs.py'}:Walk"
 CARTPOLE, PONG = "lockstep/Cartpole-v0", "lockstep/PixelPong-v0"
@@ -26,16 +26,7 @@ STEPS, ENVS, ROLLOUTS = 5, 4, 6
 @pytest.fixture
 def graphs(monkeypatch):
     """As on a GPU. Returns all captured steps."""
-    made = []
-
-    class Recorded(capture.CapturedStep):
-        def __init__(self, *given, **options):
-            super().__init__(*given, **options)
-            made.append(self)
-
-    monkeypatch.setattr(capture, "graphs_on", lambda device: TapeGraphs())
-    monkeypatch.setattr(capture, "CapturedStep", Recorded)
-    return made
+    return record_graphs(monkeypatch)
 
 
 def collector(task, network, *, captured, limits=None, **kwargs):
