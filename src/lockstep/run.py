@@ -53,7 +53,7 @@ class NetworkConfig:
 
     encoder: Literal["auto", "mlp", "nature", "impala", "wide", "small"] = "auto"
     """What stands between an observation and the heads. `auto`: `nature` for images, `impala` for
-    images of less than 36 by 36, `mlp` for all else.
+    those with a side below 36 pixels, `mlp` for all else.
     `nature`: Mnih et al., 2015; `small`: Mnih et al., 2013; `impala`: Espeholt et al., 2018; `wide`: 128, 128 and 512
     channels; `mlp`: the linear layers of `hidden`."""
     features: int = 512

@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.errors import ConfigError
 
 _VERSION = re.compile(r"-v(\d+)$")
-_DEFINES_MORE = re.compile(r"import\s*\*|\bglobals?\b|__getattr__|\bexec\b|\bsetattr\b|\bvars\b")
+_DEFINES_MORE = re.compile(r"import\s*\*|\b(globals?|locals|vars|exec|setattr|modules)\b|__getattr__|__dict__|:=")
 _importing: list[str] = []
 """Settings whose modules are being imported, outermost first."""
 
@@ -144,12 +144,12 @@ def _check_file(path: Path, setting: str) -> None:
 
 def _defined_in(path: Path, setting: str) -> list[str] | None:
     """Names that a file defines at its top level; None if code in it may define more."""
-    source = path.read_text()
-    if _DEFINES_MORE.search(source):
-        return None
     try:
+        source = importlib.util.decode_source(path.read_bytes())
+        if _DEFINES_MORE.search(source):
+            return None
         symbols = symtable.symtable(source, str(path), "exec").get_symbols()
-    except SyntaxError as error:
+    except (SyntaxError, ValueError) as error:
         raise ConfigError(f"{setting}: importing {path} failed: {type(error).__name__}: {error}") from error
     return [one.get_name() for one in symbols if one.is_assigned() or one.is_imported() or one.is_namespace()]
 

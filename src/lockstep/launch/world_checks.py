@@ -44,7 +44,7 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
         # The ranks compare with the memory of their GPUs, and check again.
         may_be_on_gpus = gpus > 0 and run.algorithm.replay_device != "cpu" and run.algorithm.replay_path is None
         check_host(run, env_spec(run.task, run.env), shards, on_device=may_be_on_gpus)
-    elif gpus == 0 and run.num_envs * run.algorithm.num_steps >= MANY_ROWS:
+    elif gpus == 0 and world.launcher != "ray" and run.num_envs * run.algorithm.num_steps >= MANY_ROWS:
         from lockstep.envs.make import env_spec
 
         check_rollouts(run, env_spec(run.task, run.env), shards)

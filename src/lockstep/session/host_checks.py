@@ -14,7 +14,7 @@ from lockstep.run import OfflineRun, Run
 from lockstep.system.memory import usable_memory
 from lockstep.world import World
 
-MANY_ROWS = 1_000_000
+MANY_ROWS = 100_000
 """Rows of a rollout from which its memory is compared with the host's: before, the spec of the task is not needed."""
 
 

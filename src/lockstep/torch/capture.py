@@ -31,6 +31,8 @@ Accumulated = TypeVar("Accumulated")
 Applied = TypeVar("Applied")
 Result = TypeVar("Result")
 Input = RowBatch | Tensor
+_MAX_STEPS = 256
+"""Longer rollouts run without graphs: recording one for each step would take minutes."""
 _WARMUPS = 3
 """Calls before a capture: libraries initialize, and `torch.compile` compiles."""
 
@@ -81,16 +83,18 @@ class CudaGraphs:
         for generator in generators:
             graph.register_generator_state(generator)
         recording = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
+        current = torch.cuda.current_stream()
         try:
             with _without_garbage_collection(), recording:
                 result = function()
         except RuntimeError as error:
+            torch.cuda.set_stream(current)  # torch stays on the other one when a capture has failed
             raise RunError(
-                f"capture=true: a step cannot be a CUDA graph ({str(error).splitlines()[0]}); "
-                "use capture=false, or a network that does not read tensors on the host"
+                f"a step cannot be a CUDA graph ({str(error).splitlines()[0]}); use capture=false, or a network, and "
+                "an environment with `capturable = True`, that do not read tensors on the host"
             ) from error
         # A capture writes to the generators' counters on its stream, a launch on the current one.
-        torch.cuda.current_stream().wait_stream(self._stream)
+        current.wait_stream(self._stream)
         return graph.replay, result
 
 
@@ -227,10 +231,11 @@ def capture_rollout(run: Run, comm: Comm, num_steps: int) -> "Callable[..., Capt
     Args:
         run: the config.
         comm: the ranks.
-        num_steps: of a rollout; each has a graph of its own.
+        num_steps: of a rollout; each has a graph of its own, so that long ones are not captured.
     """
     own_code = run.capture is None and run.network.module is not None
-    graphs = None if run.capture is False or own_code else graphs_on(comm.device)
+    off = run.capture is False or own_code or num_steps > _MAX_STEPS
+    graphs = None if off else graphs_on(comm.device)
     if graphs is None:
         return None
     on_failure = _on_failure(run, comm, "steps of rollouts run")
@@ -296,7 +301,7 @@ def announce_capture(
         return
     reason = obstacle(run, comm, flat, candidates=candidates) if on_gpu else "CUDA graphs need a GPU"
     if reason is not None and run.capture:
-        journal.warn(f"capture=true has no effect: {reason}")
+        journal.warn(f"capture=true has no effect on gradient steps: {reason}")
     elif reason is not None:
         journal.say(f"capture: gradient steps are no CUDA graphs: {reason}")
     elif comm.world.size > 1:

@@ -24,6 +24,8 @@ from lockstep.torch.networks import Policy
 from lockstep.torch.recurrent import Sequences, finite_state
 from lockstep.torch.transfer import to_device
 
+ACTING = "acting"
+
 
 @dataclass(slots=True)
 class TensorRollout:
@@ -190,10 +192,11 @@ class TensorShard:
         """Let graphs do what they can; returns what that is."""
         self._act = capture(self._act)
         if not can_capture(self.env):
-            return ["acting"]
+            return [ACTING]
         self._check_step = steps_in_place(self.env)
-        self._step = capture(self._step, generators=self.env.generators)
-        return ["acting", "the environments"]
+        # A step that broke off while it was captured cannot be repeated: that is an error.
+        self._step = capture(self._step, generators=self.env.generators, on_failure=None)
+        return [ACTING, "the environments"]
 
     def store(self, row: int, observation: Observation) -> None:
         """Copy an observation, which may be a live buffer."""
@@ -213,7 +216,9 @@ class TensorShard:
     def act(self, t: int) -> Tensor:
         """The actions of step t for the environment."""
         moments = [group.moments for group in self.groups if group.moments is not None]
-        return self._act([self.noise[t]], t, any(of.is_empty for of in moments))
+        action = self._act([self.noise[t]], t, any(of.is_empty for of in moments))
+        # A graph's result is overwritten later; an environment may keep its action.
+        return action.clone() if self.captured == [ACTING] else action
 
     def _act_on_noise(self, noise: Sequence[Tensor], t: int, unnormalized: bool) -> Tensor:
         """What `act` computes; `unnormalized` only tells a graph from before the first update from later ones."""

@@ -23,11 +23,22 @@ def file_with(tmp_path, text):
         "from elsewhere import *",
         "def __getattr__(name): ...",
         "globals()['Net' + 'work'] = 1",
+        "[Network := i for i in range(2)]",
+        "import sys\nsys.modules[__name__].Network = 1",
     ],
 )
 @pytest.mark.parametrize("name", ["Network", "Network.Inner"])
 def test_a_name_that_a_file_may_define_passes(tmp_path, text, name):
     check_location(f"{file_with(tmp_path, text)}:{name}", "network.module")
+
+
+@pytest.mark.parametrize(
+    "source", [b"\xef\xbb\xbfclass Network: ...", b"# coding: latin-1\n# \xe9\nclass Network: ..."]
+)
+def test_a_file_in_another_encoding_is_read_as_python_reads_it(tmp_path, source):
+    path = tmp_path / "mine.py"
+    path.write_bytes(source)
+    check_location(f"{path}:Network", "network.module")
 
 
 @pytest.mark.parametrize(

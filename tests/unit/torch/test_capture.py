@@ -224,7 +224,7 @@ def test_where_capture_has_no_effect_is_said():
     announce_capture(journal, Run(task="t"), comm, flat)
     assert not journal.said
     announce_capture(journal, Run(task="t", capture=True), comm, flat)
-    assert journal.said == ["warning: capture=true has no effect: CUDA graphs need a GPU"]
+    assert journal.said == ["warning: capture=true has no effect on gradient steps: CUDA graphs need a GPU"]
 
 
 OWN = NetworkConfig(module="mine:Network")
@@ -280,7 +280,7 @@ def test_a_policy_of_candidates_reports_that_it_is_not_captured(graphs, tmp_path
     assert cli.main([*command, *(word for setting in settings for word in ("--set", setting))]) == 0
     assert not graphs
     log = (tmp_path / "run" / "logs" / "rank_0.log").read_text()
-    assert "capture=true has no effect: rows have different numbers of candidates" in log
+    assert "capture=true has no effect on gradient steps: rows have different numbers of candidates" in log
 
 
 def test_jax_refuses_capture():

@@ -119,13 +119,40 @@ def test_an_environment_that_replaces_its_tensors_is_refused(graphs, monkeypatch
         made.collect()
 
 
-def test_an_environment_that_cannot_be_captured_runs_without_a_graph(graphs, monkeypatch, capsys):
-    class Refusing(TapeGraphs):
-        def capture(self, function, generators=()):
-            raise RunError("capture=true: no") from RuntimeError("operation not permitted")
+class Refusing(TapeGraphs):
+    def capture(self, function, generators=()):
+        raise RunError("a step cannot be a CUDA graph") from RuntimeError("operation not permitted")
 
+
+def test_acting_that_cannot_be_captured_runs_without_a_graph(graphs, monkeypatch, capsys):
     monkeypatch.setattr(capture, "graphs_on", lambda device: Refusing())
-    found = numbers(*collector(CARTPOLE, NetworkConfig(hidden=(8,)), captured=True))
+    found = numbers(*collector(WALK, NetworkConfig(hidden=(8,)), captured=True))
     assert "steps of rollouts run without CUDA graphs: operation not permitted" in capsys.readouterr().err
-    expected = numbers(*collector(CARTPOLE, NetworkConfig(hidden=(8,)), captured=False))
+    expected = numbers(*collector(WALK, NetworkConfig(hidden=(8,)), captured=False))
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_an_environment_that_breaks_its_promise_ends_the_run(graphs, monkeypatch):
+    """Its step was broken off in the middle."""
+    monkeypatch.setattr(capture, "graphs_on", lambda device: Refusing())
+    with pytest.raises(RunError, match="cannot be a CUDA graph"):
+        numbers(*collector(CARTPOLE, NetworkConfig(hidden=(8,)), captured=True))
+
+
+def test_an_environment_may_keep_its_actions(graphs, monkeypatch):
+    made, normalizers = collector(WALK, NetworkConfig(hidden=(8,)), captured=True)
+    env = made._shards[0].env
+    step, kept = env.step, []
+
+    def keeping(action):
+        kept.append((action, action.clone()))
+        return step(action)
+
+    monkeypatch.setattr(env, "step", keeping)
+    numbers(made, normalizers)
+    assert all(torch.equal(action, as_given) for action, as_given in kept)
+
+
+def test_long_rollouts_are_not_captured(graphs):
+    run, comm = Run(task="t"), Comm(device="cpu")
+    assert capture.capture_rollout(run, comm, 257) is None and capture.capture_rollout(run, comm, 256) is not None

@@ -51,6 +51,6 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
         yield tree
     elif isinstance(tree, dict):
         yield from _tensors([*cast("dict[str, Any]", tree).values()])
-    elif isinstance(tree, list):
+    elif isinstance(tree, list | tuple):
         for item in cast("list[Any]", tree):
             yield from _tensors(item)

@@ -84,6 +84,7 @@ class TensorVectorEnv(Protocol):
 
         Args:
             action: int64 `[B]` (discrete), int64 `[B, K]` (multi_discrete) or float32 `[B, D]` (continuous, in bounds).
+                The environment may keep it.
         """
         ...
 

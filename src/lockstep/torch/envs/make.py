@@ -123,6 +123,12 @@ def _check_protocol(env: Any, task: str, num_envs: int) -> TensorVectorEnv:
         lacking.append(f"num_envs == {num_envs}")
     if not isinstance(getattr(env, "device", None), torch.device):
         lacking.append("device (a torch.device)")
+    if getattr(env, "capturable", False):
+        lacking += [
+            f"{name}, which `capturable = True` needs"
+            for name in ("generators", "state", "restore")
+            if not hasattr(env, name)
+        ]
     if lacking or inspect.isclass(env):
         raise ConfigError(f"task={task} does not follow lockstep's TensorVectorEnv: it lacks {', '.join(lacking)}")
     return cast(TensorVectorEnv, env)

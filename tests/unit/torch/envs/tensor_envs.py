@@ -101,3 +101,9 @@ class Seeing(Walk):
     """Also observes pictures, which it gives to no network."""
 
     unused_groups = ("camera",)
+
+
+class Capturable(Walk):
+    """Says that its steps can be CUDA graphs, and not what they draw from."""
+
+    capturable = True

@@ -32,6 +32,7 @@ def test_a_class_is_found_by_its_attribute():
         (WALK, EnvConfig(kwargs={"num_envs": 3}), "use the setting num_envs"),
         (WALK, EnvConfig(vectorization="async"), "is vectorized itself"),
         (WALK.replace("Walk", "WithoutDevice"), EnvConfig(), "lacks device"),
+        (WALK.replace("Walk", "Capturable"), EnvConfig(), "lacks generators, which `capturable = True` needs"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(task, config, message):
@@ -74,9 +75,9 @@ def test_the_host_saves_and_restores():
     np.testing.assert_array_equal([again.step(action)[0] for _ in range(5)], expected)
 
 
-@pytest.mark.parametrize("limits", [[], ["env.clip_observation=5"]])
-def test_a_run_says_which_observations_no_network_receives(tmp_path, limits):
-    settings = ["num_envs=4", "num_steps=8", "num_minibatches=1", "total_steps=64", "env.placement=device", *limits]
+@pytest.mark.parametrize("more", [[], ["env.clip_observation=5"], ["env.placement=host"]])
+def test_a_run_says_which_observations_no_network_receives(tmp_path, more):
+    settings = ["num_envs=4", "num_steps=8", "num_minibatches=1", "total_steps=64", "env.placement=device", *more]
     words = [word for one in settings for word in ("--set", one)]
     command = ["train", WALK.replace("Walk", "Seeing"), "--run-dir", str(tmp_path / "run"), *words]
     assert cli.main([*command, "--set", "evaluate_every=null", "--set", "evaluate_episodes=1"]) == 0
