@@ -70,7 +70,7 @@ def asked(world: World, algorithm: Any) -> dict[str, str]:
     before = {path: array.copy() for path, array in arrays(algorithm)}
     algorithm.update([make_rollout(shard) for shard in world.shards], np.zeros((len(world.shards), 1)), progress)
     after = dict(arrays(algorithm))
-    changed = [path for path in after if before[path].tobytes() != after[path].tobytes()]
+    changed = [path for path in after if path not in before or before[path].tobytes() != after[path].tobytes()]
     for path in comm.broadcast_object(changed):
         found[path] = said(comm, state, lambda path=path: flip(after[path]))
     for name in ("env_steps", "updates", "episodes"):
