@@ -132,7 +132,8 @@ def test_deviations_begin_as_the_config_has_them():
 def test_images_too_small_for_an_encoder_are_refused():
     small = EnvSpec(20 * 84, ActionSpec("discrete", (6,)), "next_step", True, image=(1, 20, 84))
     with pytest.raises(ConfigError, match="images of at least 36 by 36, and this task observes 20 by 84"):
-        Policy(small, NetworkConfig())
+        Policy(small, NetworkConfig(encoder="nature"))
+    assert Policy(small, NetworkConfig()).params.keys() == Policy(small, NetworkConfig(encoder="impala")).params.keys()
     with pytest.raises(ConfigError, match=r"network\.encoder=nature needs images"):
         Policy(SPEC, NetworkConfig(encoder="nature"))
 
