@@ -37,14 +37,19 @@ def read_rows(path: Path) -> list[dict]:
     return [{"library": "lockstep", **json.loads(line)} for line in lines]
 
 
+def run(target: str, ranks: int, seed: int, changes: list[str], run_dir: Path) -> dict:
+    """Train in a process of its own; returns the summary of the run."""
+    command = [*measure.LOCKSTEP, "train", target, "--ranks", str(ranks), "--seed", str(seed)]
+    command += ["--run-dir", str(run_dir), *(word for change in changes for word in ("--set", change))]
+    measure.call(command)
+    return json.loads((run_dir / "summary.json").read_text())
+
+
 def train(target: str, ranks: int, seed: int, changes: list[str]) -> dict:
     """Train in a process of its own; returns the row of the run."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        command = [*measure.LOCKSTEP, "train", target, "--ranks", str(ranks), "--seed", str(seed)]
-        command += ["--run-dir", str(run_dir), *(word for change in changes for word in ("--set", change))]
-        measure.call(command)
-        summary = json.loads((run_dir / "summary.json").read_text())
+        summary = run(target, ranks, seed, changes, run_dir)
         evaluations = [json.loads(line) for line in (run_dir / "evaluations.jsonl").read_text().splitlines()]
     kept = ("task", "algo", "ml_framework", "status", "env_steps", "eval_return_mean", "eval_episodes", "wall_time_s")
     return {

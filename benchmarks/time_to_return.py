@@ -12,8 +12,9 @@ import json
 import tempfile
 from pathlib import Path
 
-import measure
 import numpy as np
+
+from learning import run
 
 ROWS = Path(__file__).parent.parent / "docs" / "results" / "time_to_return.jsonl"
 RANKS = (1, 2)
@@ -23,12 +24,7 @@ KEPT = ("status", "env_steps", "eval_return_mean", "wall_time_s", "params_finger
 def train(target: str, ranks: int, seed: int, changes: list[str]) -> dict:
     """Train until solved in a process of its own; returns the row of the run."""
     with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / "run"
-        command = [*measure.LOCKSTEP, "train", target, "--ranks", str(ranks), "--seed", str(seed)]
-        settings = [f"num_shards={max(RANKS)}", *changes]
-        command += ["--run-dir", str(run_dir), *(word for one in settings for word in ("--set", one))]
-        measure.call(command)
-        summary = json.loads((run_dir / "summary.json").read_text())
+        summary = run(target, ranks, seed, [f"num_shards={max(RANKS)}", *changes], Path(folder) / "run")
     return {"target": target, "changes": changes, "ranks": ranks, "seed": seed} | {name: summary[name] for name in KEPT}
 
 
