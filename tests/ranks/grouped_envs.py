@@ -43,3 +43,49 @@ class Hidden(gymnasium.Env):
 
     def restore(self, state):
         self.position, self.speed, self.steps = state["position"], state["speed"], state["steps"]
+
+
+class Reach(gymnasium.Env):
+    """Push a joint to the column that a camera shows as bright: neither the camera nor the joint alone is enough.
+
+    Groups: `camera`, a picture [H, W, 3] of bytes; `joint`, its position in [0, 1] and its last move; `target`, which
+    only a value network is to observe.
+    """
+
+    SIZE = 12
+
+    def __init__(self, limit=8):
+        boxes = {name: gymnasium.spaces.Box(-1, 1, (size,), np.float32) for name, size in (("joint", 2), ("target", 1))}
+        camera = gymnasium.spaces.Box(0, 255, (self.SIZE, self.SIZE, 3), np.uint8)
+        self.observation_space = gymnasium.spaces.Dict({"camera": camera, **boxes})
+        self.action_space = gymnasium.spaces.Discrete(3)
+        self.limit = limit
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.target, self.joint = self.np_random.random(2)
+        self.moved, self.steps = 0.0, 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.steps += 1
+        self.moved = 0.2 * (action - 1)
+        self.joint = float(np.clip(self.joint + self.moved, 0, 1))
+        reward = float(abs(self.joint - self.target) < 0.15)
+        return self.observe(), reward, False, self.steps == self.limit, {}
+
+    def observe(self):
+        camera = np.full((self.SIZE, self.SIZE, 3), 20, np.uint8)
+        camera[:, int(self.target * self.SIZE), 1] = 250
+        return {
+            "camera": camera,
+            "joint": np.array([self.joint, self.moved], np.float32),
+            "target": np.array([self.target], np.float32),
+        }
+
+    def state(self):
+        return {"target": self.target, "joint": self.joint, "moved": self.moved, "steps": self.steps}
+
+    def restore(self, state):
+        for name, value in state.items():
+            setattr(self, name, value)

@@ -11,6 +11,12 @@ from quick import others_slow
 
 ADAPTIVE = {"learning_rate_schedule": "adaptive", "normalize_observation": True, "normalize_return": True}
 STOP = {"evaluate_every": 128 * 5, "evaluate_greedy": False, "stop_return": 0.8, "stop_when_solved": True}
+REACH = {
+    "features": 8,
+    "normalize_observation": True,
+    "env.policy_keys": ("joint", "camera"),
+    "env.critic_keys": ("target", "camera"),
+}
 RUNS: dict[str, Run] = {
     "discrete": small("CartPole-v1", num_shards=4),
     "other seed": small("CartPole-v1", num_shards=4, seed=1),
@@ -34,6 +40,7 @@ RUNS: dict[str, Run] = {
         total_steps=8 * 128,
         **{"env.placement": "host", "env.kwargs.picture": True},
     ),
+    "images among numbers": small("grouped_envs:Reach", num_shards=4, **REACH, total_steps=4 * 128, log_every=256),
     "mixed precision": small("Pendulum-v1", num_shards=4, precision="bfloat16", **ROBOTS),
     "uneven": small("CartPole-v1", num_shards=3, num_envs=12, total_steps=20 * 96, log_every=96 * 5),
     # Some shards play no episode of an evaluation, and nothing is logged before the end.
@@ -41,7 +48,8 @@ RUNS: dict[str, Run] = {
 }
 QUICK = ("discrete", "other seed", "continuous")
 SYMMETRIC = ("symmetric", "symmetric with a critic's observation")
-SLOW = ("toy", "multi-discrete", "early stop", "mixed precision", "numbers for the critic beside images", *SYMMETRIC)
+IMAGES = ("numbers for the critic beside images", "images among numbers")
+SLOW = ("toy", "multi-discrete", "early stop", "mixed precision", *IMAGES, *SYMMETRIC)
 SAME = others_slow(["discrete", "continuous", *SLOW], *QUICK)
 COUNTED = others_slow(["discrete", "continuous", "toy"], *QUICK)
 WORLDS = (1, 2, 4)

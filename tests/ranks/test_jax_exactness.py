@@ -23,6 +23,15 @@ RUNS = {
     "mixed precision": small("Pendulum-v1", num_shards=4, precision="bfloat16", **ROBOTS, **SHORT),
     "multi-discrete": small("lockstep/Match-v0", num_shards=4, target_kl=0.0005, learning_rate=1e-2, **SHORT),
     "pictures": small("image_envs:Dot", num_shards=4, evaluate_every=256, evaluate_episodes=5, **PICTURES),
+    "images among numbers": small(
+        "grouped_envs:Reach",
+        num_shards=4,
+        features=8,
+        normalize_observation=True,
+        total_steps=4 * 128,
+        log_every=128,
+        **{"env.policy_keys": ("joint", "camera"), "env.critic_keys": ("target", "camera")},
+    ),
     "torch environments": small(WALK, num_shards=4, normalize_observation=True, **SHORT),
     "torch pictures": small(WALK, num_shards=4, **PICTURES | {"encoder": "small", "env.kwargs.picture": True}),
     "through the host": small(WALK, num_shards=4, normalize_observation=True, **{"env.placement": "host"}, **SHORT),
@@ -39,7 +48,8 @@ ON = {
     "uneven": ("1 device", "2 devices", "2 processes"),
 }
 WITH_TORCH = ["torch environments", "torch pictures", "through the host"] if find_spec("torch") else []
-ALIKE = others_slow(["discrete", "continuous", "mixed precision", "pictures", *WITH_TORCH[:2]], "discrete")
+MORE = ["continuous", "mixed precision", "pictures", "images among numbers", *WITH_TORCH[:2]]
+ALIKE = others_slow(["discrete", *MORE], "discrete")
 # A minute to compile. Quick tests of what they are about: stop_on_kl of the seams, uneven sums of the collectives.
 SLOW = ("multi-discrete", "uneven")
 

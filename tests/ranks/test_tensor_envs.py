@@ -9,12 +9,14 @@ from running import job, lines, small, timeless, train_all
 
 TASKS = {
     "walk": f"{Path(__file__).parents[1] / 'unit/torch/envs/tensor_envs.py'}:Walk",
+    "arm": f"{Path(__file__).parents[1] / 'unit/torch/envs/tensor_envs.py'}:Arm",
     "cartpole": "lockstep/Cartpole-v0",
     "pong": "lockstep/PixelPong-v0",
 }
 NORMALIZED = {"normalize_observation": True, "normalize_return": True}
 CHANGES = {
     "walk": {"env.kwargs.autoreset": "next_step", **NORMALIZED},
+    "arm": {"features": 4, **NORMALIZED},
     "cartpole": {
         "env.placement": "device", "env.max_episode_steps": 7, "learning_rate_schedule": "adaptive", **NORMALIZED,
     },

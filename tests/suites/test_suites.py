@@ -24,6 +24,7 @@ SHORT = (
 )  # fmt: skip
 PACKAGES = {
     "Mjlab-Cartpole-Balance": "mjlab",
+    "Mjlab-Lift-Cube-Yam-Rgb": "mjlab",  # joints and a camera, for both networks
     "envpool/Go1JoystickFlatTerrain-v1": "envpool",
     "envpool/CartpoleBalance-v1": "envpool",
     "gymnax/CartPole-v1": "gymnax",

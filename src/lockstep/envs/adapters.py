@@ -1,11 +1,10 @@
 """Adapters of Gymnasium environments to `VectorEnv`: flat arrays or images, true final observations, clear errors."""
 
 import copy
-import math
 import os
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from gymnasium.vector import SyncVectorEnv
 from lockstep.envs import wrapper_state
 from lockstep.envs.drawing import choose_mujoco_gl
 from lockstep.envs.extras import EXTRAS, install_line, missing_module
-from lockstep.envs.groups import ObservationGroups
+from lockstep.envs.groups import ObservationGroups, observation_fields
 from lockstep.envs.joined_groups import split_groups
 from lockstep.envs.spaces import (
     Convert,
@@ -27,7 +26,6 @@ from lockstep.envs.spaces import (
     flat_space,
     flatten_batch,
     flatten_observation,
-    image_shape,
     restore_action,
 )
 from lockstep.envs.spec import EnvSpec
@@ -108,14 +106,11 @@ class SingleEnvs:
     ) -> None:
         """Adapt `env`, made of `FlatEnv`; `frames`: number of frames in an image's channels, see `EnvSpec`."""
         spaces_of: Any = env
-        observed = spaces_of.single_observation_space
         self.num_envs = env.num_envs
         self._env = env
-        critic_size, image = self._each("groups", [()] * self.num_envs)[0]
+        observed: Mapping[str, Any] = self._each("observed", [()] * self.num_envs)[0]
         self.spec = EnvSpec(
-            observation_size=math.prod(observed.shape) - (critic_size or 0) if image is None else math.prod(image),
-            critic_size=critic_size,
-            image=image,
+            **observed,
             frames=frames,
             action=action_spec(spaces_of.single_action_space, task),
             autoreset="same_step",
@@ -123,7 +118,8 @@ class SingleEnvs:
             reward_threshold=threshold,
             max_episode_steps=limit,
         )
-        self._critic: tuple[np.ndarray, np.ndarray | None] = np.zeros((self.num_envs, critic_size or 0), "f4"), None
+        critic_size = self.spec.critic_size or 0
+        self._critic: tuple[np.ndarray, np.ndarray | None] = np.zeros((self.num_envs, critic_size), "f4"), None
         self.savable = all(self._each("savable", [()] * self.num_envs))
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
@@ -202,10 +198,11 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
         self.env = env
         self.metadata, self.render_mode = env.metadata, env.render_mode
         space: Any = env.observation_space
-        critic_size, image = (env.critic_size, env.image) if isinstance(env, ObservationGroups) else (None, None)
-        self.observation_space = flat_space(space, task) if image is None else space
-        self._flatten = flatten_observation(space) if image is None else np.asarray
-        self._groups = critic_size, image_shape(space) if image is None else image
+        if isinstance(env, ObservationGroups) and env.image is not None:
+            self.observation_space, self._flatten = space, np.asarray
+        else:
+            self.observation_space, self._flatten = flat_space(space, task), flatten_observation(space)
+        self._observed = observation_fields(env, task)
         if action.kind == "continuous":
             self.action_space = spaces.Box(np.array(action.low, np.float32), np.array(action.high, np.float32))
         elif action.kind == "discrete":
@@ -232,9 +229,9 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
         except Exception as error:
             raise RunError(f"{self._name} failed in step: {describe(error)}") from error
 
-    def groups(self) -> tuple[int | None, tuple[int, int, int] | None]:
-        """Numbers of the value network's own observation, and shape of the policy's image; None where it has none."""
-        return self._groups
+    def observed(self) -> dict[str, Any]:
+        """The fields of an `EnvSpec` that are about observations."""
+        return self._observed
 
     def savable(self) -> bool:
         """Whether the environment can be saved; never raises."""

@@ -3,6 +3,7 @@
 `env.policy_keys` are those of the policy, `env.critic_keys` those of the value network.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -13,7 +14,8 @@ from gymnasium import spaces
 from lockstep.config.env import EnvConfig
 from lockstep.envs.joined_groups import join_groups
 from lockstep.envs.load import near
-from lockstep.envs.spaces import flatten_observation, image_shape
+from lockstep.envs.spaces import flatten_observation, image_parts, image_shape, observation_size
+from lockstep.envs.spec import ImagePart
 from lockstep.envs.vector import GROUPS
 from lockstep.errors import ConfigError
 
@@ -34,6 +36,9 @@ class ObservationGroups(gymnasium.ObservationWrapper[Any, Any, Any]):
     Attributes:
         critic_size: flat numbers of the value network's groups; None if it has none of its own.
         image: of the policy, in a row of bytes; None if observations are no such rows.
+        image_parts: images among the policy's numbers.
+        critic_image_parts: images among the numbers of the value network's groups.
+        unused_groups: names of groups that no network receives.
     """
 
     def __init__(self, env: Env, policy_keys: Sequence[str], critic_keys: Sequence[str] = ()) -> None:
@@ -52,11 +57,16 @@ class ObservationGroups(gymnasium.ObservationWrapper[Any, Any, Any]):
                 f"env.policy_keys={list(groups)[:1]}, say"
             )
         self.critic_size = self.image = None
+        only_image = image_shape(groups[policy_keys[0]]) if len(policy_keys) == 1 else None
+        self.image_parts = _image_parts(groups, policy_keys) if only_image is None else ()
+        self.critic_image_parts = ()
+        self._keys = policy_keys
         if critic_keys and tuple(critic_keys) != policy_keys:
             self.critic_size = sum(int(spaces.flatdim(groups[key])) for key in critic_keys)
-            if len(policy_keys) == 1:
-                self.image = image_shape(groups[policy_keys[0]])
-        self._keys = policy_keys if self.critic_size is None else (*policy_keys, *critic_keys)
+            self.critic_image_parts = _image_parts(groups, critic_keys)
+            self.image = only_image
+            self._keys = (*policy_keys, *critic_keys)
+        self.unused_groups = tuple(key for key in groups if key not in self._keys)
         chosen = [groups[key] for key in self._keys]
         self.observation_space = chosen[0] if len(chosen) == 1 else spaces.Tuple(chosen)
         if self.image is not None:
@@ -75,6 +85,27 @@ class ObservationGroups(gymnasium.ObservationWrapper[Any, Any, Any]):
         """An image and the value network's groups as a row of bytes."""
         of_policy, of_critic = self._flatten
         return join_groups(of_policy(chosen[0]), of_critic(chosen[1:]))
+
+
+def observation_fields(env: Env, task: str) -> dict[str, Any]:
+    """The fields of an `EnvSpec` that the observations of an environment decide, by name."""
+    space: Any = env.observation_space
+    if not isinstance(env, ObservationGroups):
+        parts = image_parts(space)
+        return {"observation_size": observation_size(space, task), "image": image_shape(space), "image_parts": parts}
+    size = observation_size(space, task) - (env.critic_size or 0)
+    return {
+        "observation_size": size if env.image is None else math.prod(env.image),
+        "image": image_shape(space) if env.image is None else env.image,
+        "image_parts": env.image_parts,
+        "critic_size": env.critic_size,
+        "critic_image_parts": env.critic_image_parts,
+        "unused_groups": env.unused_groups,
+    }
+
+
+def _image_parts(groups: Mapping[str, Any], keys: Sequence[str]) -> tuple[ImagePart, ...]:
+    return image_parts(spaces.Tuple([groups[key] for key in keys]))
 
 
 def refuse_groups(config: EnvConfig, reason: str) -> None:

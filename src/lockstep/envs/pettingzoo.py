@@ -12,7 +12,15 @@ from lockstep.config.env import EnvConfig
 from lockstep.envs.adapters import config_errors, describe
 from lockstep.envs.groups import refuse_groups
 from lockstep.envs.load import near
-from lockstep.envs.spaces import Convert, action_spec, flat_space, flatten_observation, image_shape, restore_action
+from lockstep.envs.spaces import (
+    Convert,
+    action_spec,
+    flat_space,
+    flatten_observation,
+    image_parts,
+    image_shape,
+    restore_action,
+)
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.state import has_state_methods
 from lockstep.envs.vector import Step, VectorEnv, refuse_unknown_kwargs
@@ -105,6 +113,7 @@ class ParallelEnvs:
         self.spec = EnvSpec(
             observation_size=int(np.prod(flat.shape)),
             image=image_shape(space),
+            image_parts=image_parts(space),
             action=action_spec(action, task),
             autoreset="same_step",
             separately_seedable=True,

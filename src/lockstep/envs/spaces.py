@@ -1,13 +1,13 @@
 """Conversion between Gymnasium spaces and flat arrays."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.envs.spec import ActionSpec
+from lockstep.envs.spec import ActionSpec, ImagePart
 from lockstep.errors import ConfigError
 
 Convert = Callable[[Any], np.ndarray]
@@ -33,6 +33,16 @@ def image_shape(space: Any) -> tuple[int, int, int] | None:
     return (last, first, second) if last < first else (first, second, last)
 
 
+def image_parts(space: Any) -> tuple[ImagePart, ...]:
+    """The images of bytes among the parts of a Dict or Tuple, by their columns in the flat observation."""
+    found, begin = list[ImagePart](), 0
+    for part in _leaves(space) if _is(space, spaces.Dict, spaces.Tuple) else ():
+        if (shape := image_shape(part)) is not None:
+            found.append(ImagePart(begin, shape))
+        begin += int(spaces.flatdim(part))
+    return tuple(found)
+
+
 def flat_space(space: Any, task: str) -> spaces.Box:
     """The space of `flatten_observation`'s result."""
     size, image = observation_size(space, task), image_shape(space)
@@ -42,7 +52,8 @@ def flat_space(space: Any, task: str) -> spaces.Box:
 def flatten_observation(space: Any) -> Convert:
     """A function that converts one observation of `space` into a new array.
 
-    An image becomes bytes with channels first; anything else a flat float32 vector, with discrete parts one-hot.
+    An image becomes bytes with channels first; anything else a flat float32 vector, with discrete parts one-hot. An
+    image beside other parts is scaled to [0, 1], channels first.
     """
     image = image_shape(space)
     if image is not None:
@@ -51,7 +62,20 @@ def flatten_observation(space: Any) -> Convert:
         return lambda observation: np.array(np.moveaxis(observation, -1, 0), np.uint8)
     if _is(space, spaces.Box):
         return lambda observation: np.array(observation, np.float32).reshape(-1)
+    if image_parts(space):
+        return _flatten_with_images(space)
     return lambda observation: np.array(spaces.flatten(space, observation), np.float32)
+
+
+def _flatten_with_images(space: Any) -> Convert:
+    """`flatten_observation` of a Dict or Tuple, or of one of its parts, as float32."""
+    if _is(space, spaces.Dict, spaces.Tuple):
+        parts = [(name, _flatten_with_images(part)) for name, part in _parts(space) if spaces.flatdim(part)]
+        return lambda observation: np.concatenate([convert(observation[name]) for name, convert in parts])
+    convert = flatten_observation(space)
+    if image_shape(space) is None:
+        return convert
+    return lambda observation: convert(observation).reshape(-1) * np.float32(1 / 255)
 
 
 def flatten_batch(space: Any) -> Convert:
@@ -102,9 +126,24 @@ def restore_action(space: Any, spec: ActionSpec) -> Convert | None:
     return lambda action: spec.for_env(action).astype(dtype)
 
 
+def _leaves(space: Any) -> Iterator[Any]:
+    """The parts of a Dict or Tuple that are neither, in the order of the flat observation."""
+    if _is(space, spaces.Dict, spaces.Tuple):
+        for _, part in _parts(space):
+            yield from _leaves(part)
+    else:
+        yield space
+
+
+def _parts(space: Any) -> list[tuple[Any, Any]]:
+    """The parts of a Dict by name, or of a Tuple by index."""
+    pairs: Any = space.spaces.items() if _is(space, spaces.Dict) else enumerate(space.spaces)
+    return list(pairs)
+
+
 def _refuse_unknown_parts(space: Any, part: Any, task: str) -> None:
     if _is(part, spaces.Tuple, spaces.Dict):
-        for inner in part.spaces.values() if _is(part, spaces.Dict) else part.spaces:
+        for _, inner in _parts(part):
             _refuse_unknown_parts(space, inner, task)
     elif not _is(part, spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete):
         where = "" if part is space else f" within {space}"

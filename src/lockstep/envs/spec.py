@@ -1,6 +1,7 @@
 """Sizes, action kinds and conventions of an environment, as plain values."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -44,6 +45,21 @@ class ActionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ImagePart:
+    """An image among the numbers of a flat observation, channels first. Bytes of images are scaled to [0, 1]."""
+
+    begin: int
+    """Index of its first number."""
+    shape: tuple[int, int, int]
+    """Channels, height and width."""
+
+    @property
+    def columns(self) -> slice:
+        """Where the image is in a row of numbers."""
+        return slice(self.begin, self.begin + math.prod(self.shape))
+
+
+@dataclass(frozen=True, slots=True)
 class EnvSpec:
     """One environment of a task."""
 
@@ -67,9 +83,15 @@ class EnvSpec:
     """Numbers of the value network's own ("privileged") observation; `None`: it has the policy's."""
     num_agents: int = 1
     """Rows of an environment, each of an agent; all share the policy. With more than one, see `AgentsEnv`."""
+    image_parts: tuple[ImagePart, ...] = ()
+    """Images among the numbers of a flat observation, in the order of their columns."""
+    critic_image_parts: tuple[ImagePart, ...] = ()
+    """Images among the numbers of the value network's own observation."""
+    unused_groups: tuple[str, ...] = ()
+    """Names of observations that the task has and no network receives; a run says them."""
 
     def __post_init__(self) -> None:
-        """Refuse an image that contradicts `observation_size` or `frames`."""
+        """Refuse images that contradict the sizes of observations, or `frames`."""
         if self.image is not None:
             channels, height, width = self.image
             if channels * height * width != self.observation_size or channels % self.frames:
@@ -77,6 +99,13 @@ class EnvSpec:
                     f"an image of {list(self.image)} in {self.frames} frames does not have "
                     f"observation_size={self.observation_size}"
                 )
+        _check_image_parts("image_parts", self.image_parts, self.observation_size if self.image is None else 0)
+        _check_image_parts("critic_image_parts", self.critic_image_parts, self.critic_size or 0)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the policy's observation is an image, or numbers with images among them."""
+        return self.image is not None or bool(self.image_parts)
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
@@ -95,9 +124,15 @@ class EnvSpec:
             values: tuple[float, ...] = data["action"][bound]
             data["action"][bound] = [v if abs(v) != float("inf") else str(v) for v in values]
         data["action"]["sizes"] = list(self.action.sizes)
-        for name, default in (("start", ()), ("shape", None)):
-            if data["action"][name] == default:  # as earlier versions write and read it
-                del data["action"][name]
+        for part, name, default in (
+            (data["action"], "start", ()),
+            (data["action"], "shape", None),
+            (data, "image_parts", ()),
+            (data, "critic_image_parts", ()),
+            (data, "unused_groups", ()),
+        ):
+            if part[name] == default:  # as earlier versions write and read it
+                del part[name]
         return data
 
     @classmethod
@@ -111,4 +146,27 @@ class EnvSpec:
                 action[name] = tuple(int(n) for n in action[name])
         image = data.get("image")
         fields: dict[str, Any] = {**data, "action": ActionSpec(**action), "image": image and tuple(image)}
+        for name in ("image_parts", "critic_image_parts"):
+            parts: list[dict[str, Any]] = data.get(name, [])
+            fields[name] = tuple(ImagePart(part["begin"], tuple(part["shape"])) for part in parts)
+        fields["unused_groups"] = tuple(data.get("unused_groups", ()))
         return cls(**fields)
+
+
+def number_columns(parts: Sequence[ImagePart], size: int) -> list[slice]:
+    """The columns of an observation of `size` numbers that belong to no image."""
+    edges = [0, *(edge for part in parts for edge in (part.columns.start, part.columns.stop)), size]
+    return [slice(begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True) if begin < end]
+
+
+def _check_image_parts(name: str, parts: Sequence[ImagePart], size: int) -> None:
+    """Raise `ConfigError` for images that overlap, are not in order, or exceed an observation of `size` numbers."""
+    begin = 0
+    for part in parts:
+        columns = part.columns
+        if not begin <= columns.start < columns.stop <= size:
+            raise ConfigError(
+                f"{name}: an image of {list(part.shape)} at {part.begin} does not fit into the {size} numbers of an "
+                "observation, or overlaps the one before"
+            )
+        begin = columns.stop

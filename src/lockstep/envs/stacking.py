@@ -14,7 +14,7 @@ from lockstep.errors import ConfigError
 
 def stacked_spec(spec: EnvSpec, count: int, task: str) -> EnvSpec:
     """The spec with `count` observations in one. Raises `ConfigError` for images."""
-    if spec.image is not None:
+    if spec.has_images:
         raise ConfigError(
             f"env.frame_stack={count} is for vectors; task={task} observes images: leave it out (Atari: "
             "env.kwargs.stack_num)"

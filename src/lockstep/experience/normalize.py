@@ -1,5 +1,6 @@
 """Running moments of observations and returns: frozen during a rollout, updated once from all shards' sums."""
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -30,14 +31,20 @@ class RunningMoments:
     Args:
         size: F.
         limit: of normalized numbers, in deviations.
+        fixed: columns whose mean stays 0 and whose variance stays 1, as those of images.
 
     Attributes:
         mean: [F].
         variance: [F].
+        fixed: bool [F], true for the columns that are `fixed`; None if there are none.
     """
 
-    def __init__(self, size: int, limit: float = LIMIT) -> None:
+    def __init__(self, size: int, limit: float = LIMIT, fixed: Sequence[slice] = ()) -> None:
         self.limit = limit
+        mask = np.zeros(size, bool)
+        for columns in fixed:
+            mask[columns] = True
+        self.fixed = mask if fixed else None
         self._count = np.zeros(1)
         self.mean, self.variance = np.zeros(size), np.ones(size)
 
@@ -62,7 +69,7 @@ class RunningMoments:
     def begin_at(self, mean: np.ndarray) -> None:
         """Set the origin of the first update to `mean` [F], equal on all ranks."""
         assert self.count == 0, "there is a mean already"
-        self.mean[:] = mean
+        self.mean[:] = mean if self.fixed is None else np.where(self.fixed, 0.0, mean)
 
     def merged(self, sums: np.ndarray) -> dict[str, np.ndarray]:
         """The state after an update with sums of positive weight (Chan, Golub and LeVeque, 1979)."""
@@ -71,7 +78,10 @@ class RunningMoments:
         total = count + weight
         variance = (count * self.variance + weight * inner) / total
         variance += count * weight * shift**2 / total**2
-        return {"count": total, "mean": self.mean + shift * weight / total, "variance": variance}
+        mean = self.mean + shift * weight / total
+        if self.fixed is not None:
+            mean[self.fixed], variance[self.fixed] = 0.0, 1.0
+        return {"count": total, "mean": mean, "variance": variance}
 
     def update(self, sums: np.ndarray) -> None:
         """Update from the sums of all shards; no effect if their weight is 0."""

@@ -137,7 +137,7 @@ class Collector:
         self._actor = ActorWithState(actor, (count, size))
         self._begins = np.zeros((count, num_steps + 1, size), bool)
         self._critics = [_with_critic(env) for env in envs] if with_critic else None
-        self._spec = spec if with_critic else replace(spec, critic_size=None)
+        self._spec = spec if with_critic else replace(spec, critic_size=None, critic_image_parts=())
         shape = (count, num_steps + 1, size, *joined_shape(self._spec))
         self._observation = np.zeros(shape, spec.observation_dtype)
         kind = np.float32 if spec.action.kind == "continuous" else np.int64

@@ -17,9 +17,9 @@ import numpy as np
 from jax import Array, lax
 
 from lockstep.envs.load import load_object
-from lockstep.envs.spec import EnvSpec
+from lockstep.envs.spec import EnvSpec, ImagePart, number_columns
 from lockstep.errors import ConfigError
-from lockstep.jax.flat import Params
+from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.run import NetworkConfig
 from lockstep.session.checks import CONVOLUTIONS, check_encoder, encoder_of
 from lockstep.world import stream
@@ -173,7 +173,40 @@ class Impala:
         return x if self.linear is None else jax.nn.relu(linear(params, "linear", x))
 
 
-Encoder = Mlp | Convolutions | Impala
+class ImagesAndNumbers:
+    """An encoder for each image among the numbers of an observation; the other numbers follow the features as they are.
+
+    Args:
+        parts: the images.
+        encoders: of these, in their order.
+        size: O.
+    """
+
+    def __init__(self, parts: Sequence[ImagePart], encoders: Sequence[Convolutions | Impala], size: int) -> None:
+        self.parts, self.encoders = parts, encoders
+        self._numbers = number_columns(parts, size)
+        numbers = sum(columns.stop - columns.start for columns in self._numbers)
+        self.num_features = sum(encoder.num_features for encoder in encoders) + numbers
+
+    def initialize(self, draws: InitStreams) -> dict[str, np.ndarray]:
+        """Those of the encoders."""
+        params: dict[str, np.ndarray] = {}
+        for i, encoder in enumerate(self.encoders):
+            name = f"encoders.{i}"
+            params |= with_prefix(name, encoder.initialize(lambda key, name=name: draws(f"{name}.{key}")))
+        return params
+
+    def apply(self, params: Params, x: Array) -> Array:
+        """[N, O] to [N, F]."""
+        features = [
+            encoder.apply(subtree(params, f"encoders.{i}"), x[:, part.columns].reshape(-1, *part.shape))
+            for i, (encoder, part) in enumerate(zip(self.encoders, self.parts, strict=True))
+        ]
+        numbers = [x[:, columns].astype(features[0].dtype) for columns in self._numbers]
+        return jnp.concatenate([*features, *numbers], 1)
+
+
+Encoder = Mlp | Convolutions | Impala | ImagesAndNumbers
 
 
 def make_encoder(spec: EnvSpec, config: NetworkConfig, *, last: bool = True) -> Encoder:
@@ -187,16 +220,37 @@ def make_encoder(spec: EnvSpec, config: NetworkConfig, *, last: bool = True) -> 
     """
     check_encoder(config, spec)
     kind = encoder_of(config, spec)
-    if kind == "mlp":
+    if kind == "mlp" or not spec.has_images:
         sizes = (spec.observation_size, *(config.hidden if last else config.hidden[:-1]))
         orthogonal = config.initialization == "orthogonal"
         return Mlp(sizes, config.activation, last_gain=math.sqrt(2), activate_last=True, orthogonal=orthogonal)
-    assert spec.image is not None  # `check_encoder` refuses the rest
+    if spec.image is None:
+        return _images_and_numbers(kind, spec.image_parts, spec.observation_size, config, last=last)
+    return _image_encoder(kind, spec.image, config, last=last)
+
+
+def make_critic_encoder(spec: EnvSpec, config: NetworkConfig) -> ImagesAndNumbers | None:
+    """The encoder of the value network's own observation; None if it has no images, or `mlp` is to take them."""
+    kind = encoder_of(config, spec)
+    if kind == "mlp" or not spec.critic_image_parts:
+        return None
+    return _images_and_numbers(kind, spec.critic_image_parts, spec.critic_size or 0, config)
+
+
+def _images_and_numbers(
+    kind: str, parts: Sequence[ImagePart], size: int, config: NetworkConfig, *, last: bool = True
+) -> ImagesAndNumbers:
+    return ImagesAndNumbers(parts, [_image_encoder(kind, part.shape, config, last=last) for part in parts], size)
+
+
+def _image_encoder(
+    kind: str, image: tuple[int, int, int], config: NetworkConfig, *, last: bool
+) -> Convolutions | Impala:
     features = config.features if last or kind == "wide" else None
     if kind == "impala":
-        return Impala(spec.image, features)
+        return Impala(image, features)
     plain = kind != "wide"  # whose reference has uniform initial weights and no last activation
-    return Convolutions(spec.image, CONVOLUTIONS[kind], features, activate_last=plain, orthogonal=plain)
+    return Convolutions(image, CONVOLUTIONS[kind], features, activate_last=plain, orthogonal=plain)
 
 
 class UserNetwork:

@@ -27,7 +27,7 @@ def may_scan(run: Run, spec: EnvSpec, platform: str) -> bool:
 
     On CPUs XLA's convolutions are 20 times slower inside a loop. A user-defined network may contain some.
     """
-    return platform != "cpu" or (spec.image is None and run.network.module is None)
+    return platform != "cpu" or (not spec.has_images and run.network.module is None)
 
 
 def repeat(

@@ -19,7 +19,7 @@ _ORDER = ("observations", "critic_observations", "returns", "values")
 
 
 class Moments(NamedTuple):
-    """Number of rows seen [1], mean [F] and variance [F]; and the rounding error of each."""
+    """Number of rows seen [1], mean [F] and variance [F]; the rounding error of each; and which columns are fixed."""
 
     seen: Array
     mean: Array
@@ -27,6 +27,8 @@ class Moments(NamedTuple):
     seen_rest: Array
     mean_rest: Array
     variance_rest: Array
+    fixed: Array | None = None
+    """bool [F], as in `RunningMoments`."""
 
     @property
     def num_sums(self) -> int:
@@ -52,7 +54,10 @@ class Moments(NamedTuple):
         before = jnp.where(self.seen > 0, self.variance, 0.0)
         more = new * ((inner - before) + old * jnp.square(shift))
         variance, variance_rest = compensated_sum(before, self.variance_rest, more)
-        return Moments(seen, mean, variance, seen_rest, mean_rest, variance_rest)
+        if self.fixed is not None:
+            mean, mean_rest, variance_rest = (jnp.where(self.fixed, 0.0, x) for x in (mean, mean_rest, variance_rest))
+            variance = jnp.where(self.fixed, 1.0, variance)
+        return Moments(seen, mean, variance, seen_rest, mean_rest, variance_rest, self.fixed)
 
     def normalize(self, rows: Array, limit: float = LIMIT) -> Array:
         """(x - mean) / deviation within `limit` deviations, of rows [..., F]; unchanged before the first update."""
@@ -119,12 +124,12 @@ def read(moments: RunningMoments) -> Moments:
     held = list(moments.state().values())
     columns = [array.astype(np.float32) for array in held]
     columns += [(array - column).astype(np.float32) for array, column in zip(held, columns, strict=True)]
-    return Moments(*cast(Any, tuple(columns)))
+    return Moments(*cast(Any, tuple(columns)), fixed=cast(Any, moments.fixed))
 
 
 def write(found: Moments, moments: RunningMoments) -> None:
     """Copy the moments of a device to the host, which saves them and evaluates with them."""
-    wide = [np.asarray(column, np.float64) for column in found]
+    wide = [np.asarray(column, np.float64) for column in found[:6]]
     together = (column + rest for column, rest in zip(wide[:3], wide[3:], strict=True))
     moments.restore(dict(zip(moments.state(), together, strict=True)))
 

@@ -20,11 +20,13 @@ from lockstep.jax.continuous_policy import ContinuousPolicy
 from lockstep.jax.distributions import LOG_STD, DiagonalGaussian, distribution_of
 from lockstep.jax.encoders import (
     Encoder,
+    ImagesAndNumbers,
     InitStreams,
     Mlp,
     UserNetwork,
     cast_inputs,
     init_streams,
+    make_critic_encoder,
     make_encoder,
 )
 from lockstep.jax.flat import Params, subtree, with_prefix
@@ -37,8 +39,10 @@ from lockstep.run import NetworkConfig
 class ActorCritic:
     """Actor and critic: two networks, or one shared body with two heads.
 
-    With a `critic_size` the critic has an observation of its own, a vector [C] (asymmetric actor-critic; Pinto et al.,
-    2018, arXiv:1710.06542).
+    With a `critic_size` the critic has an observation of its own [C] (asymmetric actor-critic; Pinto et al., 2018,
+    arXiv:1710.06542).
+
+    Where numbers stand beside images, hidden layers precede the outputs, as in networks of vectors.
 
     Recurrent layers precede the heads: of each network, or one of the shared body.
 
@@ -62,13 +66,18 @@ class ActorCritic:
             self.body = encoder
         elif images:
             self.bodies = (encoder, encoder)  # the same architecture with separate parameters
-        if self.body or images:
+        if isinstance(encoder, ImagesAndNumbers):
+            of_actor = (encoder.num_features, *config.hidden)
+            of_critic = (encoder.num_features, *config.value_hidden)
+        elif self.body or images:
             of_actor = of_critic = (encoder.num_features,)
         else:
             of_actor = (spec.observation_size, *config.hidden)
             of_critic = (spec.observation_size, *config.value_hidden)
+        self.critic_body = make_critic_encoder(spec, config)
         if spec.critic_size is not None:
-            of_critic = (spec.critic_size, *config.value_hidden)
+            size = spec.critic_size if self.critic_body is None else self.critic_body.num_features
+            of_critic = (size, *config.value_hidden)
         self.core, self.critic_core = None, None
         if config.recurrent != "none":
             size, layers = config.recurrent_size, config.recurrent_layers
@@ -85,7 +94,8 @@ class ActorCritic:
     def initialize(self, draws: InitStreams) -> dict[str, np.ndarray]:
         """Draw initial parameters."""
         parts: dict[str, Encoder | Core] = {"actor": self.actor, "critic": self.critic}
-        optional = {"body": self.body, "core": self.core, "critic_core": self.critic_core}
+        optional = {"body": self.body, "critic_body": self.critic_body}
+        optional |= {"core": self.core, "critic_core": self.critic_core}
         parts |= {name: part for name, part in optional.items() if part is not None}
         for i, body in enumerate(self.bodies or ()):
             parts[f"bodies.{i}"] = body
@@ -149,7 +159,11 @@ class ActorCritic:
             )
             return seen, valued
         seen = observation if self.body is None else self.body.apply(subtree(params, "body"), observation)
-        return seen, seen if self.critic_size is None else critic
+        if self.critic_size is None:
+            return seen, seen
+        if critic is None or self.critic_body is None:
+            return seen, critic
+        return seen, self.critic_body.apply(subtree(params, "critic_body"), critic)
 
     def _heads(self, params: Params, seen: Array, valued: Array) -> tuple[Array, Array]:
         value = self.critic.apply(subtree(params, "critic"), valued)
@@ -351,10 +365,10 @@ def actor_of(policy: AnyPolicy, device: Any = None) -> Actor:
     if isinstance(policy, LoggedPolicy):
         return JaxActor(policy, chosen)
     if isinstance(policy, Policy) and policy.state_size > 0:
-        linear = chosen.platform == "cpu" and policy.spec.image is None
+        linear = chosen.platform == "cpu" and not policy.spec.has_images
         return RecurrentLinearActor(policy) if linear else RecurrentJaxActor(policy, chosen)
     chain = _linear_chain(policy)
-    if chosen.platform == "cpu" and chain and policy.spec.image is None:
+    if chosen.platform == "cpu" and chain and not policy.spec.has_images:
         return LinearActor(policy, *chain)
     return JaxActor(policy, chosen)
 

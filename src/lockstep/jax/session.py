@@ -16,7 +16,7 @@ from lockstep.errors import MismatchError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.jax import hardware
 from lockstep.jax.comm import Comm
-from lockstep.jax.encoders import make_encoder
+from lockstep.jax.encoders import Convolutions, ImagesAndNumbers, Impala, Mlp, make_encoder
 from lockstep.jax.export import save_policy, start_from
 from lockstep.jax.networks import AnyPolicy, actor_of
 from lockstep.jax.preflight import preflight
@@ -149,6 +149,13 @@ def _multiplications(run: Run) -> int:
         return 0
     spec = env_spec(run.task, run.env)
     encoder = make_encoder(spec, run.network)
-    places = 1 if spec.image is None else math.prod(spec.image[1:]) // _STRIDES
+    if isinstance(encoder, ImagesAndNumbers):
+        pairs = zip(encoder.encoders, encoder.parts, strict=True)
+        return sum(_multiplications_of(one, part.shape) for one, part in pairs)
+    return _multiplications_of(encoder, spec.image)
+
+
+def _multiplications_of(encoder: Mlp | Convolutions | Impala, image: tuple[int, int, int] | None) -> int:
+    places = 1 if image is None else math.prod(image[1:]) // _STRIDES
     shapes: list[tuple[int, ...]] = [*encoder.shapes, getattr(encoder, "linear", None) or (0,)]
     return sum(math.prod(shape) * (places if len(shape) == 4 else 1) for shape in shapes)

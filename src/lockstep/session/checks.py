@@ -146,8 +146,9 @@ def _check_actor_critic(run: Run, spec: EnvSpec) -> None:
                 f"algo={run.algo} needs finite bounds of actions, and dimension {d} of task={run.task} has "
                 f"[{low}, {high}]; set bounds with env.clip_action=1.0, say, or use --algo ppo"
             )
-    if spec.image is not None:
-        raise ConfigError(f"algo={run.algo} learns from vectors, and task={run.task} observes images; use --algo ppo")
+    if spec.image is not None or (spec.image_parts and run.network.encoder != "mlp"):
+        other = "--algo ppo" if spec.image is not None else "--algo ppo, or env.policy_keys without them"
+        raise ConfigError(f"algo={run.algo} learns from vectors, and task={run.task} observes images; use {other}")
     if spec.critic_size is not None:
         raise ConfigError(
             f"algo={run.algo} has no observation for the critics alone, and task={run.task} has one; use --algo ppo"
@@ -185,9 +186,16 @@ def encoder_of(config: NetworkConfig, spec: EnvSpec) -> str:
     """The encoder of a network; `auto` chooses by the observations."""
     if config.encoder != "auto":
         return config.encoder
-    if spec.image is None:
+    if not spec.has_images:
         return "mlp"
-    return "nature" if min(spec.image[1:]) >= _smallest_image("nature") else "impala"
+    smallest = min(min(shape[1:]) for shape in _images(spec))
+    return "nature" if smallest >= _smallest_image("nature") else "impala"
+
+
+def _images(spec: EnvSpec) -> list[tuple[int, int, int]]:
+    """The shapes of all images of the policy and the value network."""
+    parts = [part.shape for part in (*spec.image_parts, *spec.critic_image_parts)]
+    return parts if spec.image is None else [spec.image, *parts]
 
 
 def _smallest_image(kind: str) -> int:
@@ -199,8 +207,9 @@ def _smallest_image(kind: str) -> int:
 
 
 def check_encoder(config: NetworkConfig, spec: EnvSpec) -> None:
-    """Raise `ConfigError` for convolutions on observations that are no images, or images that are too small."""
-    if spec.image is None:
+    """Raise `ConfigError` for convolutions on observations without images, or images that are too small."""
+    images = _images(spec)
+    if not images:
         if config.encoder not in ("auto", "mlp"):
             raise ConfigError(
                 f"network.encoder={config.encoder} needs images, and this task observes vectors; use mlp, or auto"
@@ -210,7 +219,7 @@ def check_encoder(config: NetworkConfig, spec: EnvSpec) -> None:
     if config.module is not None or kind not in CONVOLUTIONS:
         return
     least = _smallest_image(kind)
-    _, height, width = spec.image
+    _, height, width = min(images, key=lambda shape: min(shape[1:]))
     if min(height, width) < least:
         raise ConfigError(
             f"network.encoder={kind} needs images of at least {least} by {least}, and this task observes {height} by "

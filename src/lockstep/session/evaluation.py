@@ -111,7 +111,7 @@ class Evaluation:
         self._journal = journal
         self._spec = spec
         self._clip = clipper(spec.action)
-        self._episodes = run.evaluate_episodes or (_EPISODES if spec.image is None else _IMAGE_EPISODES)
+        self._episodes = run.evaluate_episodes or (_IMAGE_EPISODES if spec.has_images else _EPISODES)
         self._envs: dict[int, VectorEnv] = {}
 
     def make_envs(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.distributed.comm import Comm
-from lockstep.envs.spec import EnvSpec
+from lockstep.envs.spec import EnvSpec, ImagePart
 from lockstep.experience.normalize import LIMIT, DiscountedReturns, RunningMoments
 from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
@@ -74,6 +74,8 @@ class Normalizers:
         reward_scale: multiplies rewards first.
         observation_limit: of normalized observations, in deviations.
         normalize_value: whether targets of values are normalized.
+        image_parts: images among the observations' numbers, which are not normalized.
+        critic_image_parts: those of the critic's own.
 
     Attributes:
         observations: None where observations are not normalized.
@@ -94,11 +96,17 @@ class Normalizers:
         reward_scale: float = 1.0,
         observation_limit: float = LIMIT,
         normalize_value: bool = False,
+        image_parts: Sequence[ImagePart] = (),
+        critic_image_parts: Sequence[ImagePart] = (),
     ) -> None:
         self.reward_scale = reward_scale
-        limit = observation_limit
-        self.observations = None if observation_size is None else RunningMoments(observation_size, limit)
-        self.critic_observations = None if critic_size is None else RunningMoments(critic_size, limit)
+
+        def moments(size: int | None, images: Sequence[ImagePart]) -> RunningMoments | None:
+            columns = [image.columns for image in images]
+            return None if size is None else RunningMoments(size, observation_limit, columns)
+
+        self.observations = moments(observation_size, image_parts)
+        self.critic_observations = moments(critic_size, critic_image_parts)
         self.values = RunningMoments(1) if normalize_value else None
         self.returns = None if gamma is None else RunningMoments(1)
         self.discounted = [DiscountedReturns(shard_envs, gamma or 0.0) for _ in range(num_shards)]
@@ -115,6 +123,8 @@ class Normalizers:
             reward_scale=config.reward_scale,
             observation_limit=config.observation_limit,
             normalize_value=config.normalize_value,
+            image_parts=spec.image_parts,
+            critic_image_parts=spec.critic_image_parts,
         )
 
     @property

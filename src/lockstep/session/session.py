@@ -213,7 +213,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         envs = [make(size) for _ in self.world.shards]
         for env in envs:
             self._stack.callback(env.close)
-        if unused := getattr(envs[0], "unused_groups", ()):
+        if unused := self.spec.unused_groups:
             choose = "env.policy_keys and env.critic_keys choose"
             self.journal.say(f"observations that no network receives: {', '.join(unused)} ({choose})")
         check_agents(num_envs, self.world.num_shards, self.spec)

@@ -66,7 +66,7 @@ class BatchBuilder:
         self._config = config
         self._policy = policy
         self._normalizers = normalizers
-        self._forward_rows = shard_envs * (config.num_steps + 1) if policy.spec.image is None else _IMAGE_ROWS
+        self._forward_rows = shard_envs * (config.num_steps + 1) if not policy.spec.has_images else _IMAGE_ROWS
         self._rows = rows
         self._device = device
         self._precision = precision

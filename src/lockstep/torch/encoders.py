@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from lockstep.envs.load import load_object
-from lockstep.envs.spec import EnvSpec
+from lockstep.envs.spec import EnvSpec, ImagePart, number_columns
 from lockstep.errors import ConfigError
 from lockstep.run import NetworkConfig
 from lockstep.session.checks import CONVOLUTIONS, check_encoder, encoder_of
@@ -184,7 +184,34 @@ class Impala(nn.Module):
         return lambda x: F.conv2d(x, layer.weight, layer.bias, padding=1)
 
 
-def make_encoder(spec: EnvSpec, config: NetworkConfig, *, last: bool = True) -> Mlp | Convolutions | Impala:
+class ImagesAndNumbers(nn.Module):
+    """An encoder for each image among the numbers of an observation; the other numbers follow the features as they are.
+
+    Args:
+        parts: the images.
+        encoders: of these, in their order.
+        size: O.
+    """
+
+    def __init__(self, parts: Sequence[ImagePart], encoders: Sequence[Convolutions | Impala], size: int) -> None:
+        super().__init__()
+        self.encoders = nn.ModuleList(encoders)
+        self._parts = parts
+        self._numbers = number_columns(parts, size)
+        numbers = sum(columns.stop - columns.start for columns in self._numbers)
+        self.num_features = sum(encoder.num_features for encoder in encoders) + numbers
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, O] to [N, F]."""
+        pairs = zip(self.encoders, self._parts, strict=True)
+        features = [encoder(x[:, part.columns].unflatten(1, part.shape)) for encoder, part in pairs]
+        return torch.cat([*features, *(x[:, columns] for columns in self._numbers)], 1)
+
+
+Encoder = Mlp | Convolutions | Impala | ImagesAndNumbers
+
+
+def make_encoder(spec: EnvSpec, config: NetworkConfig, *, last: bool = True) -> Encoder:
     """The encoder of the config; `auto` chooses by the observations.
 
     Args:
@@ -194,18 +221,39 @@ def make_encoder(spec: EnvSpec, config: NetworkConfig, *, last: bool = True) -> 
     """
     check_encoder(config, spec)
     kind = encoder_of(config, spec)
-    if kind == "mlp":
+    if kind == "mlp" or not spec.has_images:
         sizes = (spec.observation_size, *(config.hidden if last else config.hidden[:-1]))
         orthogonal = config.initialization == "orthogonal"
         return Mlp(sizes, config.activation, last_gain=math.sqrt(2), activate_last=True, orthogonal=orthogonal)
-    assert spec.image is not None  # checked by `check_encoder`
+    if spec.image is None:
+        return _images_and_numbers(kind, spec.image_parts, spec.observation_size, config, last=last)
+    return _image_encoder(kind, spec.image, config, last=last)
+
+
+def make_critic_encoder(spec: EnvSpec, config: NetworkConfig) -> ImagesAndNumbers | None:
+    """The encoder of the value network's own observation; None if it has no images, or `mlp` is to take them."""
+    kind = encoder_of(config, spec)
+    if kind == "mlp" or not spec.critic_image_parts:
+        return None
+    return _images_and_numbers(kind, spec.critic_image_parts, spec.critic_size or 0, config)
+
+
+def _images_and_numbers(
+    kind: str, parts: Sequence[ImagePart], size: int, config: NetworkConfig, *, last: bool = True
+) -> ImagesAndNumbers:
+    return ImagesAndNumbers(parts, [_image_encoder(kind, part.shape, config, last=last) for part in parts], size)
+
+
+def _image_encoder(
+    kind: str, image: tuple[int, int, int], config: NetworkConfig, *, last: bool
+) -> Convolutions | Impala:
     features = config.features if last or kind == "wide" else None
     if kind == "impala":
-        return Impala(spec.image, features, channels_last=config.channels_last)
+        return Impala(image, features, channels_last=config.channels_last)
     # The reference implementation of `wide` has torch's default weights and no last activation.
     plain = kind != "wide"
     return Convolutions(
-        spec.image,
+        image,
         CONVOLUTIONS[kind],
         features,
         activate_last=plain,
@@ -259,7 +307,7 @@ def described_outputs(outputs: Any) -> str:
 def _scaled(x: Tensor, *, channels_last: bool) -> Tensor:
     """Convert bytes to [0, 1]; on a CPU always to the channels-last layout, in which its convolutions are fastest."""
     if x.dtype != torch.uint8:
-        return x
+        return x.contiguous(memory_format=torch.channels_last) if channels_last or x.device.type == "cpu" else x
     if x.device.type == "cpu":  # stacking bytes takes a third of the time of `to(memory_format=channels_last)`
         x = torch.stack(x.unbind(1), -1).permute(0, 3, 1, 2)
     elif channels_last:

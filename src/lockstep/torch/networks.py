@@ -18,7 +18,16 @@ from lockstep.experience.numpy_actor import Layer, NumpyActor, NumpyCell, Recurr
 from lockstep.run import NetworkConfig
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.distributions import distribution_of
-from lockstep.torch.encoders import Convolutions, Impala, Mlp, described_outputs, make_encoder, own_network
+from lockstep.torch.encoders import (
+    Convolutions,
+    ImagesAndNumbers,
+    Impala,
+    Mlp,
+    described_outputs,
+    make_critic_encoder,
+    make_encoder,
+    own_network,
+)
 from lockstep.torch.q_networks import Head, QNetwork, QPolicy
 from lockstep.torch.recurrent import Core, Sequences
 from lockstep.torch.scoring.logged_policy import LoggedPolicy
@@ -28,8 +37,10 @@ from lockstep.torch.transfer import StagingBuffers, to_device
 class ActorCritic(nn.Module):
     """Action distribution parameters and value of an observation: two networks, or one body with two heads.
 
-    With a `critic_size` the value network has an observation of its own, a vector [C] (asymmetric actor-critic; Pinto
-    et al., 2018, arXiv:1710.06542).
+    With a `critic_size` the value network has an observation of its own [C] (asymmetric actor-critic; Pinto et al.,
+    2018, arXiv:1710.06542).
+
+    Where numbers stand beside images, hidden layers precede the outputs, as in networks of vectors.
 
     Recurrent layers precede the heads: of each network, or one of the shared body.
 
@@ -55,13 +66,18 @@ class ActorCritic(nn.Module):
             self.body = encoder
         elif images:
             self.bodies = nn.ModuleList([encoder, make_encoder(spec, config)])
-        if self.body or images:
+        if isinstance(encoder, ImagesAndNumbers):
+            of_actor = (encoder.num_features, *config.hidden)
+            of_critic = (encoder.num_features, *config.value_hidden)
+        elif self.body or images:
             of_actor = of_critic = (encoder.num_features,)
         else:
             of_actor = (spec.observation_size, *config.hidden)
             of_critic = (spec.observation_size, *config.value_hidden)
+        self.critic_body = make_critic_encoder(spec, config)
         if spec.critic_size is not None:
-            of_critic = (spec.critic_size, *config.value_hidden)
+            size = spec.critic_size if self.critic_body is None else self.critic_body.num_features
+            of_critic = (size, *config.value_hidden)
         self.core, self.critic_core = None, None
         if config.recurrent != "none":
             size, layers = config.recurrent_size, config.recurrent_layers
@@ -99,7 +115,9 @@ class ActorCritic(nn.Module):
             of_actor, of_critic = (body(observation) for body in self.bodies)
             return of_actor, of_critic
         features = observation if self.body is None else self.body(observation)
-        return features, features if self.critic_size is None else critic
+        if self.critic_size is None:
+            return features, features
+        return features, critic if critic is None or self.critic_body is None else self.critic_body(critic)
 
     def unroll(self, of_actor: Tensor, of_critic: Tensor | None, sequences: Sequences) -> tuple[Tensor, Tensor, Tensor]:
         """Run a recurrent policy over `features` of rows [L * N].
@@ -252,14 +270,14 @@ def actor_of(policy: AnyPolicy, device: torch.device) -> Actor | RecurrentActor:
     if isinstance(policy, Policy) and policy.state_size > 0:
         return _recurrent_actor_of(policy, device)
     chain = _linear_parts(policy.network)
-    if device.type == "cpu" and chain and policy.spec is not None and policy.spec.image is None:
+    if device.type == "cpu" and chain and policy.spec is not None and not policy.spec.has_images:
         return NumpyActor([layer for part in chain for layer in _layers(part)], chain[-1].activation)
     return TorchActor(policy, device)
 
 
 def _recurrent_actor_of(policy: Policy, device: torch.device) -> RecurrentActor:
     network = policy.recurrent
-    if device.type != "cpu" or policy.spec.image is not None:
+    if device.type != "cpu" or policy.spec.has_images:
         return RecurrentTorchActor(policy, device)
     assert network.core is not None
     core = {name: parameter.detach().numpy() for name, parameter in network.core.named_parameters()}

@@ -171,6 +171,20 @@ def test_what_ppo_cannot_follow_is_refused_by_name(library: str, path: str, valu
         agent_settings(library, config, num_envs=128)
 
 
+@pytest.mark.parametrize("model", ["CNNModel", "mjlab.rl.spatial_softmax:SpatialSoftmaxCNNModel"])
+def test_models_of_rsl_rl_for_images_and_numbers_become_ours_with_a_note(model: str) -> None:
+    config = copy.deepcopy(RSL_RL)
+    config["obs_groups"] = {"actor": ["actor", "camera"], "critic": ["critic", "camera"]}
+    for part in ("actor", "critic"):
+        config[part] |= {"class_name": model, "cnn_cfg": {"output_channels": [16, 32], "kernel_size": [5, 3]}}
+    found = agent_settings("rsl_rl", config, num_envs=128)
+    run = override(Run(task="a", num_envs=128), found.settings)
+    assert (run.env.policy_keys, run.env.critic_keys) == (("actor", "camera"), ("critic", "camera"))
+    assert (run.network.encoder, run.network.hidden, run.network.critic_hidden) == ("auto", (64, 32), (128,))
+    assert [note for note in found.differences if note.startswith("cnn_cfg: Lockstep's encoder of images")]
+    assert {"actor.cnn_cfg.output_channels", "critic.cnn_cfg.kernel_size"} <= set(found.no_effect)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

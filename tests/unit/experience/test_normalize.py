@@ -113,3 +113,18 @@ def test_discounted_returns_continue_between_rollouts_and_reset_with_episodes(ga
             expected = sum(gamma ** (t - i) * float(reward[i, b]) for i in range(start, t + 1))
             assert found[t, b] == pytest.approx(expected)
             start = t + 1 if ended[t, b] else start
+
+
+def test_fixed_columns_are_not_normalized():
+    """As those of images among numbers."""
+    moments = RunningMoments(4, fixed=[slice(1, 3)])
+    moments.begin_at(np.full(4, 5.0))
+    random = np.random.default_rng(0)
+    rows = (5 + 3 * random.standard_normal((50, 4))).astype(np.float32)
+    for part in np.split(rows, 5):
+        moments.update(moments.sums(part, np.ones(len(part))))
+    np.testing.assert_array_equal(moments.mean[1:3], 0)
+    np.testing.assert_array_equal(moments.variance[1:3], 1)
+    np.testing.assert_allclose(moments.variance[[0, 3]], rows[:, [0, 3]].astype(np.float64).var(0))
+    limited = np.clip(rows[:, 1:3], -moments.limit, moments.limit)
+    np.testing.assert_array_equal(moments.normalize(rows)[:, 1:3], limited)

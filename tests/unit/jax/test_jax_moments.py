@@ -115,3 +115,17 @@ def test_moments_are_those_of_the_host():
     np.testing.assert_allclose(device.normalize(jnp.full((1, 3), 1e6)), [[10.0] * 3])
     scaled = moments.read(host).scale(jnp.asarray([1.0, -1e9]))
     np.testing.assert_allclose(scaled, host.scale(np.array([1.0, -1e9])), rtol=1e-4)
+
+
+def test_fixed_columns_are_not_normalized():
+    """As those of images among numbers."""
+    host = RunningMoments(3, fixed=[slice(0, 2)])
+    host.begin_at(np.full(3, 5.0))
+    held, rows = moments.read(host), np.random.default_rng(0).normal(5, 3, (4, 10, 3)).astype(np.float32)
+    for part in rows:
+        held = add(held, part)[0]["returns"]
+    moments.write(held, host)
+    np.testing.assert_array_equal(host.mean[:2], 0)
+    np.testing.assert_array_equal(host.variance[:2], 1)
+    np.testing.assert_allclose(host.variance[2], rows[..., 2].var(), rtol=1e-5)
+    np.testing.assert_array_equal(held.normalize(part)[:, :2], np.clip(part[:, :2], -10, 10))

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.envs.spec import ActionSpec, EnvSpec, ImagePart
 from lockstep.errors import ConfigError
 from lockstep.run import NetworkConfig
 from lockstep.session import checks
@@ -201,3 +201,52 @@ def test_uniform_initialization_stays_within_the_bound_of_torch_layers():
         bound = inputs**-0.5
         assert 0.9 * bound < layer.weight.abs().max() <= bound
         assert not layer.bias.any()
+
+
+ARM = EnvSpec(
+    3 + 2 * 8 * 9 + 1 + 40 * 40 + 2,
+    ActionSpec("continuous", (2,), (-1.0, -1.0), (1.0, 1.0)),
+    "same_step",
+    True,
+    image_parts=(ImagePart(3, (2, 8, 9)), ImagePart(148, (1, 40, 40))),
+    critic_size=1 + 8 * 9,
+    critic_image_parts=(ImagePart(1, (1, 8, 9)),),
+)
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_images_among_numbers_have_encoders_and_the_numbers_follow(last):
+    encoder = encoder_of("auto", ARM, features=7, last=last)
+    assert isinstance(encoder, encoders.ImagesAndNumbers)
+    x = torch.rand(5, ARM.observation_size)
+    features = encoder(x)
+    assert features.shape == (5, encoder.num_features)
+    first, second = encoder.encoders
+    assert isinstance(first, encoders.Impala), "the smaller image decides for both"
+    of_first, of_second = first(x[:, 3:147].reshape(5, 2, 8, 9)), second(x[:, 148:1748].reshape(5, 1, 40, 40))
+    expected = [of_first, of_second, x[:, :3], x[:, 147:148], x[:, 1748:]]
+    torch.testing.assert_close(features, torch.cat(expected, 1))
+
+
+def test_policy_and_value_have_hidden_layers_behind_images_and_numbers():
+    policy = Policy(ARM, NetworkConfig(hidden=(6, 5), critic_hidden=(4,), features=7, shared=None))
+    x, critic = torch.rand(3, ARM.observation_size), torch.rand(3, 73)
+    parameters, value = policy(x, critic)
+    assert parameters.shape == (3, 2) and value.shape == (3,)
+    assert [layer.out_features for layer in policy.network.actor.layers] == [6, 5, 2]
+    assert policy.network.actor.layers[0].in_features == 7 + 7 + 3 + 1 + 2
+    assert [layer.in_features for layer in policy.network.critic.layers] == [7 + 1, 4]
+    value.sum().backward()
+    assert all(parameter.grad.any() for parameter in policy.network.critic_body.parameters())
+    assert policy(x)[1].isnan().all(), "without the critic's own observation"
+
+
+def test_mlp_takes_images_among_numbers_as_numbers():
+    policy = Policy(ARM, NetworkConfig(encoder="mlp", hidden=(6,)))
+    assert policy.network.body is policy.network.critic_body is None
+    assert policy(torch.rand(2, ARM.observation_size), torch.rand(2, 73))[0].shape == (2, 2)
+
+
+def test_too_small_images_among_numbers_are_refused():
+    with pytest.raises(ConfigError, match=r"at least 36 by 36, and this task observes 8 by 9"):
+        make_encoder(ARM, NetworkConfig(encoder="nature"))

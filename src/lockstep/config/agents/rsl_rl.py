@@ -37,13 +37,23 @@ def _read_networks(agent: AgentReader) -> None:
         return
     for model in ("actor", "critic"):
         kind = agent.take(f"{model}.class_name", "MLPModel")
-        if kind != "MLPModel":
-            reasons = {"RNNModel": NO_RECURRENT, "CNNModel": "convolutions are chosen with network.encoder here"}
-            raise agent.refusal(f"{model}.class_name", kind, reasons.get(kind, "it is the task's own code"))
+        has_images = kind.endswith("CNNModel")
+        if not has_images and kind != "MLPModel":
+            raise agent.refusal(
+                f"{model}.class_name", kind, NO_RECURRENT if kind == "RNNModel" else "it is the task's own code"
+            )
+        if has_images:  # rsl_rl's own model, or one with spatial softmax of mjlab or Isaac Lab
+            agent.note(
+                "cnn_cfg: Lockstep's encoder of images is another one (network.encoder), and hidden_dims follow it "
+                "only where there are other numbers"
+            )
+        agent.ignore(
+            "network.encoder chooses the convolutions",
+            f"{model}.cnn_cfg", f"{model}.cnn_cfg.*", f"{model}.init_temperature",
+        )  # fmt: skip
         agent.ignore(
             "rsl_rl replaces it by the distribution", f"{model}.noise_std_type", f"{model}.state_dependent_std"
         )
-        agent.expect(f"{model}.cnn_cfg", None, why="convolutions are chosen with network.encoder here")
         agent.expect(f"{model}.rnn_type", None, why=NO_RECURRENT)
         agent.ignore("it is used with rnn_type only", f"{model}.rnn_hidden_dim", f"{model}.rnn_num_layers")
     agent.set("network.shared", False)
@@ -128,7 +138,7 @@ def _read_algorithm(agent: AgentReader) -> None:
     agent.set("precision", "bfloat16" if agent.take("algorithm.use_mixed_precision", False) else "float32")
     agent.expect("algorithm.optimizer", "adam", why="only Adam is supported")
     agent.expect("algorithm.normalize_advantage_per_mini_batch", False, why="a rollout is normalized as a whole here")
-    agent.expect("algorithm.share_cnn_encoders", False, why="only linear layers are read")
+    agent.expect("algorithm.share_cnn_encoders", False, why="policy and value network have encoders of their own here")
     agent.expect("algorithm.rnd_cfg", None, why="random network distillation is not supported")
     _read_symmetry(agent)
 

@@ -9,8 +9,8 @@ import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
-from lockstep.envs.groups import ObservationGroups
-from lockstep.envs.spaces import action_spec, image_shape, observation_size, restore_action
+from lockstep.envs.groups import observation_fields
+from lockstep.envs.spaces import action_spec, restore_action
 from lockstep.errors import ConfigError
 from lockstep.session.env_checks.episodes import EnvDriver, Limits, Outcome, check_episodes, random_action
 from lockstep.session.env_checks.report import Report
@@ -55,14 +55,14 @@ def check_single(
 
 def _check_support(env: Env, task: str, report: Report) -> None:
     try:
-        _, size = action_spec(env.action_space, task), observation_size(env.observation_space, task)
+        action_spec(env.action_space, task)
+        observed = observation_fields(env, task)
     except ConfigError as error:
         report.fatal(str(error).removeprefix(f"task={task} has "))
-    critic_size, image = (env.critic_size, env.image) if isinstance(env, ObservationGroups) else (None, None)
-    image = image or image_shape(env.observation_space)
-    seen = describe_network_input(size - (critic_size or 0), image)
-    if critic_size is not None:
-        seen = f"{seen} for the policy, {describe_network_input(critic_size, None)} for the critic"
+    seen = describe_network_input(observed["observation_size"], observed["image"], observed["image_parts"])
+    if (critic_size := observed.get("critic_size")) is not None:
+        of_critic = describe_network_input(critic_size, None, observed["critic_image_parts"])
+        seen = f"{seen} for the policy, {of_critic} for the critic"
     report.facts += describe_spaces(env.observation_space, env.action_space, seen)
 
 

@@ -168,7 +168,7 @@ def describe_spec(spec: EnvSpec) -> list[str]:
     """Facts about a spec, for the report."""
     sizes = " x ".join(map(str, spec.action.sizes))
     return [
-        f"observations: {describe_network_input(spec.observation_size, spec.image)}",
+        f"observations: {describe_network_input(spec.observation_size, spec.image, spec.image_parts)}",
         f"actions: {spec.action.kind.replace('_', '-')}, {sizes}",
     ]
 

@@ -1,12 +1,15 @@
 """Checks of the values that `reset` and `step` return against the spaces of the environment."""
 
+import math
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import passive_env_checker
 
+from lockstep.envs.spec import ImagePart
 from lockstep.session.env_checks.report import Report, describe_value
 
 _FIVE = "return 5: observation, reward, terminated, truncated, info"
@@ -191,8 +194,12 @@ def _plain(message: Any) -> str:
     return text.removeprefix("WARN: ")
 
 
-def describe_network_input(size: int, image: tuple[int, int, int] | None) -> str:
+def describe_network_input(size: int, image: tuple[int, int, int] | None, parts: Sequence[ImagePart] = ()) -> str:
     """The network's input, for the report."""
+    if parts:
+        images = [describe_network_input(0, part.shape) for part in parts]
+        numbers = size - sum(math.prod(part.shape) for part in parts)
+        return " and ".join([*images, describe_network_input(numbers, None)])
     if image is not None:
         channels, height, width = image
         return f"an image of {channels} channels, {height} x {width}"

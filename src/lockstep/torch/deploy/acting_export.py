@@ -151,9 +151,10 @@ def _unrolled(policy: Policy, observation: NDArray[np.generic]) -> NDArray[np.fl
     rows = torch.from_numpy(observation)
     sequences = Sequences(torch.zeros(_ROWS // _STEPS, policy.state_size), torch.zeros(_STEPS, _ROWS // _STEPS))
     network = policy.recurrent
-    actor, critic = network.features(rows)
+    critic_size = policy.spec.critic_size
     with torch.inference_mode():  # parameters do not depend on the critic's own observation
-        critic = rows.new_zeros(_ROWS, policy.spec.critic_size or 0) if critic is None else critic
+        actor, critic = network.features(rows, None if critic_size is None else torch.zeros(_ROWS, critic_size))
+        assert critic is not None
         return network.unroll(actor, critic, sequences)[0].numpy()
 
 

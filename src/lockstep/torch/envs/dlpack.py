@@ -26,7 +26,6 @@ class DLPackEnv:
         spec = env.spec
         self.spec, self.num_envs = spec, env.num_envs
         self.savable = can_save(env)
-        self.unused_groups = getattr(env, "unused_groups", ())
         self._env = env
         self._same_step = spec.autoreset == "same_step"
         kind = torch.float32 if spec.image is None else torch.uint8

@@ -25,11 +25,10 @@ from lockstep.torch.envs.interface import Observation, TensorStep, TensorVectorE
 from lockstep.torch.envs.spaces import (
     action_spec,
     chosen_groups,
-    flat_size,
     image_shape,
     joined,
+    observation_fields,
     only_image,
-    unused_groups,
 )
 from lockstep.torch.envs.spec_cache import cached_spec
 from lockstep.world import World
@@ -93,19 +92,16 @@ class EnvPoolEnv:
         policy_keys = policy_keys or (("state",) if "state" in spaces else tuple(spaces))
         critic_keys = critic_keys or (("privileged_state",) if "privileged_state" in spaces else ())
         self._policy, self._critic = chosen_groups(spaces, policy_keys, critic_keys)
-        self.unused_groups = unused_groups(spaces, self._policy, self._critic)
         self._image = image_shape(next(iter(self._policy.values()))) if len(self._policy) == 1 else None
         self._action_dtype = spec.gymnasium_action_space.dtype
         limit = getattr(spec.config, "max_episode_steps", None)
         self.spec = EnvSpec(
-            observation_size=sum(map(flat_size, self._policy.values())),
+            **observation_fields(spaces, self._policy, self._critic, self._image),
             action=action_spec(spec.gymnasium_action_space),
             autoreset="next_step",
             separately_seedable=True,
             reward_threshold=_finite(spec.reward_threshold),
             max_episode_steps=int(limit) if limit and limit < _NO_LIMIT else None,
-            image=self._image,
-            critic_size=sum(map(flat_size, self._critic.values())) or None,
         )
 
     def _find_spec(self) -> Any:

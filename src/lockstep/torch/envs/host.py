@@ -20,7 +20,6 @@ class HostEnv:
     def __init__(self, env: TensorVectorEnv) -> None:
         self.spec, self.num_envs = env.spec, env.num_envs
         self.savable = can_save(env)
-        self.unused_groups = getattr(env, "unused_groups", ())
         self._env = env
         self._critic: tuple[np.ndarray, np.ndarray | None] = np.zeros((env.num_envs, 0), np.float32), None
 

@@ -53,9 +53,6 @@ class TensorVectorEnv(Protocol):
 
     No method needs to synchronize with the device: nothing in a rollout waits for a value of a tensor.
 
-    The attribute `unused_groups`, names of observations that the class has and no network receives, is optional: a run
-    says them.
-
     The methods `state` and `restore` are optional (`SavableTensorEnv`). With them a resumed run ends with the same bits
     as an uninterrupted one; without them it starts new episodes.
     """

@@ -29,16 +29,16 @@ from lockstep.torch.envs.simulator_process import (
     refuse_settings_of_the_run,
 )
 from lockstep.torch.envs.spaces import (
+    Space,
     action_spec,
     chosen_groups,
-    flat_size,
     float_image_range,
     groups_of,
     image_bytes,
     image_shape,
     joined,
+    observation_fields,
     only_image,
-    unused_groups,
 )
 from lockstep.torch.envs.spec_cache import cached_spec
 from lockstep.torch.envs.worker import WorkerEnv
@@ -136,25 +136,22 @@ class IsaacLabEnv:
             if not critic_keys and "critic" in spaces:
                 critic_keys = ("critic",)
             self._policy, self._critic = chosen_groups(spaces, policy_keys or ("policy",), critic_keys)
-            self.unused_groups = unused_groups(spaces, self._policy, self._critic)
             first = next(iter(self._policy.values()))
             self._range = float_image_range(self._policy, image_range)
             is_single = len(self._policy) == 1
             self._image = image_shape(first, floats=self._range is not None) if is_single else None
-            self.spec = self._make_spec()
+            self.spec = self._make_spec(spaces)
         except BaseException:
             self.close()
             raise
 
-    def _make_spec(self) -> EnvSpec:
+    def _make_spec(self, spaces: Mapping[str, Space]) -> EnvSpec:
         return EnvSpec(
-            observation_size=sum(map(flat_size, self._policy.values())),
+            **observation_fields(spaces, self._policy, self._critic, self._image),
             action=action_spec(self._env.single_action_space),
             autoreset="same_step",
             separately_seedable=False,
             max_episode_steps=int(self._env.max_episode_length),
-            image=self._image,
-            critic_size=sum(map(flat_size, self._critic.values())) or None,
         )
 
     def reset(self, seeds: Sequence[int]) -> Observation:

@@ -22,7 +22,6 @@ class LimitedEnv:
         self.savable = can_save(env)
         self.capturable = can_capture(env)
         self.generators: Sequence[torch.Generator] = env.generators if can_capture(env) else ()
-        self.unused_groups = getattr(env, "unused_groups", ())
         self._env = env
         self._limit = config.clip_observation
 

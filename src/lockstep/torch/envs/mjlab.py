@@ -34,13 +34,12 @@ from lockstep.torch.envs.spaces import (
     Space,
     action_spec,
     chosen_groups,
-    flat_size,
     float_image_range,
     image_bytes,
     image_shape,
     joined,
+    observation_fields,
     only_image,
-    unused_groups,
 )
 from lockstep.torch.envs.spec_cache import cached_spec
 
@@ -105,17 +104,14 @@ class MjlabEnv:
             self._env.cfg.episode_length_s = episode_seconds(max_episode_steps, self._env.step_dt)
         spaces = {name: _gymnasium_space(space) for name, space in self._env.single_observation_space.spaces.items()}
         self._policy, self._critic = chosen_groups(spaces, policy_keys or ("actor",), critic_keys or ("critic",))
-        self.unused_groups = unused_groups(spaces, self._policy, self._critic)
         self._range = float_image_range(self._policy, image_range)
-        first = next(iter(self._policy.values()))
+        image = None if self._range is None else image_shape(next(iter(self._policy.values())), floats=True)
         self.spec = EnvSpec(
-            observation_size=sum(map(flat_size, self._policy.values())),
-            image=None if self._range is None else image_shape(first, floats=True),
+            **observation_fields(spaces, self._policy, self._critic, image),
             action=action_spec(_gymnasium_space(self._env.single_action_space)),
             autoreset="same_step",
             separately_seedable=False,
             max_episode_steps=self._env.max_episode_length,
-            critic_size=sum(map(flat_size, self._critic.values())) or None,
         )
 
     def reset(self, seeds: Sequence[int]) -> Observation:

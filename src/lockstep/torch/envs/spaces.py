@@ -1,7 +1,7 @@
 """Gymnasium's observation and action spaces as flat tensors."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import gymnasium
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from lockstep.envs.spec import ActionSpec
+from lockstep.envs.spec import ActionSpec, ImagePart
 from lockstep.errors import ConfigError
 
 Space = gymnasium.Space[Any]
@@ -32,8 +32,11 @@ def flat_size(space: Space) -> int:
 
 
 def flatten(space: Space, value: Any) -> Tensor:
-    """A batch of observations [B, ...] as float32 [B, O]."""
+    """A batch of observations [B, ...] as float32 [B, O]; of images channels first, bytes scaled to [0, 1]."""
     match space:
+        case gymnasium.spaces.Box() if _part_shape(space) is not None:
+            image = channels_first(space, cast(Tensor, value)).flatten(1).float()
+            return image * (1 / 255) if space.dtype == np.uint8 else image
         case gymnasium.spaces.Box():
             return cast(Tensor, value).flatten(1).float()
         case gymnasium.spaces.Discrete():
@@ -61,6 +64,30 @@ def image_shape(space: Space, *, floats: bool = False) -> tuple[int, int, int] |
         first, second, last = space.shape
         return (last, first, second) if last < first else (first, second, last)
     return None
+
+
+def _part_shape(space: Space) -> tuple[int, int, int] | None:
+    """Channels, height and width of a part of an observation that is an image, of bytes or floats."""
+    return image_shape(space) or image_shape(space, floats=True)
+
+
+def _image_parts(groups: Mapping[str, Space]) -> tuple[ImagePart, ...]:
+    """The images in `joined(groups, ...)`, by their columns."""
+    found, begin = list[ImagePart](), 0
+    for space in _leaves(groups.values()):
+        if (shape := _part_shape(space)) is not None:
+            found.append(ImagePart(begin, shape))
+        begin += flat_size(space)
+    return tuple(found)
+
+
+def _leaves(spaces: Iterable[Space]) -> Iterator[Space]:
+    """The spaces, and the parts of those that are a Dict or a Tuple, in the order of `flatten`."""
+    for space in spaces:
+        if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+            yield from _leaves(part for _, part in _parts(space))
+        else:
+            yield space
 
 
 def channels_first(space: Space, image: Tensor) -> Tensor:
@@ -147,11 +174,28 @@ def chosen_groups(
     return {key: spaces[key] for key in policy_keys}, {} if same else {key: spaces[key] for key in critic_keys}
 
 
-def unused_groups(
-    spaces: Mapping[str, Space], policy: Mapping[str, Space], critic: Mapping[str, Space]
-) -> tuple[str, ...]:
-    """The groups that no network receives."""
-    return tuple(name for name in spaces if name not in policy and name not in critic)
+def observation_fields(
+    spaces: Mapping[str, Space],
+    policy: Mapping[str, Space],
+    critic: Mapping[str, Space],
+    image: tuple[int, int, int] | None,
+) -> dict[str, Any]:
+    """The fields of an `EnvSpec` that the observations of a task decide, by name.
+
+    Args:
+        spaces: all groups.
+        policy: those of the policy.
+        critic: the value network's own.
+        image: the policy's observation, if it is one image of bytes.
+    """
+    return {
+        "observation_size": sum(map(flat_size, policy.values())),
+        "image": image,
+        "image_parts": _image_parts(policy) if image is None else (),
+        "critic_size": sum(map(flat_size, critic.values())) or None,
+        "critic_image_parts": _image_parts(critic),
+        "unused_groups": tuple(name for name in spaces if name not in policy and name not in critic),
+    }
 
 
 def joined(spaces: Mapping[str, Space], groups: Mapping[str, Any]) -> Tensor:

@@ -12,7 +12,7 @@ from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.cli.main import main
 from lockstep.envs.make import env_spec
-from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.envs.spec import ActionSpec, EnvSpec, ImagePart
 from lockstep.errors import RunError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.run import NetworkConfig, Run
@@ -55,7 +55,20 @@ def moments():
     return found
 
 
-CONTINUOUS = ("matrix", "normalized", "privileged", "deviations", "sac", "td3")
+def arm():
+    """A spec with an image among the numbers of both networks' observations."""
+    image = ImagePart(1, (1, 6, 7))
+    return replace(spec(FORCE), observation_size=44, image_parts=(image,), critic_size=44, critic_image_parts=(image,))
+
+
+def arm_moments():
+    found = RunningMoments(44, fixed=[slice(1, 43)])
+    rows = np.random.default_rng(0).normal(3.0, 2.0, (100, 44))
+    found.update(found.sums(rows, np.ones(100)))
+    return found
+
+
+CONTINUOUS = ("matrix", "normalized", "privileged", "deviations", "arm", "sac", "td3")
 POLICIES = {
     "choice": (lambda: Policy(spec(CHOICE), SMALL, 1), None),
     "choices": (lambda: Policy(spec(CHOICES), SMALL, 1), None),
@@ -66,6 +79,7 @@ POLICIES = {
     "privileged": (lambda: Policy(privileged(), replace(SMALL, activation="elu"), 1), moments()),
     "deviations": (lambda: Policy(spec(FORCE), replace(SMALL, state_dependent_std=True), 1), moments()),
     "image": (lambda: Policy(spec(CHOICE, image=(2, 40, 40)), NetworkConfig(features=16), 1), None),
+    "arm": (lambda: Policy(arm(), SMALL, 1), arm_moments()),
     "dqn": (lambda: QPolicy(spec(CHOICE), SMALL, DQNConfig(dueling=True, noisy=True), 1), None),
     "c51": (lambda: QPolicy(spec(CHOICE), SMALL, DQNConfig(value_distribution="categorical"), 1), None),
     "sac": (lambda: ContinuousPolicy(spec(BOUNDED), SMALL, SACConfig(), 1), moments()),
@@ -78,10 +92,10 @@ def some(spec):
     draws = np.random.default_rng(5)
     if spec.image is not None:
         return draws.integers(256, size=(6, *spec.image), dtype=np.uint8)
-    return (100 * draws.normal(size=(6, 4))).astype(np.float32)
+    return (100 * draws.normal(size=(6, spec.observation_size))).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", others_slow(POLICIES, "privileged", "image", "dqn"))
+@pytest.mark.parametrize("name", others_slow(POLICIES, "privileged", "image", "arm", "dqn"))
 def test_exported_file_acts_like_policy(tmp_path, name):
     make, observations = POLICIES[name]
     policy = make()

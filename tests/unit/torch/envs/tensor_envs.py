@@ -1,8 +1,10 @@
 """Environments on torch tensors, for tests."""
 
+from dataclasses import replace
+
 import torch
 
-from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.envs.spec import ActionSpec, EnvSpec, ImagePart
 from lockstep.torch.envs.interface import Observation, TensorStep
 
 
@@ -100,7 +102,28 @@ class WithoutDevice(Walk):
 class Seeing(Walk):
     """Also observes pictures, which it gives to no network."""
 
-    unused_groups = ("camera",)
+    def __init__(self, num_envs, *, device):
+        super().__init__(num_envs, device=device)
+        self.spec = replace(self.spec, unused_groups=("camera",))
+
+
+class Arm(Walk):
+    """Observes its position, and a picture [1, 6, 6] that is brighter to the right; the critic only the picture."""
+
+    def __init__(self, num_envs, *, device):
+        super().__init__(num_envs, device=device)
+        picture = ImagePart(0, (1, 6, 6))
+        self.spec = replace(
+            self.spec,
+            observation_size=1 + 36,
+            image_parts=(replace(picture, begin=1),),
+            critic_size=36,
+            critic_image_parts=(picture,),
+        )
+
+    def _observe(self):
+        pictures = (0.5 + 0.2 * self._position[:, None]).clamp(0, 1).repeat(1, 36)
+        return Observation(torch.cat([self._position[:, None], pictures], 1), pictures)
 
 
 class Capturable(Walk):

@@ -117,9 +117,9 @@ def test_the_spec_and_both_groups():
 
 def test_groups_that_no_network_receives_are_named():
     """As the camera of a task whose own agent has a network for both."""
-    assert MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU).unused_groups == ("camera",)
+    assert MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU).spec.unused_groups == ("camera",)
     env = MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, policy_keys=("actor", "camera"))
-    assert env.unused_groups == () and env.spec.observation_size == 4
+    assert env.spec.unused_groups == () and env.spec.observation_size == 4
 
 
 def test_the_last_observation_of_an_episode_is_kept_and_the_next_episode_begins():
