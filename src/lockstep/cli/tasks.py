@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from lockstep.envs.extras import install_line
 from lockstep.envs.load import near
+from lockstep.envs.package_folders import package_folders, plugin_folders
 
 _SHOWN = 12
 """Names of a source that are printed without a pattern."""
@@ -139,16 +138,9 @@ def _atari_tasks() -> list[str]:
 
 def _mjlab_tasks() -> list[str]:
     """Read from the sources, of its plugins too: importing mjlab takes ten seconds."""
-    plugins = {one.module.partition(".")[0] for one in entry_points(group="mjlab.tasks")}
-    folders = [folder / "tasks" for folder in _folders("mjlab")] + [f for name in plugins for f in _folders(name)]
+    folders = [folder / "tasks" for folder in package_folders("mjlab")] + plugin_folders("mjlab")
     files = [file for folder in folders for file in folder.rglob("*.py")]
     return sorted({task for file in files for task in _MJLAB.findall(file.read_text(encoding="utf-8"))})
-
-
-def _folders(package: str) -> list[Path]:
-    """Where an installed package is; nowhere if it is not installed."""
-    spec = find_spec(package)
-    return [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]
 
 
 def _listed(prefix: str, module: str, names: Callable[[Any], Iterable[str]]) -> Callable[[], list[str]]:

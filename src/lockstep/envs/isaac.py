@@ -7,9 +7,9 @@ import functools
 import re
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 
 from lockstep.envs.load import near
+from lockstep.envs.package_folders import package_folders
 from lockstep.errors import ConfigError
 
 PREFIXES = ("Isaac-", "IsaacContrib-")
@@ -61,10 +61,9 @@ def major_version() -> int:
 @functools.cache
 def task_ids() -> tuple[str, ...]:
     """The ids that the installed version registers, sorted; empty without Isaac Lab."""
-    spec = find_spec("isaaclab_tasks")
     found: set[str] = set()
-    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
-        for file in Path(folder).rglob("__init__.py"):
+    for folder in package_folders("isaaclab_tasks"):
+        for file in folder.rglob("__init__.py"):
             found.update(_REGISTERED.findall(file.read_text(encoding="utf-8", errors="replace")))
     return tuple(sorted(task for task in found if is_isaac(task)))
 

@@ -3,7 +3,6 @@
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from lockstep.config.env import EnvConfig
 from lockstep.envs.adapters import config_errors, describe
 from lockstep.envs.groups import refuse_groups
 from lockstep.envs.load import near
+from lockstep.envs.package_folders import package_folders
 from lockstep.envs.spaces import (
     Convert,
     action_spec,
@@ -39,10 +39,8 @@ def is_task(task: str) -> bool:
 
 def task_ids(package: str) -> list[str]:
     """The tasks of an installed package whose own packages are installed too; imports none of them."""
-    spec = find_spec(package)
-    folders = [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]
     ids: list[str] = []
-    for folder in folders:
+    for folder in package_folders(package):
         for file in sorted([*folder.glob("*_v[0-9]*.py"), *folder.glob("*/*_v[0-9]*.py")]):
             names = file.relative_to(folder).with_suffix("").parts
             needed = _NEEDS.get(names[0], ()) if len(names) > 1 else ()

@@ -4,12 +4,12 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, entry_points, version
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from lockstep.config.env import EnvConfig
+from lockstep.envs.package_folders import package_folders, plugin_folders
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import kwargs_of
 from lockstep.errors import ConfigError
@@ -57,12 +57,10 @@ def _version(package: str) -> str:
 
 def _sources(package: str) -> str:
     """Digest of names, sizes and times of the files that answers come from: our adapters and the tasks."""
-    plugins = {one.module.partition(".")[0] for one in entry_points(group=f"{package}.tasks")}
-    specs = [find_spec(module) for module in sorted({*_TASK_MODULES.get(package, ()), *plugins})]
-    folders = [folder for spec in specs if spec is not None for folder in spec.submodule_search_locations or ()]
+    folders = [folder for module in _TASK_MODULES.get(package, ()) for folder in package_folders(module)]
     digest = hashlib.sha256()
     ours = Path(__file__).parents[2]
-    for folder in (ours / "envs", ours / "torch" / "envs", *folders):
+    for folder in (ours / "envs", ours / "torch" / "envs", *folders, *plugin_folders(package)):
         for path, inner, names in os.walk(folder):
             inner[:] = sorted(name for name in inner if name != "__pycache__")
             for name in sorted(names):
