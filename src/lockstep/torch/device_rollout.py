@@ -45,7 +45,8 @@ class TensorCollector:
         capture: captures the functions of a step, see `capture_rollout`; None: they run without graphs.
 
     Attributes:
-        captured: what is a CUDA graph.
+        captures_acting: whether acting is a CUDA graph.
+        captures_envs: whether the environments' steps are, too.
     """
 
     def __init__(  # noqa: PLR0913  # everything a rollout needs, once, by keyword
@@ -81,7 +82,8 @@ class TensorCollector:
                 )
             )  # fmt: skip
         self.episodes = [shard.episodes for shard in self._shards]
-        self.captured = self._shards[0].captured
+        self.captures_acting = self._shards[0].captures_acting
+        self.captures_envs = self._shards[0].captures_envs
         self._begin_normalizers(comm, normalizers)
         self.fingerprints: list[str] = []
         """Of each shard's first rollout: observations, actions and noise."""

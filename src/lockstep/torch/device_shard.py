@@ -24,8 +24,6 @@ from lockstep.torch.networks import Policy
 from lockstep.torch.recurrent import Sequences, finite_state
 from lockstep.torch.transfer import to_device
 
-ACTING = "acting"
-
 
 @dataclass(slots=True)
 class TensorRollout:
@@ -128,7 +126,12 @@ class _Buffer:
 
 
 class TensorShard:
-    """The environments of one shard, and the tensors of their rollout."""
+    """The environments of one shard, and the tensors of their rollout.
+
+    Attributes:
+        captures_acting: whether acting is a CUDA graph.
+        captures_envs: whether the environments' steps are, too.
+    """
 
     def __init__(  # noqa: PLR0913  # everything a rollout needs, once, by keyword
         self,
@@ -182,21 +185,22 @@ class TensorShard:
         self._act, self._step = self._act_on_noise, self._step_env
         self._check_step: AbstractContextManager[None] | None = None
         """Of the first step, if steps are captured."""
-        self.captured = self._capture_with(capture) if capture is not None else []
+        self.captures_acting = capture is not None
+        self.captures_envs = capture is not None and can_capture(env)
+        if capture is not None:
+            self._capture_with(capture)
         self.store(-1, first)
         if compiled:  # before training, whose time is measured
             with torch.no_grad():
                 self._step_policy(*(group.normalize(-1) for group in self.groups))
 
-    def _capture_with(self, capture: Callable[..., Callable[..., Any]]) -> list[str]:
-        """Let graphs do what they can; returns what that is."""
+    def _capture_with(self, capture: Callable[..., Callable[..., Any]]) -> None:
+        """Let graphs do what they can."""
         self._act = capture(self._act)
-        if not can_capture(self.env):
-            return [ACTING]
-        self._check_step = steps_in_place(self.env)
-        # A step that broke off while it was captured cannot be repeated: that is an error.
-        self._step = capture(self._step, generators=self.env.generators, on_failure=None)
-        return [ACTING, "the environments"]
+        if can_capture(self.env):
+            self._check_step = steps_in_place(self.env)
+            # A step that broke off while it was captured cannot be repeated: that is an error.
+            self._step = capture(self._step, generators=self.env.generators, on_failure=None)
 
     def store(self, row: int, observation: Observation) -> None:
         """Copy an observation, which may be a live buffer."""
@@ -218,7 +222,7 @@ class TensorShard:
         moments = [group.moments for group in self.groups if group.moments is not None]
         action = self._act([self.noise[t]], t, any(of.is_empty for of in moments))
         # A graph's result is overwritten later; an environment may keep its action.
-        return action.clone() if self.captured == [ACTING] else action
+        return action.clone() if self.captures_acting and not self.captures_envs else action
 
     def _act_on_noise(self, noise: Sequence[Tensor], t: int, unnormalized: bool) -> Tensor:
         """What `act` computes; `unnormalized` only tells a graph from before the first update from later ones."""

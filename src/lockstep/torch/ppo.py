@@ -348,8 +348,9 @@ def make_collector(session: Session[Run], ppo: PPO) -> Collector | TensorCollect
             compiled=run.compile and ppo.policy.state_size == 0,
             capture=capture_rollout(run, session.comm, run.algorithm.num_steps),
         )
-        if collector.captured:
-            session.journal.say(f"capture: steps of rollouts are CUDA graphs: {' and '.join(collector.captured)}")
+        if collector.captures_acting:
+            captured = "acting and the environments" if collector.captures_envs else "acting"
+            session.journal.say(f"capture: steps of rollouts are CUDA graphs: {captured}")
         return collector
     return session.make_collector(
         actor_of(ppo.policy, session.comm.device),

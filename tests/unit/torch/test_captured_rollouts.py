@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lockstep.cli import main as cli
 from lockstep.config.env import EnvConfig
 from lockstep.distributed.timers import Timers
 from lockstep.errors import RunError
@@ -78,8 +79,8 @@ def test_captured_rollouts_have_the_same_bits(graphs, case):
     limits = {"clip_observation": 2.0} if case == "cart-pole" else {}
     captured, normalizers = collector(task, network, captured=True, limits=limits, **kwargs)
     found = numbers(captured, normalizers)
-    assert captured.captured == (["acting"] if task == WALK else ["acting", "the environments"])
-    assert len(graphs) == 2 * len(captured.captured)
+    assert captured.captures_acting and captured.captures_envs == (task != WALK)
+    assert len(graphs) == 2 * (captured.captures_acting + captured.captures_envs)
     assert all(step.num_replays >= STEPS for step in graphs)
     expected = numbers(*collector(task, network, captured=False, limits=limits, **kwargs))
     for i, (one, other) in enumerate(zip(found, expected, strict=True)):
@@ -156,3 +157,12 @@ def test_an_environment_may_keep_its_actions(graphs, monkeypatch):
 def test_long_rollouts_are_not_captured(graphs):
     run, comm = Run(task="t"), Comm(device="cpu")
     assert capture.capture_rollout(run, comm, 257) is None and capture.capture_rollout(run, comm, 256) is not None
+
+
+@pytest.mark.parametrize(("task", "said"), [(CARTPOLE, "acting and the environments"), (WALK, "acting")])
+def test_a_run_says_what_of_its_rollouts_is_captured(graphs, tmp_path, task, said):
+    settings = ["env.placement=device", "num_envs=8", "num_steps=8", "num_minibatches=1", "total_steps=128"]
+    words = ["train", task, "--algo", "ppo", "--ranks", "1", "--run-dir", str(tmp_path / "run")]
+    assert cli.main([*words, *(word for setting in settings for word in ("--set", setting))]) == 0
+    log = (tmp_path / "run" / "logs" / "rank_0.log").read_text()
+    assert f"capture: steps of rollouts are CUDA graphs: {said}\n" in log
