@@ -79,8 +79,11 @@ class OptunaTrials:
         return trial
 
     def should_prune(self, trial: Trial, step: int, value: float) -> bool:
-        """Report an evaluation; returns whether the trial is worse than the median of those before it."""
-        if not self._prunes or step in self._reported[trial]:
+        """Report an evaluation; returns whether the trial is worse than the median of those before it.
+
+        Not again at a step that is known, and not if an earlier start reported the end of the trial.
+        """
+        if not self._prunes or trial not in self._open or step in self._reported[trial]:
             return False
         self._reported[trial].add(step)
         self._open[trial].report(value, step)

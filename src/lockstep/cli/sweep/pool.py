@@ -4,8 +4,9 @@ import math
 import signal
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lockstep.cli.sweep.folder import SweepFolder
 from lockstep.cli.sweep.processes import Process, StartProcess, start_here
@@ -127,11 +128,15 @@ class Pool:
             self._prepare(member)
         self.members += members
         self._trials[trial] = _Running(members)
-        waiting = [member for member in members if member.status == "queued"]
-        self._queue.extend(waiting)
+        self._queue.extend(member for member in members if member.status == "queued")
         for member in members:
             self.lines.add(member)
-        if not waiting:
+        for member in members:
+            if member.status == "done":  # an earlier start may have been killed before it reported all
+                evaluations = JsonLinesFollower(member.path / EVALUATIONS_FILE)
+                evaluations.update()
+                self._report(member, evaluations.lines)
+        if not any(member.status == "queued" for member in members):
             self._complete(trial)
 
     def _prepare(self, member: Member) -> None:
@@ -170,6 +175,8 @@ class Pool:
                 member.reason = self.folder.failure_reason(member, code)
             self.folder.record("end", member, code=code, status=member.status, reason=member.reason)
             self.lines.ended(member)
+            active.evaluations.update()  # what it wrote since the last read
+            self._report_new(active)
             running = self._trials[member.trial]
             if not any(other.status in ("queued", "running") for other in running.members):
                 self._complete(member.trial)
@@ -191,7 +198,8 @@ class Pool:
         if "interrupted" in states:
             return
         scores = [score for member in running.members if (score := score_of(member, self.sweep.metric)) is not None]
-        outcome: Status = "pruned" if running.pruned else "failed" if "failed" in states or not scores else "done"
+        # A run that ended by itself before the signal of pruning came has its score.
+        outcome: Status = "pruned" if "pruned" in states else "failed" if "failed" in states or not scores else "done"
         self.source.complete(trial, scores, outcome)
 
     def _read(self) -> None:
@@ -204,28 +212,36 @@ class Pool:
             active.metrics.update()
             active.evaluations.update()
             self.lines.update(active.member, active.metrics.lines, active.evaluations.lines)
-            self._prune(active)
+            self._report_new(active)
         self.lines.draw()
 
-    def _prune(self, active: _Active) -> None:
-        """End the trial of a run if the source says so after one of the run's new evaluations."""
-        trial = active.member.trial
-        running = self._trials[trial]
+    def _report_new(self, active: _Active) -> None:
+        """Report the evaluations that were read since the last call."""
         new, active.evaluated = active.evaluations.lines[active.evaluated :], len(active.evaluations.lines)
-        for entry in new:
+        self._report(active.member, new)
+
+    def _report(self, member: Member, evaluations: Sequence[Mapping[str, Any]]) -> None:
+        """Report evaluations of a run to the source, and end what is left of its trial if the source says so."""
+        running = self._trials[member.trial]
+        for entry in evaluations:
             mean, step = mean_return(entry.get("returns")), int(entry.get("step", 0))
-            if mean is None or running.pruned or step >= (active.member.total_steps or math.inf):
+            if mean is None or running.pruned:
                 continue
-            if not self.source.should_prune(trial, step, mean):
-                continue
-            running.pruned = True
-            for member in running.members:
-                if member in self._queue:
-                    self._queue.remove(member)
-                    member.status = "pruned"
-                    self.folder.record("end", member, code=None, status="pruned", reason=None)
-                    self.lines.ended(member)
-            self._stop([other for other in self._active if other.member.trial is trial], signal.SIGTERM)
+            prune = self.source.should_prune(member.trial, step, mean)
+            if prune and step < (member.total_steps or math.inf):
+                self._prune(member.trial)
+
+    def _prune(self, trial: Trial) -> None:
+        """End the runs of a trial that have not ended; without such, the trial is complete."""
+        running = self._trials[trial]
+        running.pruned = any(member.status in ("queued", "running") for member in running.members)
+        for member in running.members:
+            if member in self._queue:
+                self._queue.remove(member)
+                member.status = "pruned"
+                self.folder.record("end", member, code=None, status="pruned", reason=None)
+                self.lines.ended(member)
+        self._stop([other for other in self._active if other.member.trial is trial], signal.SIGTERM)
 
     def _stop(self, active: Sequence[_Active], number: int) -> None:
         """Send a signal to runs: to their launcher, which ends its ranks; SIGKILL to all of their processes."""

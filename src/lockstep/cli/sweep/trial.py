@@ -49,7 +49,11 @@ class TrialSource(Protocol):
         ...
 
     def should_prune(self, trial: Trial, step: int, value: float) -> bool:
-        """Whether to end a trial, one of whose runs had the mean return `value` in the evaluation at `step`."""
+        """Record that a run of a trial had the mean return `value` in the evaluation at `step`.
+
+        Returns:
+            Whether to end the runs of the trial that have not ended.
+        """
         ...
 
     def complete(self, trial: Trial, scores: Sequence[float], status: Status) -> None:

@@ -1,7 +1,8 @@
 """A stand-in for `lockstep train` that starts in a moment: `member.py CONFIG --run-dir DIR` or `--resume DIR`.
 
 `behaviour.json` in the working directory maps a name of a run to what it does: `fail`, `refuse` (exit code 2 before
-anything is written), `wait` (until a signal), `poor` (a poor evaluation, then until a signal).
+anything is written), `wait` (until a signal), `poor` (a poor evaluation, then until a signal), `late` (ends by itself
+after a signal).
 """
 
 import json
@@ -37,12 +38,13 @@ def main(words: list[str]) -> int:
         summary = {"status": "failed", "error": "rank 0: the simulator\nran away", "env_steps": 300}
         (path / "summary.json").write_text(json.dumps(summary))
         return 1
+    signalled: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: end(path, number))
+        signal.signal(number, lambda number, _: signalled.append(number) if behaviour == "late" else end(path, number))
     if not resumed:
         mean = -1000.0 if behaviour == "poor" else 0.0
         append(path, "evaluations.jsonl", {"step": 50, "returns": [mean], "lengths": [1]})
-    while behaviour in ("wait", "poor"):
+    while behaviour in ("wait", "poor") or (behaviour == "late" and not signalled):
         time.sleep(0.05)
     time.sleep(0.3)
     score = -abs(float(config["algorithm"]["learning_rate"]) - 0.01) + config["seed"]

@@ -8,6 +8,9 @@ import time
 
 import pytest
 
+from lockstep.cli.sweep import pool
+from lockstep.cli.sweep.optuna_trials import OptunaTrials
+
 optuna = pytest.importorskip("optuna")
 
 SEARCH = """
@@ -87,6 +90,62 @@ def test_trial_below_the_median_is_pruned(sweeps, capsys):
     assert sweeps.run("sweep", "runs/my") == 0  # a pruned run is not started again
     assert len(sweeps.started("runs/my")) == 11
     assert "trial_005/seed_0: pruned before" in capsys.readouterr().out
+
+
+def never_read(monkeypatch):
+    """As of runs that end before the sweep reads their files."""
+    monkeypatch.setattr(pool, "_READ_EVERY_S", 1e9)
+
+
+def check_reported(trial):
+    assert trial.state.name == "COMPLETE"
+    assert trial.intermediate_values == {50: 0.0, 300: trial.value}
+
+
+def test_evaluations_of_short_runs_are_reported(sweeps, monkeypatch):
+    never_read(monkeypatch)
+    sweeps.write(SEARCH.replace("trials: 6", "trials: 2"))
+    assert sweeps.run("sweep", "my.yaml", "--jobs", "1") == 0
+    for trial in study_of(sweeps.path / "runs/my").trials:
+        check_reported(trial)
+
+
+def test_evaluations_are_reported_that_a_killed_sweep_did_not(sweeps, monkeypatch):
+    """The run ended while nobody looked."""
+    sweeps.write(SEARCH.replace("trials: 6", "trials: 1"))
+    with monkeypatch.context() as killed:
+        killed.setattr(OptunaTrials, "should_prune", lambda *_: False)
+        killed.setattr(OptunaTrials, "complete", lambda *_: None)
+        assert sweeps.run("sweep", "my.yaml") == 0
+    (trial,) = study_of(sweeps.path / "runs/my").trials
+    assert trial.state.name == "RUNNING" and not trial.intermediate_values
+    assert sweeps.run("sweep", "my.yaml") == 0
+    assert len(sweeps.started("runs/my")) == 1
+    (trial,) = study_of(sweeps.path / "runs/my").trials
+    check_reported(trial)
+    assert sweeps.run("sweep", "my.yaml") == 0  # the end of the trial is known
+
+
+@pytest.mark.parametrize(("seeds", "state"), [("0", "COMPLETE"), ("0:2", "PRUNED")])
+def test_a_poor_trial_whose_runs_have_ended_stays_complete(sweeps, monkeypatch, seeds, state):
+    """With runs that are left, it is pruned."""
+    never_read(monkeypatch)
+    monkeypatch.setattr(OptunaTrials, "should_prune", lambda *_: True)
+    sweeps.write(SEARCH.replace("trials: 6", "trials: 1").replace("seeds: 0", f"seeds: {seeds}"))
+    assert sweeps.run("sweep", "my.yaml", "--jobs", "1") == 0
+    assert [trial.state.name for trial in study_of(sweeps.path / "runs/my").trials] == [state]
+    assert sweeps.started("runs/my") == ["trial_000/seed_0"]
+    assert [run["status"] for run in sweeps.results("runs/my")["trials"][0]["runs"]][1:] == ["pruned"] * (
+        len(seeds) > 1
+    )
+
+
+def test_a_run_that_ends_by_itself_while_its_trial_is_pruned_is_complete(sweeps, monkeypatch):
+    monkeypatch.setattr(OptunaTrials, "should_prune", lambda *_: True)
+    sweeps.write(SEARCH.replace("trials: 6", "trials: 1"))
+    sweeps.behave({"trial_000/seed_0": "late"})
+    assert sweeps.run("sweep", "my.yaml") == 0
+    assert [trial.state.name for trial in study_of(sweeps.path / "runs/my").trials] == ["COMPLETE"]
 
 
 def test_missing_package_is_named(sweeps, monkeypatch, capsys):
