@@ -86,6 +86,28 @@ def test_a_choice_that_gymnax_observes_is_one_hot(stand_in):
     np.testing.assert_array_equal(observation, [[1, 0, 0, 0], [0, 1, 0, 0]])
 
 
+class Grid(Lake):
+    """Takes an array of actions, [2, 2]."""
+
+    def action_space(self, params):
+        return SimpleNamespace(low=-1.0, high=jnp.ones((2, 2)), shape=(2, 2))
+
+    def step_env(self, key, state, action, params):
+        assert action.shape == (2, 2)
+        return super().step_env(key, state, jnp.int32(action[1, 0]), params)
+
+
+def test_gymnax_gets_actions_of_the_shape_of_its_space(stand_in):
+    parameters = Parameters(max_steps_in_episode=9)
+    stand_in("gymnax", "gymnax", registered_envs=["Grid"], make=lambda name: (Grid(), parameters))
+    env = make_vector_env("gymnax/Grid", EnvConfig(), 2)
+    action = env.spec.action
+    assert (action.sizes, action.low, action.high, action.shape) == ((4,), (-1.0,) * 4, (1.0,) * 4, (2, 2))
+    env.reset([1, 2])
+    observation, *_ = env.step(np.array([[0, 0, 1, 0], [0, 1, 0, 0]], np.float32))
+    np.testing.assert_array_equal(observation, [[0, 1, 0, 0], [1, 0, 0, 0]])
+
+
 class Simulated(NamedTuple):
     obs: jax.Array
     reward: jax.Array

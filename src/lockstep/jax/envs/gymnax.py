@@ -66,6 +66,8 @@ class Gymnax:
 
     def step(self, state: State, action: Array, key: Array) -> tuple[State, Array, Array, Array, Array]:
         """One step."""
+        if self.spec.action.shape is not None:
+            action = action.reshape(self.spec.action.shape)
         seen, after, reward, terminated, _ = self._env.step_env(key, state[0], action, self._params)
         truncated = self._env.is_truncated(after, self._params)
         flat = self._flat(seen)
@@ -83,7 +85,10 @@ def _action_spec(space: Any, name: str) -> ActionSpec:
     if hasattr(space, "n"):
         return ActionSpec("discrete", (int(space.n),))
     if hasattr(space, "low"):
-        size = math.prod(space.shape)
-        low, high = (np.broadcast_to(np.asarray(bound), space.shape).reshape(-1) for bound in (space.low, space.high))
-        return ActionSpec("continuous", (size,), tuple(map(float, low)), tuple(map(float, high)))
+        low, high = (
+            tuple(map(float, np.broadcast_to(np.asarray(bound), space.shape).ravel()))
+            for bound in (space.low, space.high)
+        )
+        shape = None if len(space.shape) == 1 else tuple(space.shape)
+        return ActionSpec("continuous", (len(low),), low, high, shape=shape)
     raise ConfigError(f"gymnax/{name} takes actions of {type(space).__name__}, which no policy here can produce")

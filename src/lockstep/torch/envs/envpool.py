@@ -129,9 +129,8 @@ class EnvPoolEnv:
 
     def step(self, action: Tensor) -> TensorStep:
         """Step all environments."""
-        observation, reward, terminated, truncated, _ = self._env.step(
-            action.numpy(force=True).astype(self._action_dtype)
-        )
+        chosen = self.spec.action.for_env(action.numpy(force=True)).astype(self._action_dtype)
+        observation, reward, terminated, truncated, _ = self._env.step(chosen)
         return TensorStep(
             self._observation(observation),
             self._tensor(reward).float(),

@@ -32,6 +32,7 @@ from lockstep.torch.envs.spaces import (
     Space,
     action_spec,
     chosen_groups,
+    env_action,
     float_image_range,
     groups_of,
     image_bytes,
@@ -168,6 +169,7 @@ class IsaacLabEnv:
 
     def step(self, action: Tensor) -> TensorStep:
         """Step all environments."""
+        action = env_action(self.spec.action, action)
         if self.spec.action.kind == "discrete":
             action = action.unsqueeze(1)
         with self._random.swapped_in():

@@ -34,6 +34,7 @@ from lockstep.torch.envs.spaces import (
     Space,
     action_spec,
     chosen_groups,
+    env_action,
     float_image_range,
     image_bytes,
     image_shape,
@@ -127,7 +128,7 @@ class MjlabEnv:
     def step(self, action: Tensor) -> TensorStep:
         """Step all environments, and reset those whose episode ended."""
         with self._random.swapped_in():
-            groups, reward, terminated, truncated, _ = self._env.step(action)
+            groups, reward, terminated, truncated, _ = self._env.step(env_action(self.spec.action, action))
             # A reset overwrites the flags.
             terminated, truncated = terminated.clone(), truncated.clone()
             observation, final = self._observation(groups), None

@@ -38,7 +38,7 @@ def flatten(space: Space, value: Any) -> Tensor:
             image = channels_first(space, cast(Tensor, value)).flatten(1).float()
             return image * (1 / 255) if space.dtype == np.uint8 else image
         case gymnasium.spaces.Box():
-            return cast(Tensor, value).flatten(1).float()
+            return cast(Tensor, value).reshape(len(value), -1).float()  # a space without dimensions is one number
         case gymnasium.spaces.Discrete():
             return one_hot(cast(Tensor, value).flatten().long(), int(space.n)).float()
         case gymnasium.spaces.MultiDiscrete():
@@ -137,16 +137,27 @@ def image_bytes(image: Tensor, low: float, high: float) -> Tensor:
 
 def action_spec(space: Space) -> ActionSpec:
     """The action of a space."""
+    shape = None if space.shape is None or len(space.shape) == 1 else tuple(space.shape)
     match space:
         case gymnasium.spaces.Box():
-            low, high = (np.broadcast_to(x, space.shape).ravel() for x in (space.low, space.high))
-            return ActionSpec("continuous", (math.prod(space.shape),), tuple(map(float, low)), tuple(map(float, high)))
+            low, high = (
+                tuple(map(float, np.broadcast_to(bound, space.shape).ravel())) for bound in (space.low, space.high)
+            )
+            return ActionSpec("continuous", (len(low),), low, high, shape=shape)
         case gymnasium.spaces.Discrete():
-            return ActionSpec("discrete", (int(space.n),))
+            return ActionSpec("discrete", (int(space.n),), start=(int(space.start),) if space.start else ())
         case gymnasium.spaces.MultiDiscrete():
-            return ActionSpec("multi_discrete", tuple(int(n) for n in space.nvec))
+            sizes, start = (tuple(map(int, numbers.ravel())) for numbers in (space.nvec, space.start))
+            return ActionSpec("multi_discrete", sizes, start=start if any(start) else (), shape=shape)
         case _:
             raise ConfigError(f"an action is a {type(space).__name__}; known are Box, Discrete and MultiDiscrete")
+
+
+def env_action(spec: ActionSpec, action: Tensor) -> Tensor:
+    """`ActionSpec.for_env` of tensors: actions [B, width], or one choice [B], as the environment takes them."""
+    if spec.start:
+        action = action + action.new_tensor(spec.start[0] if spec.kind == "discrete" else spec.start)
+    return action if spec.shape is None else action.reshape(len(action), *spec.shape)
 
 
 def groups_of(space: Space) -> Mapping[str, Space]:

@@ -110,6 +110,18 @@ def test_the_observation_of_the_last_step_is_the_true_one():
     assert steps[1].reward.dtype == torch.float32
 
 
+def test_a_step_takes_actions_of_the_shape_of_the_space(monkeypatch):
+    """As those of several agents, [agents, 2]; EnvPool refuses others."""
+    monkeypatch.setattr(Pool, "action_space", spaces.Box(-1, 1, (2, 2), np.float64))
+    env, given = EnvPoolEnv("Mine-v1", num_envs=3, device=CPU), []
+    env.reset([1, 2, 3])
+    step = env._env.step
+    monkeypatch.setattr(env._env, "step", lambda action: given.append(action) or step(action[:, 0]))
+    env.step(torch.arange(12.0).reshape(3, 4))
+    assert env.spec.action.shape == (2, 2)
+    assert given[0].tolist() == np.arange(12.0).reshape(3, 2, 2).tolist()
+
+
 def test_unknown_names_are_refused(monkeypatch):
     with pytest.raises(ConfigError, match=r"Mine-v2 does not exist.*did you mean Mine-v1"):
         EnvPoolEnv("Mine-v2", num_envs=2, device=CPU)

@@ -170,6 +170,26 @@ def test_final_observations_come_with_the_step_that_ended_an_episode_only(opened
     env.close()
 
 
+@pytest.mark.parametrize(
+    ("space", "action", "expected"),
+    [
+        (spaces.Box(-1, 1, (2, 1)), torch.tensor([[1.0, 2.0]] * 3), [[[1.0], [2.0]]] * 3),
+        (spaces.Discrete(3, start=1), torch.tensor([0, 1, 2]), [[1], [2], [3]]),
+        (spaces.MultiDiscrete([2, 3], start=[0, 5]), torch.tensor([[1, 2]] * 3), [[1, 7]] * 3),
+    ],
+    ids=str,
+)
+def test_a_step_takes_actions_of_the_space(opened, monkeypatch, space, action, expected):
+    monkeypatch.setattr(Simulator, "single_action_space", space)
+    monkeypatch.setattr(Simulator, "step", lambda self, action: self.actions.append(action) or ({}, *[None] * 3, {}))
+    monkeypatch.setattr(IsaacLabEnv, "_observation", lambda *_: None)
+    monkeypatch.setattr(isaac_lab, "ends", lambda *flags: flags[1:])
+    env = make()
+    env.step(action)
+    env.close()
+    assert opened.calls[0][3].actions[0].tolist() == expected
+
+
 class ShowcaseEnv(gymnasium.Env):
     """Observes a tuple of live buffers, as the cart-pole showcase does; environment 0 ends in each step."""
 

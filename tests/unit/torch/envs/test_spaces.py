@@ -5,11 +5,13 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from lockstep.envs.spaces import action_spec as numpy_action_spec
 from lockstep.envs.spec import ActionSpec
 from lockstep.errors import ConfigError
 from lockstep.torch.envs.spaces import (
     action_spec,
     channels_first,
+    env_action,
     flat_size,
     flatten,
     float_image_range,
@@ -25,6 +27,7 @@ BOX = spaces.Box(-1, 1, (2,))
     ("space", "value", "expected"),
     [
         (BOX, [[1.0, 2.0]], [[1, 2]]),
+        (spaces.Box(np.float32(-1), np.float32(1), ()), [0.5], [[0.5]]),
         (spaces.Box(-1, 1, (2, 2)), [[[1.0, 2.0], [3.0, 4.0]]], [[1, 2, 3, 4]]),
         (spaces.Discrete(3), [[2]], [[0, 0, 1]]),
         (spaces.Discrete(3), [1], [[0, 1, 0]]),
@@ -56,6 +59,24 @@ def test_actions_of_each_kind():
     assert action_spec(spaces.MultiDiscrete([3, 2])) == ActionSpec("multi_discrete", (3, 2))
     with pytest.raises(ConfigError, match="an action is a Dict"):
         action_spec(spaces.Dict({"a": BOX}))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        *(spaces.Discrete(3), spaces.Discrete(3, start=-1), spaces.MultiDiscrete([3, 2], start=[1, 0])),
+        *(spaces.MultiDiscrete([[3, 2], [2, 4]]), spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (2, 3))),
+        spaces.Box(np.float32(-1), np.float32(1), ()),
+    ],
+    ids=str,
+)
+def test_actions_reach_the_environment_as_it_takes_them(space):
+    spec = action_spec(space)
+    assert spec == numpy_action_spec(space, "any")
+    choices = torch.tensor([[0] * len(spec.sizes), [size - 1 for size in spec.sizes]])
+    policy = {"discrete": choices[:, 0], "multi_discrete": choices, "continuous": torch.ones(2, spec.width)}[spec.kind]
+    for action in env_action(spec, policy):
+        assert space.contains(action.numpy().astype(space.dtype))
 
 
 def test_bytes_of_three_dimensions_are_an_image():
