@@ -3,12 +3,12 @@
 It is printed before a framework is imported and so names the device only as far as it is known then.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
 from lockstep.envs.load import portable
 from lockstep.run import AnyRun, OfflineRun
+from lockstep.system.files import shown_path
 from lockstep.world import World
 
 _SHOWN = ("num_envs", "num_steps", "total_steps", "epochs", "batch_size", "learning_rate", "precision")
@@ -36,7 +36,7 @@ def startup_line(
     if step is not None:
         parts.append(f"resumed from step {step}")
     if run_dir is not None:
-        parts.append(f"run directory {os.path.relpath(run_dir)}")
+        parts.append(f"run directory {shown_path(run_dir)}")
     return "; ".join(parts)
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 import signal
 import sys
 import time
@@ -34,6 +33,7 @@ from lockstep.session.env_checks.before_run import check_before_run
 from lockstep.session.profile import check_profile
 from lockstep.session.resume import ended_summary, load_resumption, nothing_left
 from lockstep.session.task_defaults import defaults_note, task_defaults
+from lockstep.system.files import shown_path
 from lockstep.world import World
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ class _RestartableLaunch:
             session.summary["restarts"] = max(session.summary["restarts"], earlier.restarts)
             size = self._world.size
             on = f"on {size} rank{'s' * (size > 1)}"
-            session.journal.say(f"restart {earlier.restarts} of {os.path.relpath(path)}, {on}")
+            session.journal.say(f"restart {earlier.restarts} of {shown_path(path)}, {on}")
             for line in earlier.resumption.notes:
                 session.journal.say(f"note: {line}")
 

@@ -26,6 +26,7 @@ from lockstep.record.summary import empty_summary
 from lockstep.record.trackers.background import CLOSE_TIMEOUT_S
 from lockstep.record.trackers.open import Trackers
 from lockstep.run import AnyRun, OfflineRun
+from lockstep.system.files import shown_path
 from lockstep.system.memory import resident_memory
 from lockstep.world import World
 
@@ -332,7 +333,7 @@ class Journal:
             firsts = ", ".join(f"rank {r['rank']} {r['first_rollout_fingerprint'][:8]}" for r in ranks)
             first = "batches" if self._unit == "rows" else "rollouts"
             line(f"data different on {who}, first {first}: {firsts}")
-        where = os.path.relpath(self.path)
+        where = shown_path(self.path)
         line(f"run directory: {where}")
         if summary["status"] == "interrupted":
             line(f"go on with: lockstep train --resume {shlex.quote(where)}")

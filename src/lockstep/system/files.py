@@ -1,4 +1,4 @@
-"""Reads and durable writes of small files."""
+"""Reads and durable writes of small files, and their paths in messages."""
 
 import os
 from pathlib import Path
@@ -12,6 +12,15 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def shown_path(path: Path) -> str:
+    """A path for messages: relative to the working directory if it is below it, else absolute.
+
+    Ranks that a cluster places may have a working directory far from the run's, and far from the user's.
+    """
+    relative = os.path.relpath(path)
+    return os.path.abspath(path) if Path(relative).parts[:1] == (os.pardir,) else relative
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -16,6 +16,7 @@ from lockstep.distributed.timers import Timers
 from lockstep.errors import PEER_DELAY_S, ConfigError, PeerError, RunError
 from lockstep.record.run_dir import RunDir
 from lockstep.system.exit_signals import cleanup_on_signal
+from lockstep.system.files import shown_path
 from lockstep.workflows.library_arguments import LibraryRequest, parse, without_ranks
 from lockstep.workflows.library_run import LibraryRun, run_name
 from lockstep.world import World
@@ -58,7 +59,7 @@ def _start_ranks(request: LibraryRequest, ranks: int, words: list[str]) -> int:
     module = f"lockstep.workflows.{request.library}"
     command = {"task": request.task, "algo": request.library, "command": shlex.join([module, *words])}
     path = RunDir.create(request.run_dir, command, run_name(request)).path
-    print(f"lockstep: {ranks} ranks, logs in {os.path.relpath(path)}/logs", flush=True)
+    print(f"lockstep: {ranks} ranks, logs in {shown_path(path)}/logs", flush=True)
     return launch(
         [sys.executable, "-m", module, *without_ranks(words), "--run_dir", str(path), "--joined"],
         ranks=ranks,

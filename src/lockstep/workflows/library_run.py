@@ -27,6 +27,7 @@ from lockstep.record.console import Console
 from lockstep.record.failure import record_failure
 from lockstep.record.run_dir import RunDir, mark_failed
 from lockstep.record.summary import empty_summary, seconds_since_process_start
+from lockstep.system.files import shown_path
 from lockstep.workflows.library_arguments import DISTRIBUTIONS, ENTRY_POINTS, LibraryRequest
 from lockstep.world import World
 
@@ -135,7 +136,7 @@ class LibraryRun:
         ranks = f"{self.world.size} rank{'s' * (self.world.size > 1)}"
         self.say(
             f"{request.task}, {request.library} {self._library_version()} ({request.ml_framework}), {ranks} on "
-            f"{self.device.type}, {self.num_envs} environments each, run directory {os.path.relpath(self.path)}"
+            f"{self.device.type}, {self.num_envs} environments each, run directory {shown_path(self.path)}"
         )
 
     def finish(self, parameters: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> None:

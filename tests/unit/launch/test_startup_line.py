@@ -43,6 +43,15 @@ def test_it_says_what_starts(here):
     assert line.startswith("prepared: dqn, torch, 1 rank on cpu; epochs=100 batch_size=")
 
 
+def test_a_run_directory_elsewhere_has_its_whole_path(here, monkeypatch):
+    """As of a rank that Ray starts in a directory of its own."""
+    (here / "ray" / "session").mkdir(parents=True)
+    monkeypatch.chdir(here / "ray" / "session")
+    assert startup_line(RUN, World(), here / "runs" / "a").endswith(f"; run directory {here}/runs/a")
+    assert startup_line(RUN, World(), Path("../b")).endswith(f"; run directory {here}/ray/b")
+    assert startup_line(RUN, World(), Path("..c")).endswith("; run directory ..c")
+
+
 def test_a_gpu_is_found_without_a_framework(monkeypatch):
     monkeypatch.setattr(gpus, "nvidia_gpu_present", lambda: True)
     monkeypatch.setattr(gpus, "_driver_gpus", lambda: 2)

@@ -1,7 +1,6 @@
 """The session of a run on logged data: the data, estimates from the log, and the export of the finished policy."""
 
 import json
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ from lockstep.session.logged.estimate import estimate
 from lockstep.session.logged.evaluator import Scorer
 from lockstep.session.logged.policy_spec import PolicySpec, check_simulator
 from lockstep.session.session import BaseSession
-from lockstep.system.files import write_atomically
+from lockstep.system.files import shown_path, write_atomically
 from lockstep.world import World
 
 
@@ -137,7 +136,7 @@ class LoggedSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
                 self.journal.say(line)
         if self._estimates is not None:
             self.journal.say(self._estimates.line())
-        run, data = shlex.quote(os.path.relpath(self.journal.path)), "" if self.run.eval_data else " --data DIR"
+        run, data = shlex.quote(shown_path(self.journal.path)), "" if self.run.eval_data else " --data DIR"
         rows = "" if self.run.eval_data else " by rows that it did not learn from"
         self.journal.say(f"judge the policy{rows}: lockstep offline evaluate {run}{data}")
         self.journal.say(f"make one file of it that runs without Lockstep: lockstep export {run}")

@@ -1,6 +1,5 @@
 """`lockstep offline prepare`, as it is typed."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -233,7 +232,7 @@ def test_a_run_ends_with_an_estimate_and_what_to_type_next(tmp_path, log, capfd,
     assert re.fullmatch(
         r"estimated reward of a trajectory, discounted: .* by weighted_sequential_dr, .* log earned", estimate
     )
-    place = shlex.quote(os.path.relpath(run))
+    place = shlex.quote(str(run))
     unseen = "" if held_out else " by rows that it did not learn from"
     assert judge == f"judge the policy{unseen}: lockstep offline evaluate {place}{'' if held_out else ' --data DIR'}"
     assert export.endswith(f": lockstep export {place}")
