@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -72,3 +73,16 @@ def test_recurrent_policy_solves_a_task_that_needs_memory(tmp_path, task, solved
 @pytest.mark.parametrize(("task", "solved"), MEMORY_TASKS)
 def test_policy_without_memory_stays_below_half(tmp_path, task, solved):
     assert evaluation_return(tmp_path, task, 1, 0, total_steps=300_000) < solved / 2
+
+
+REACH = f"{Path(__file__).parents[1] / 'ranks' / 'grouped_envs.py'}:Reach"
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize(
+    ("keys", "least", "most"), [("[camera,joint]", 6.0, 8.0), ("[camera]", 0.0, 4.0), ("[joint]", 0.0, 4.0)]
+)
+def test_images_and_numbers_together_learn_what_neither_shows(tmp_path, keys, least, most, framework):
+    settings = {"total_steps": 30_000, "network.features": 32, "evaluate_every": "null", "evaluate_episodes": 100}
+    settings |= {"env.policy_keys": keys, "ml_framework": framework, "stop_when_solved": "false"}
+    assert least <= evaluation_return(tmp_path, REACH, 1, 0, **settings) <= most

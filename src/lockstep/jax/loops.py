@@ -27,7 +27,8 @@ def may_scan(run: Run, spec: EnvSpec, platform: str) -> bool:
 
     On CPUs XLA's convolutions are 20 times slower inside a loop. A user-defined network may contain some.
     """
-    return platform != "cpu" or (not spec.has_images and run.network.module is None)
+    has_convolutions = spec.has_images or spec.critic_image_parts or run.network.module is not None
+    return platform != "cpu" or not has_convolutions
 
 
 def repeat(

@@ -186,9 +186,10 @@ def encoder_of(config: NetworkConfig, spec: EnvSpec) -> str:
     """The encoder of a network; `auto` chooses by the observations."""
     if config.encoder != "auto":
         return config.encoder
-    if not spec.has_images:
+    images = _images(spec)
+    if not images:
         return "mlp"
-    smallest = min(min(shape[1:]) for shape in _images(spec))
+    smallest = min(min(shape[1:]) for shape in images)
     return "nature" if smallest >= _smallest_image("nature") else "impala"
 
 

@@ -61,7 +61,7 @@ class Player:
         Args:
             observation: as the policy was trained on it: an image [C, H, W] of bytes, else `spec.observation_size`
                 numbers. A choice of a discrete space is one-hot, and the parts of a `Dict` (by name) or `Tuple` follow
-                one another.
+                one another; an image among them has its channels first, and bytes are divided by 255.
 
         Returns:
             The action as the environment takes it: a choice, or an array of the shape of the action space.

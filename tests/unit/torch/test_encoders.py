@@ -1,5 +1,7 @@
 """Encoders: their sizes, and what they compute."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -239,6 +241,14 @@ def test_policy_and_value_have_hidden_layers_behind_images_and_numbers():
     value.sum().backward()
     assert all(parameter.grad.any() for parameter in policy.network.critic_body.parameters())
     assert policy(x)[1].isnan().all(), "without the critic's own observation"
+
+
+def test_images_of_the_critic_alone_have_encoders_beside_a_policy_of_numbers():
+    spec = replace(ARM, observation_size=3, image_parts=())
+    policy = Policy(spec, NetworkConfig(hidden=(6,), features=7))
+    assert policy.network.body is None and isinstance(policy.network.critic_body, encoders.ImagesAndNumbers)
+    parameters, value = policy(torch.rand(2, 3), torch.rand(2, 73))
+    assert parameters.shape == (2, 2) and value.isfinite().all()
 
 
 def test_mlp_takes_images_among_numbers_as_numbers():
