@@ -36,7 +36,7 @@ def _read_networks(agent: AgentReader) -> None:
         _read_actor_critic(agent)
         return
     for model in ("actor", "critic"):
-        kind = agent.take(f"{model}.class_name", "MLPModel")
+        kind = str(agent.take(f"{model}.class_name", "MLPModel"))
         has_images = kind.endswith("CNNModel")
         if not has_images and kind != "MLPModel":
             raise agent.refusal(
