@@ -33,11 +33,18 @@ def image_shape(space: Any) -> tuple[int, int, int] | None:
     return (last, first, second) if last < first else (first, second, last)
 
 
-def image_parts(space: Any) -> tuple[ImagePart, ...]:
-    """The images of bytes among the parts of a Dict or Tuple, by their columns in the flat observation."""
+def image_parts(
+    space: Any, shape_of: Callable[[Any], tuple[int, int, int] | None] = image_shape
+) -> tuple[ImagePart, ...]:
+    """The images among the parts of a Dict or Tuple, by their columns in the flat observation.
+
+    Args:
+        space: of the observation; any other than a Dict or Tuple has no parts.
+        shape_of: returns the shape of a part that counts as an image, and None for all others.
+    """
     found, begin = list[ImagePart](), 0
     for part in _leaves(space) if _is(space, spaces.Dict, spaces.Tuple) else ():
-        if (shape := image_shape(part)) is not None:
+        if (shape := shape_of(part)) is not None:
             found.append(ImagePart(begin, shape))
         begin += int(spaces.flatdim(part))
     return tuple(found)
@@ -70,7 +77,7 @@ def flatten_observation(space: Any) -> Convert:
 def _flatten_with_images(space: Any) -> Convert:
     """`flatten_observation` of a Dict or Tuple, or of one of its parts, as float32."""
     if _is(space, spaces.Dict, spaces.Tuple):
-        parts = [(name, _flatten_with_images(part)) for name, part in _parts(space) if spaces.flatdim(part)]
+        parts = [(name, _flatten_with_images(part)) for name, part in named_parts(space) if spaces.flatdim(part)]
         return lambda observation: np.concatenate([convert(observation[name]) for name, convert in parts])
     convert = flatten_observation(space)
     if image_shape(space) is None:
@@ -126,24 +133,24 @@ def restore_action(space: Any, spec: ActionSpec) -> Convert | None:
     return lambda action: spec.for_env(action).astype(dtype)
 
 
-def _leaves(space: Any) -> Iterator[Any]:
-    """The parts of a Dict or Tuple that are neither, in the order of the flat observation."""
-    if _is(space, spaces.Dict, spaces.Tuple):
-        for _, part in _parts(space):
-            yield from _leaves(part)
-    else:
-        yield space
-
-
-def _parts(space: Any) -> list[tuple[Any, Any]]:
+def named_parts(space: Any) -> list[tuple[Any, Any]]:
     """The parts of a Dict by name, or of a Tuple by index."""
     pairs: Any = space.spaces.items() if _is(space, spaces.Dict) else enumerate(space.spaces)
     return list(pairs)
 
 
+def _leaves(space: Any) -> Iterator[Any]:
+    """The parts of a Dict or Tuple that are neither, in the order of the flat observation."""
+    if _is(space, spaces.Dict, spaces.Tuple):
+        for _, part in named_parts(space):
+            yield from _leaves(part)
+    else:
+        yield space
+
+
 def _refuse_unknown_parts(space: Any, part: Any, task: str) -> None:
     if _is(part, spaces.Tuple, spaces.Dict):
-        for _, inner in _parts(part):
+        for _, inner in named_parts(part):
             _refuse_unknown_parts(space, inner, task)
     elif not _is(part, spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete):
         where = "" if part is space else f" within {space}"

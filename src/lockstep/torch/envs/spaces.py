@@ -1,7 +1,7 @@
 """Gymnasium's observation and action spaces as flat tensors."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import gymnasium
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from lockstep.envs.spaces import image_parts, named_parts
 from lockstep.envs.spec import ActionSpec, ImagePart
 from lockstep.errors import ConfigError
 
@@ -26,7 +27,7 @@ def flat_size(space: Space) -> int:
         case gymnasium.spaces.MultiDiscrete():
             return int(space.nvec.sum())
         case gymnasium.spaces.Dict() | gymnasium.spaces.Tuple():
-            return sum(flat_size(part) for _, part in _parts(space))
+            return sum(flat_size(part) for _, part in named_parts(space))
         case _:
             raise ConfigError(f"an observation is a {type(space).__name__}, which cannot be flattened")
 
@@ -45,14 +46,7 @@ def flatten(space: Space, value: Any) -> Tensor:
             columns = cast(Tensor, value).flatten(1).long().unbind(1)
             return torch.cat([one_hot(x, int(n)).float() for x, n in zip(columns, space.nvec, strict=True)], 1)
         case _:
-            return torch.cat([flatten(part, value[name]) for name, part in _parts(space)], 1)
-
-
-def _parts(space: Any) -> list[tuple[Any, Space]]:
-    """The parts of a Dict or a Tuple, by name or index."""
-    spaces: Any = space.spaces
-    pairs: Any = spaces.items() if hasattr(spaces, "items") else enumerate(spaces)
-    return list(pairs)
+            return torch.cat([flatten(part, value[name]) for name, part in named_parts(space)], 1)
 
 
 def image_shape(space: Space, *, floats: bool = False) -> tuple[int, int, int] | None:
@@ -73,21 +67,7 @@ def _part_shape(space: Space) -> tuple[int, int, int] | None:
 
 def _image_parts(groups: Mapping[str, Space]) -> tuple[ImagePart, ...]:
     """The images in `joined(groups, ...)`, by their columns."""
-    found, begin = list[ImagePart](), 0
-    for space in _leaves(groups.values()):
-        if (shape := _part_shape(space)) is not None:
-            found.append(ImagePart(begin, shape))
-        begin += flat_size(space)
-    return tuple(found)
-
-
-def _leaves(spaces: Iterable[Space]) -> Iterator[Space]:
-    """The spaces, and the parts of those that are a Dict or a Tuple, in the order of `flatten`."""
-    for space in spaces:
-        if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
-            yield from _leaves(part for _, part in _parts(space))
-        else:
-            yield space
+    return image_parts(gymnasium.spaces.Tuple(groups.values()), _part_shape)
 
 
 def channels_first(space: Space, image: Tensor) -> Tensor:
@@ -156,7 +136,7 @@ def action_spec(space: Space) -> ActionSpec:
 def env_action(spec: ActionSpec, action: Tensor) -> Tensor:
     """`ActionSpec.for_env` of tensors: actions [B, width], or one choice [B], as the environment takes them."""
     if spec.start:
-        action = action + action.new_tensor(spec.start[0] if spec.kind == "discrete" else spec.start)
+        action = action + (spec.start[0] if spec.kind == "discrete" else action.new_tensor(spec.start))
     return action if spec.shape is None else action.reshape(len(action), *spec.shape)
 
 
@@ -164,7 +144,7 @@ def groups_of(space: Space) -> Mapping[str, Space]:
     """The groups of an observation, by name."""
     if not isinstance(space, gymnasium.spaces.Dict):
         raise ConfigError(f"an observation is a {type(space).__name__}, not a Dict of groups")
-    return dict(_parts(space))
+    return dict(named_parts(space))
 
 
 def chosen_groups(
