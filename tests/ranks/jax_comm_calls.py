@@ -134,6 +134,28 @@ def differ(rank: int, port: int, way: str) -> str:
     return "nothing"
 
 
+def send_unequal(rank: int, port: int, way: str, difference: str) -> str:
+    """Rank 1 differs in the second call of a function, for which it compiles alone."""
+    import jax.numpy as jnp
+
+    try:
+        with opened(rank, port, way) as comm:
+
+            def learn(shared: Any, own: Any) -> Any:
+                odd = difference if shared["call"].size == 2 else ""
+                row = own["row"][:, :3] if odd == "shape" else own["row"]
+                total = comm.sum_shards(row.astype(jnp.int32) if odd == "type" else row, "learn").sum()
+                return {"total": comm.sum(total, "log") if odd == "order" else total}, {}
+
+            step = comm.spmd(learn, donate=False)
+            own = comm.shard([{"row": rows_of(4)[shard]} for shard in comm.world.shards])
+            for size in (1, 1 + rank):
+                step(comm.replicate({"call": np.ones(size)}), own)
+            return "nothing"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
 def go_on_after_a_failure(rank: int, port: int, way: str) -> list[str]:
     """What steps say after one that failed, where a loop catches the error."""
     said: list[str] = []

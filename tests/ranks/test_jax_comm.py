@@ -83,7 +83,7 @@ def test_uneven_shards_have_the_bits_of_the_tree(size, num_shards, way):
         np.testing.assert_array_equal(total, expected_sum(num_shards, 0.3))
 
 
-@pytest.mark.parametrize("way", others_slow(["memory", "mixed", "messages", "devices"], "memory", "messages"))
+@pytest.mark.parametrize("way", others_slow(["memory", "mixed", "messages", "devices", "gloo"], "memory", "messages"))
 def test_ranks_in_different_collectives_of_equal_size_are_told_apart(way):
     for rank, said in enumerate(spawn(called.differ, 2, (free_port(), way), timeout_s=60)):
         mine, other = (("learn", "log"), ("log", "learn"))[rank]
@@ -95,6 +95,28 @@ def test_ranks_in_different_collectives_of_equal_size_are_told_apart(way):
             assert said.startswith("RunError: ranks are in different collectives"), said
             assert f"rank {rank} is in {mine}" in said
             assert f"rank {1 - rank} is in {other}" in said
+
+
+@pytest.mark.parametrize(
+    ("way", "difference"),
+    others_slow(
+        [
+            *((way, difference) for way in ("gloo", "gloo devices") for difference in ("shape", "type", "order")),
+            ("memory", "shape"),
+            ("memory", "type"),
+        ],
+        ("gloo", "type"),
+        ("memory", "type"),
+        several=True,
+    ),
+)
+def test_ranks_that_send_different_arrays_are_told_apart(way, difference):
+    """JAX's gloo would mix their numbers in silence, or abort."""
+    different = (
+        "different collectives" if difference == "order" else "the same collective, learn, with different tensors"
+    )
+    for told in spawn(called.send_unequal, 2, (free_port(), way, difference), timeout_s=60):
+        assert told.startswith(f"RunError: ranks are in {different}"), told
 
 
 @pytest.mark.parametrize("way", others_slow(["memory", "python", "messages"], "memory"))
@@ -177,8 +199,7 @@ def test_a_stalled_peer_is_given_up_after_the_timeout_and_the_watchs_margin(way,
     assert 1 + MARGIN_S - 0.1 < seconds < 1 + MARGIN_S + 3.0, said
     assert "timeout_s=1" in said
     assert "learn" in said
-    if way != "gloo":
-        assert said.startswith("rank 1 did not come to learn")
+    assert said.startswith(f"rank {late} did not come to learn")
 
 
 @pytest.mark.parametrize("way", others_slow(["memory", "devices", "gloo"], "memory"))

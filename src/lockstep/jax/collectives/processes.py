@@ -41,10 +41,12 @@ class Processes:
     """All processes of a world, connected.
 
     Attributes:
+        rank: of this process.
         num_messages: messages sent by this process, by tag.
     """
 
     def __init__(self, world: World, timers: Timers, timeout_s: float, startup_timeout_s: float) -> None:
+        self.rank = world.rank
         self.num_messages: Counter[str] = Counter()
         self._world, self._timers = world, timers
         self._timeout_s, self._startup_timeout_s = timeout_s, startup_timeout_s

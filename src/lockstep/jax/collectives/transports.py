@@ -15,6 +15,7 @@ from lockstep.distributed.tree import Node, owned_nodes, tree_sum
 from lockstep.jax.collectives.callback import Callback
 from lockstep.jax.collectives.mesh import AXIS, DeviceMap
 from lockstep.jax.collectives.processes import Processes
+from lockstep.jax.collectives.same_program import SameProgram
 
 Tree = Any
 Function = Callable[[Tree, Tree], tuple[Tree, Tree]]
@@ -70,7 +71,8 @@ class MeshTransport:
 
     def gather(self, flat: Array, tag: str) -> Array:
         """JAX's all-gather."""
-        return cast(Array, lax.all_gather(flat, AXIS))
+        with jax.named_scope(tag):
+            return cast(Array, lax.all_gather(flat, AXIS))
 
     def sum_slots(self, rows: Array, tag: str) -> Array:
         """Each device sums its complete subtrees if all run the same program; every device finishes the tree."""
@@ -261,9 +263,11 @@ def _jit(function: Any, *, donate: tuple[int, ...], **options: Any) -> Function:
 def _attribute_failures(compiled: Function, processes: Processes, function: Function) -> Function:
     """Publish the call to the other processes while it runs, and raise network errors as errors that name the rank."""
     tag = getattr(function, "__name__", "spmd")
+    program = SameProgram(compiled, tag, processes)
 
     def call(shared: Tree, own: Tree) -> tuple[Tree, Tree]:
         with processes.entered(tag), processes.waiting():
+            program.check(shared, own)
             try:
                 return block_until_ready(compiled(shared, own))
             except (RuntimeError, ValueError) as error:  # JAX raises either
