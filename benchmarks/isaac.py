@@ -18,20 +18,20 @@ import tempfile
 from pathlib import Path
 
 LIBRARIES = ("rl_games", "skrl", "rsl_rl")
-WHO = {"lockstep": "Lockstep", "compiled": "Lockstep, `compile=true`", "library": "itself"}
+WHO = {"lockstep": "Lockstep", "compiled": "Lockstep, `compile=true`", "jax": "Lockstep, JAX", "library": "itself"}
 SIMULATOR = """
 import sys, time, torch
 from lockstep.torch.envs.isaac_lab import IsaacLabEnv
 task, num_envs = sys.argv[1], int(sys.argv[2])
 env = IsaacLabEnv(task, num_envs=num_envs, device=torch.device("cpu"))
 env.reset([0])
-actions = torch.randn(200, num_envs, env.spec.action.width)
-for action in actions[:50]:
+actions = torch.randn(700, num_envs, env.spec.action.width)
+for action in actions[:60]:
     env.step(action)
 start = time.perf_counter()
-for action in actions[50:]:
+for action in actions[60:]:
     env.step(action)
-print((time.perf_counter() - start) / 150)
+print((time.perf_counter() - start) / 640)
 """
 
 
@@ -98,7 +98,7 @@ def _train(args: argparse.Namespace, who: str, library: str, ranks: int = 1) -> 
         run = Path(folder) / "run"
         if who != "library":
             command = ["lockstep.train", args.task, "--agent", library, "--num-envs", str(num_envs)]
-            command += ["--ranks", str(ranks)]
+            command += ["--ranks", str(ranks), *(["--ml-framework", "jax"] if who == "jax" else [])]
             command += ["--max-iterations", str(args.iterations), "--run-dir", str(run)]
             for setting in (
                 "evaluate_every=null",

@@ -197,7 +197,7 @@ class DeviceTrainer(DeviceSource):
         rollouts = np.float32(progress.env_steps / self._batch_size)
         counters = (np.int32(progress.updates), rollouts, np.int32(len(due)))
         host = (np.bool_(False), *counters, steps, np.int32(taken), np.zeros(4, np.float32))
-        shared = Shared(learner.state, *comm.replicate(host))
+        shared = Shared(learner.state, *comm.inputs(host))
         shared, (self._own, self._replay) = self._updates(shared, (self._own, self._replay))
         learner.state = shared.state
         taken, counted, halted, left = comm.read((shared.taken, shared.counted, shared.halted, shared.left))

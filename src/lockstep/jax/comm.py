@@ -125,6 +125,13 @@ class Comm:
         """Arrays on all devices, from host values that are equal on all ranks (not checked); nothing is sent."""
         return self._arrays.replicate(tree)
 
+    def inputs(self, tree: Tree) -> Tree:
+        """Host values, equal on all ranks, for `shared` of one call of a function of `spmd`; do not use them after it.
+
+        It takes a tenth of the time of `replicate` where a process compiles for one device.
+        """
+        return self._arrays.inputs(tree)
+
     def shard(self, parts: Sequence[Tree]) -> Tree:
         """Arrays [devices * num_slots, ...] over all devices, from one pytree of equal shapes per local shard."""
         return self._arrays.shard(parts)

@@ -17,9 +17,9 @@ class Metrics:
         self._column = {name: i for i, name in enumerate(names)}
         self._names = list(names)
 
-    def zeros(self) -> Array:
+    def zeros(self) -> np.ndarray:
         """An empty table."""
-        return jnp.zeros((2, len(self._names)), jnp.float32)
+        return np.zeros((2, len(self._names)), np.float32)
 
     def add(
         self, table: Array | np.ndarray, names: Sequence[str], sums: Array | np.ndarray, weight: Array | float

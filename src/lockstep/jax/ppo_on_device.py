@@ -189,7 +189,7 @@ class DeviceCollector(DeviceSource):
         on_host = {name: moments.read(host) for name, host in ppo.normalizers.named().items()}
         counters = (np.int32(progress.updates), np.float32(progress.env_steps / self._batch_size), np.int32(count))
         rate = np.float32(ppo.config.learning_rate)
-        rate, normalizers, *counters = comm.replicate((rate, on_host, *counters, np.int32(-1)))
+        rate, normalizers, *counters = comm.inputs((rate, on_host, *counters, np.int32(-1)))
         constant = ppo.config.learning_rate_schedule == "constant"
         state = ppo.state._replace(learning_rate=rate) if constant else ppo.state
         shared, self._own = self._updates(Shared(state, normalizers, *counters), self._own)

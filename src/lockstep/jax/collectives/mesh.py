@@ -112,17 +112,21 @@ class DeviceArrays:
         self._mesh = mesh
 
     def replicate(self, tree: Tree) -> Tree:
-        """Copies of host values on all devices."""
-        return jax.tree.map(self._replicate_leaf, tree)
-
-    def _replicate_leaf(self, value: Any) -> Array:
-        host = np.array(value)  # a copy: a CPU device may alias the host memory
+        """Copies of host values on all devices, of all leaves at once."""
+        host = jax.tree.map(np.array, tree)  # copies: a CPU device may alias the host memory
+        copies = [jax.device_put(host, device) for device in self._devices]
         if self._mesh is None:
-            return jax.device_put(host, self._devices[0])
+            return copies[0]
         sharding = NamedSharding(self._mesh, PartitionSpec())
-        return jax.make_array_from_single_device_arrays(
-            host.shape, sharding, [jax.device_put(host, device) for device in self._devices]
-        )
+
+        def join(leaf: np.ndarray, *parts: Array) -> Array:
+            return jax.make_array_from_single_device_arrays(leaf.shape, sharding, list(parts))
+
+        return jax.tree.map(join, host, *copies)
+
+    def inputs(self, tree: Tree) -> Tree:
+        """Host values as inputs of one call: as they are if a process compiles for one device, else `replicate`d."""
+        return tree if self._mesh is None else self.replicate(tree)
 
     def shard(self, parts: Sequence[Tree]) -> Tree:
         """Arrays [devices * num_slots, ...] from one pytree of equal shapes per local shard."""
