@@ -18,7 +18,7 @@ def _relu(x: np.ndarray) -> np.ndarray:
 
 
 def _elu(x: np.ndarray) -> np.ndarray:
-    return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
+    return np.maximum(x, np.exp(np.minimum(x, 0)) - 1)  # expm1 takes twice as long
 
 
 def _silu(x: np.ndarray) -> np.ndarray:

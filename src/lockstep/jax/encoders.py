@@ -27,10 +27,26 @@ from lockstep.world import stream
 InitStreams = Callable[[str], np.random.Generator]
 """Returns the random stream for a parameter's initial values, by its name."""
 
+@jax.custom_jvp
+def _elu(x: Array) -> Array:
+    return jnp.maximum(x, jnp.exp(jnp.minimum(x, 0)) - 1)
+
+
+_elu.defjvps(lambda tangent, y, _: tangent * jnp.where(y > 0, 1, y + 1))
+
+
+def elu(x: Array) -> Array:
+    """max(x, 0) + exp(min(x, 0)) - 1. `jax.nn.elu` spends a third of a small network's time on a CPU in expm1.
+
+    The difference is below 1e-7 in float32. bfloat16 would lose small numbers, and keeps `jax.nn.elu`.
+    """
+    return _elu(x) if x.dtype == jnp.float32 else jax.nn.elu(x)
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
     "relu": jax.nn.relu,
-    "elu": jax.nn.elu,
+    "elu": elu,
     "silu": jax.nn.silu,
 }
 

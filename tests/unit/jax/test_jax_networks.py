@@ -11,6 +11,7 @@ jax = pytest.importorskip("jax")
 from lockstep.envs.spec import ActionSpec, EnvSpec  # noqa: E402
 from lockstep.errors import ConfigError  # noqa: E402
 from lockstep.jax.distributions import LOG_STD  # noqa: E402
+from lockstep.jax.encoders import elu  # noqa: E402
 from lockstep.jax.networks import JaxActor, LinearActor, Policy, actor_of  # noqa: E402
 from lockstep.run import NetworkConfig  # noqa: E402
 
@@ -209,3 +210,13 @@ def test_a_network_of_ones_own():
 def test_a_network_that_is_none_is_refused(name, words):
     with pytest.raises(ConfigError, match=rf"network\.module=.*:{name}.* {words}"):
         Policy(SPEC, NetworkConfig(module=f"{__file__}:{name}"))
+
+
+@pytest.mark.parametrize(("kind", "error"), [("float32", 2e-7), ("bfloat16", 0)])
+def test_elu_is_that_of_jax_with_its_derivatives(kind, error):
+    x = jax.numpy.asarray(np.r_[np.linspace(-20, 20, 4001), 0, 1e-30, -1e-6, -np.inf, np.inf], kind)
+    for wrap in (lambda f: f, lambda f: jax.vmap(jax.grad(f)), lambda f: jax.vmap(jax.grad(jax.grad(f)))):
+        found, wanted = wrap(elu)(x), wrap(jax.nn.elu)(x)
+        assert found.dtype == x.dtype
+        np.testing.assert_allclose(np.asarray(found, np.float64), np.asarray(wanted, np.float64), rtol=0, atol=error)
+    assert jax.numpy.isnan(elu(jax.numpy.asarray(np.nan, kind)))
