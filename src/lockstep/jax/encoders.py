@@ -27,6 +27,7 @@ from lockstep.world import stream
 InitStreams = Callable[[str], np.random.Generator]
 """Returns the random stream for a parameter's initial values, by its name."""
 
+
 @jax.custom_jvp
 def _elu(x: Array) -> Array:
     return jnp.maximum(x, jnp.exp(jnp.minimum(x, 0)) - 1)
