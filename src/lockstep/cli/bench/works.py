@@ -227,6 +227,7 @@ WORKS: Mapping[str, Work] = {
         arms=(
             _ours("cartpole_isaac", {"num_envs": 4096}),
             _ours("cartpole_isaac", {"num_envs": 4096}, _COMPILED),
+            _ours("cartpole_isaac", {"num_envs": 4096}, _ALSO_JAX),
             _peer("skrl", "skrl", "4096", "with_skrl.py", "robots"),
             _peer("rl_games", "rl_games", "4096", "with_rl_games.py", "robots"),
             _peer("rsl_rl", "rsl_rl", "4096", "with_rsl_rl.py", "robots"),
