@@ -27,6 +27,7 @@ from lockstep.jax.envs.make import make_device_env
 from lockstep.jax.envs.packed import PackedEnv, wrap_key
 from lockstep.jax.moments import Moments
 from lockstep.jax.networks import Policy
+from lockstep.jax.permutation import permutations
 from lockstep.jax.ppo import PPO
 from lockstep.jax.ppo_state import State
 from lockstep.jax.session import Session
@@ -36,7 +37,6 @@ from lockstep.session.non_finite import NonFiniteError
 from lockstep.session.normalizers import NormalizerError, UpdateStatistics, begin
 from lockstep.world import stream_seed
 
-_LOW_BITS = 14
 _CALL_PART = 0.2
 """How long a call may take, of `timeout_s`."""
 
@@ -55,37 +55,6 @@ class Shared(NamedTuple):
     """int32: updates left in this call."""
     bad: Array
     """int32: the first normalizer column whose moments would overflow in the last update, -1 for none; see `merged`."""
-
-
-def permutations(key: Array, count: int, size: int) -> Array:
-    """`count` random orders [count, size] int32 of `range(size)`."""
-    # On CPUs a plain sort is many times faster than an argsort, so the index is stored in the low bits of each key.
-    # Ties of the high bits would favour low indices; with enough high bits they are rare.
-    low = max(size - 1, 1).bit_length()
-    bits = jax.random.bits(key, (count, size))
-    if low > _LOW_BITS:
-        return jax.lax.platform_dependent(bits, cpu=stable_argsort, default=lambda keys: jnp.argsort(keys, -1))
-    indices = jnp.broadcast_to(jnp.arange(size, dtype=jnp.uint32), bits.shape)
-    keys = jnp.sort((bits >> low << low) | indices, -1)
-    return (keys & ((1 << low) - 1)).astype(jnp.int32)
-
-
-def stable_argsort(keys: Array) -> Array:
-    """`jnp.argsort` of uint32 [N, size] in a third of its time on a CPU: a radix sort by plain sorts.
-
-    Each sorts by the next digit, and for equal digits by the position after the sort before. There are two of them up
-    to a size of 2**16, three up to 2**21.
-    """
-    size = keys.shape[-1]
-    low = max(size - 1, 1).bit_length()
-    digit = 32 - low
-    positions = jnp.broadcast_to(jnp.arange(size, dtype=jnp.uint32), keys.shape)
-    order = positions.astype(jnp.int32)
-    for shift in range(0, 32, digit):
-        digits = jnp.take_along_axis(keys, order, -1) >> shift << low
-        place = jnp.sort(digits | positions, -1) & ((1 << low) - 1)
-        order = jnp.take_along_axis(order, place.astype(jnp.int32), -1)
-    return order
 
 
 class DeviceCollector(DeviceSource):

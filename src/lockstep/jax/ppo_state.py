@@ -26,10 +26,10 @@ class State(NamedTuple):
     """Whether this update's KL exceeded `target_kl`; the results of its remaining steps are discarded."""
 
     @classmethod
-    def start(cls, values: Array, optimizer: AdamState, learning_rate: float, table: Array) -> Self:
+    def start(cls, values: Array, optimizer: AdamState, learning_rate: float, table: Array | np.ndarray) -> Self:
         """Before the first update."""
         no = jnp.zeros((), bool)
-        return cls(values, optimizer, jnp.asarray(learning_rate, jnp.float32), table, no, no)
+        return cls(values, optimizer, jnp.asarray(learning_rate, jnp.float32), jnp.asarray(table), no, no)
 
     def named(self, flat: FlatParameters) -> dict[str, np.ndarray]:
         """The state as host arrays by checkpoint name; torch uses the same names."""

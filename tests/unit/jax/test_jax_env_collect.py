@@ -20,7 +20,6 @@ from lockstep.jax.device_shard import OBSERVATION, REWARD, keys_of
 from lockstep.jax.envs.packed import PackedEnv, wrap_key
 from lockstep.jax.envs.pixel_pong import PixelPong
 from lockstep.jax.networks import Policy
-from lockstep.jax.ppo_on_device import permutations, stable_argsort
 from lockstep.jax.symmetry import Symmetry
 from lockstep.record.episodes import KEPT
 from lockstep.run import NetworkConfig
@@ -222,26 +221,6 @@ def test_the_newest_episodes_are_kept_in_their_order():
     assert int(shard.totals.ended) == 2 * T * B > KEPT
     np.testing.assert_allclose(shard.totals.recent, returns[-KEPT:], rtol=1e-5)
     assert np.asarray(shard.totals.updates).tolist() == [1] * KEPT
-
-
-@pytest.mark.parametrize("size", [1, 2, 60, 1024, 20_000])
-def test_orders_are_permutations_and_fair(size):
-    orders = np.asarray(jax.jit(permutations, static_argnums=(1, 2))(jax.random.key(5), 50, size))
-    assert orders.dtype == np.int32
-    assert (np.sort(orders, -1) == np.arange(size)).all()
-    if size >= 60:
-        assert len({order.tobytes() for order in orders}) == 50
-        assert abs(orders[:, : size // 2].mean() / ((size - 1) / 2) - 1) < 0.1
-        assert abs(np.corrcoef(orders[0], np.arange(size))[0, 1]) < 0.4
-
-
-@pytest.mark.parametrize("size", [1, 3, 1000, 70_000])
-@pytest.mark.parametrize("different", [3, 2**32 - 1])
-def test_equal_keys_stay_in_their_order(size, different):
-    keys = jax.random.bits(jax.random.key(2), (2, size)) % np.uint32(different)
-    order = stable_argsort(keys)
-    assert order.dtype == np.int32
-    np.testing.assert_array_equal(order, np.argsort(keys, -1, kind="stable"))
 
 
 def test_images_stay_bytes():
