@@ -44,7 +44,7 @@ def test_rows_are_uniform_over_positions_and_independent_of_their_neighbours(siz
 
 
 def test_small_grids_are_permuted_too():
-    keys = np.random.default_rng(0).integers(2**32, size=(30, 12, 3), dtype=np.uint32) | np.uint32([1, 0, 1])
+    keys = np.random.default_rng(0).integers(2**32, size=(30, 12, 3), dtype=np.uint32)
     for size in (5, 17, 100):
         for key in keys:
             assert sorted(np.asarray(_permuted(jax.numpy.asarray(key), size))) == list(range(size))
