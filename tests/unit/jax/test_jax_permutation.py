@@ -38,9 +38,9 @@ def test_rows_are_uniform_over_positions_and_independent_of_their_neighbours(siz
     assert chi_square(np.bincount(steps.reshape(-1), minlength=64)) < bound
     across = (parts[1:] - parts[:-1]) % 64
     assert chi_square(np.bincount(across.reshape(-1), minlength=64)) < bound, "one order tells of the next"
-    halves = parts.reshape(40, -1)[:, : size // 8 * 8].reshape(40, 8, -1)
-    for minibatch in range(8):
-        assert chi_square(np.bincount(halves[:, minibatch].reshape(-1), minlength=64)) < bound, minibatch
+    minibatches = parts.reshape(40, -1)[:, : size // 8 * 8].reshape(40, 8, -1)
+    for number in range(8):
+        assert chi_square(np.bincount(minibatches[:, number].reshape(-1), minlength=64)) < bound, number
 
 
 def test_small_grids_are_permuted_too():
