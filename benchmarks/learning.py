@@ -1,14 +1,14 @@
-"""Does it learn? Train a task, recipe or file on several seeds, keep a row of each run, make a table of the rows.
+"""Does it learn? Train a task, recipe or file on several seeds, keep a row of each run, tabulate and draw the rows.
 
     python benchmarks/learning.py Hopper-v5 --seeds 5                    # the plain command, with its defaults
     python benchmarks/learning.py cartpole --seeds 10 --ranks 1 2 --set num_shards=2
     python benchmarks/learning.py Hopper-v5 --seeds 3 --set algo=sac --set total_steps=300000 --library sb3
-    python benchmarks/learning.py --table                                # only the table, from the rows there are
+    python benchmarks/learning.py --table                                # train nothing; from the rows there are
 
 Rows are lines of docs/results/learning.jsonl. A run that has a row is not repeated, so an interrupted command can be
-repeated. The table is written between the two marks of docs/results/learning.md. `--library sb3` trains
-Stable-Baselines3 for as many steps, with the settings of RL Baselines3 Zoo, in the environment that
-`lockstep bench halfcheetah_sac --only sb3` installs.
+repeated. The table is written between the two marks of docs/results/learning.md, and the curves of each task to
+docs/pictures/learning. `--library sb3` trains Stable-Baselines3 for as many steps, with the settings of RL Baselines3
+Zoo, in the environment that `lockstep bench halfcheetah_sac --only sb3` installs.
 """
 
 import argparse
@@ -16,12 +16,14 @@ import json
 import tempfile
 from pathlib import Path
 
+import learning_curves
 import measure
 import numpy as np
 
 from lockstep.record.score_statistics import summarize
 
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
+DOCS = Path(__file__).parent.parent / "docs"
+RESULTS = DOCS / "results"
 BEGIN = "<!-- table of benchmarks/learning.py -->"
 END = "<!-- end of the table -->"
 KEY = ("target", "ranks", "seed", "changes", "library")
@@ -100,7 +102,7 @@ def write_table(path: Path, rows: list[dict]) -> None:
 
 
 def main() -> None:
-    """Train what has no row yet, then write the table."""
+    """Train what has no row yet, then write the table and the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", nargs="?", help="a task, recipe or file, as of `lockstep train`")
     parser.add_argument("--seeds", type=int, default=5)
@@ -130,6 +132,7 @@ def main() -> None:
     print(table(rows))
     if args.rows == RESULTS / "learning.jsonl":
         write_table(RESULTS / "learning.md", rows)
+        learning_curves.write_pictures(rows, DOCS / "pictures" / "learning", TITLES)
 
 
 if __name__ == "__main__":

@@ -151,7 +151,8 @@ def _check_actor_critic(run: Run, spec: EnvSpec) -> None:
         raise ConfigError(f"algo={run.algo} learns from vectors, and task={run.task} observes images; use {other}")
     if spec.critic_size is not None:
         raise ConfigError(
-            f"algo={run.algo} has no observation for the critics alone, and task={run.task} has one; use --algo ppo"
+            f"algo={run.algo} has no observation for the critics alone, and task={run.task} has one; use --algo ppo, or "
+            "name the policy's groups as env.critic_keys, too"
         )
     if run.ml_framework == "jax":
         learns_on_device(run)

@@ -24,7 +24,7 @@ SPEC = EnvSpec(3, BOUNDED, "same_step", True)
             ["finite bounds", "dimension 1", "inf", "env.clip_action"],
         ),
         ({"image": (1, 8, 8), "observation_size": 64}, ["images", "--algo ppo"]),
-        ({"critic_size": 4}, ["critics alone", "--algo ppo"]),
+        ({"critic_size": 4}, ["critics alone", "--algo ppo", "env.critic_keys"]),
     ],
 )
 def test_unsupported_task_is_refused(algo, changes, words):
