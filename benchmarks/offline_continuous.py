@@ -55,7 +55,7 @@ TASKS = {
         episodes=400,
         offline=("reward_scale=0.1", "epochs=12", "learning_rate_schedule=linear"),
         # At the default beta=3 the weights follow errors of values that 13 000 gradient steps have not learned yet.
-        own={"iql": ("beta=1",), "td3_bc": ("alpha=1",)},
+        own={"iql": ("beta=1",), "td3_bc": ("alpha=10", "target_rate=0.02", "epochs=24")},
     ),
 }
 

@@ -74,6 +74,11 @@ def _with_file(run: Run, path: str, num_envs: int | None) -> Run:
     if not on_tensors(run.task):  # the groups of observations are those of a suite's tasks
         kept = {name: value for name, value in found.settings.items() if not name.endswith("_keys")}
         found = replace(found, settings=kept)
+        if "obs_groups" in config:
+            _print_note(
+                f"obs_groups of {path} are those of tasks on torch tensors, and left out; for task={run.task} "
+                "env.policy_keys and env.critic_keys choose"
+            )
     return _applied(run, envs, found, f"{library} file {path}")
 
 

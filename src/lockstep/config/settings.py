@@ -18,6 +18,8 @@ from lockstep.errors import ConfigError
 Tree = TypeVar("Tree")
 _TEXT = "tag:yaml.org,2002:str"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_FEW = 12
+"""Settings that an error lists."""
 
 
 def parse(text: str, where: str) -> Any:
@@ -187,7 +189,12 @@ def _unknown(name: str, hints: Mapping[str, Any]) -> ConfigError:
     near = [last] if last in by_name else difflib.get_close_matches(name, [*by_name, *hints], n=3)
     near = near or difflib.get_close_matches(last, by_name, n=3)
     meant = list(dict.fromkeys(by_name.get(item, item) for item in near))
-    hint = f"did you mean {' or '.join(meant)}?" if meant else "`lockstep recipe NAME` shows every setting"
+    if meant:
+        hint = f"did you mean {' or '.join(meant)}?"
+    elif len(hints) <= _FEW:
+        hint = f"there are {', '.join(hints)}"
+    else:
+        hint = "`lockstep recipe NAME` shows every setting"
     return ConfigError(f"unknown setting {name}; {hint}")
 
 

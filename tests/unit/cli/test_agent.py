@@ -83,7 +83,9 @@ def test_a_file_is_recognized_by_its_keys(tmp_path, capsys, config, library):
     run = with_agent(Run(task="CartPole-v1", num_envs=128), str(path), {})
     assert (run.num_envs, run.algorithm.num_epochs) == (128, 5)
     assert (run.env.policy_keys, run.env.critic_keys) == ((), ()), "groups are of the suites' tasks"
-    assert f"settings from the {library} file" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert f"settings from the {library} file" in printed
+    assert ("obs_groups of" in printed) == (library == "rsl_rl"), "what is left out is named"
 
 
 @pytest.mark.parametrize(("gpus", "precision"), [(0, "float32"), (1, "bfloat16")])

@@ -38,7 +38,10 @@ _IMAGES = "networks for images learn from environments (lockstep train), not fro
 _C51 = "distributions of returns are learned from environments (lockstep train --algo dqn), not from logs"
 _SWITCHED_OFF = "this belongs to a distribution of returns, which is switched off"
 _COMPARED = "an exported policy is always compared with the trained one, within the bound of `lockstep export`"
-_DDPG = "continuous actions (DDPG, TD3, SAC) are not learned from logs here"
+_DDPG = (
+    "continuous actions are learned by IQL, TD3+BC and CQL here, without such a file: "
+    "lockstep offline train DATA --algo iql|td3_bc|cql"
+)
 
 FIELDS: Mapping[str, Mapping[str, Field]] = {
     "": {

@@ -63,6 +63,7 @@ def test_options_reach_the_data(tmp_path, log, capsys):
         (["--max-episode-steps", "7"], "row 8: is decision 8 of its trajectory, but --max-episode-steps says 7"),
         (["--set", "num_samples"], "--set num_samples has no value"),
         (["--set", "quantiles=3"], "unknown setting quantiles"),
+        (["--set", "foo=3"], "unknown setting foo; there are num_samples, max_unique_enum_values"),
         (["--state-features", "none.json"], "none.json"),
         (["--kind", "parametric"], "row 1: action holds names"),
         (["--like", "nothing"], "nothing does not exist"),
