@@ -86,6 +86,18 @@ def test_a_run_without_checkpoint_begins_anew(tmp_path):
     assert timeless(str(tmp_path / "cut")) == timeless(str(tmp_path / "whole"))
 
 
+def test_given_first_parameters_are_kept_before_the_first_step(cut, tmp_path):
+    policy = str(cut["CartPole-v1"][0] / "policy.safetensors")
+    run = pinned("CartPole-v1")
+    begin = {"init_from": (policy, policy)}
+    told = train_all(
+        2, {"whole": job(run, tmp_path, "whole", **begin), "cut": job(run, tmp_path, "cut", fails_at=0, **begin)}
+    )
+    again = train_all(1, {"cut": job(run, tmp_path, "unused", resume=str(tmp_path / "cut"))})["cut"][0].summary
+    assert again["resumed_from"] == "checkpoints/step_0"
+    assert again["params_fingerprint"] == told["whole"][0].summary["params_fingerprint"]
+
+
 def test_a_run_that_is_not_pinned_keeps_the_shards_it_began_with(tmp_path):
     run = pinned("CartPole-v1", num_shards=None)
     train_all(2, {"cut": job(run, tmp_path, "cut", fails_at=9)})

@@ -130,6 +130,8 @@ def restore_action(space: Any, spec: ActionSpec) -> Convert | None:
     same_type = spec.kind == "discrete" or dtype == (np.float32 if spec.kind == "continuous" else np.int64)
     if same_type and not spec.start and spec.shape is None:
         return None
+    if spec.kind == "continuous" and not same_type:  # a bound that float32 rounds may lie outside
+        return lambda action: np.clip(spec.for_env(action).astype(dtype), space.low, space.high)
     return lambda action: spec.for_env(action).astype(dtype)
 
 

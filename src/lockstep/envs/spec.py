@@ -31,7 +31,7 @@ class ActionSpec:
         """Actions of a policy, [..., width] or one choice [...], as the environment takes them."""
         if self.start:
             action = action + (self.start[0] if self.kind == "discrete" else np.array(self.start))
-        return action if self.shape is None else action.reshape(*action.shape[:-1], *self.shape)
+        return action if self.shape is None else action.reshape((*action.shape[:-1], *self.shape))
 
     @property
     def num_parameters(self) -> int:

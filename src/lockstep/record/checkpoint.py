@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from lockstep.errors import ConfigError
+from lockstep.record.partial_files import REPLACED
 from lockstep.system.files import sync_directory, write_atomically
 
 FORMAT = 2
@@ -171,11 +172,13 @@ def commit(run_dir: Path, manifest: Mapping[str, Any], num_kept: int) -> None:
     beside, path = partial(run_dir, step), run_dir / FOLDER / f"step_{step}"
     write_atomically(beside / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     sync_directory(beside)
-    if path.exists():  # a damaged one, or one of a run that was rewound
-        shutil.rmtree(path)
+    replaced = path.with_name(REPLACED + path.name)
+    with suppress(FileNotFoundError):  # a damaged one, or one of a run that was rewound
+        path.rename(replaced)
     beside.rename(path)
     sync_directory(path.parent)
     set_latest(run_dir, path.name)
+    shutil.rmtree(replaced, ignore_errors=True)
     for old in (*abandoned, *superseded(run_dir, num_kept)):
         old.rename(old.with_name(f".{old.name}"))  # no longer a checkpoint, however long removing it takes
         shutil.rmtree(old.with_name(f".{old.name}"), ignore_errors=True)  # as on NFS while a reader has a file open

@@ -75,6 +75,7 @@ class CheckpointWriter:
         """
         assert self._writing is None
         self._manifest = dict(manifest)
+        self._completed_at = -1
         self._copy = checkpoint.snapshot(self._by_file(learner, shards), self._copy)
         self._writing = self._thread.submit(self._write, self._partial_dir(self._manifest), self._copy)
 
@@ -95,7 +96,7 @@ class CheckpointWriter:
     def finish(self, heartbeat: Callable[[], object]) -> int:
         """Wait until no checkpoint is being written; collective. `heartbeat` is called while bytes reach the disk.
 
-        Returns the step of the newest checkpoint that this start of the run completed; -1 without one.
+        Returns the step of the last checkpoint that was taken; -1 if it could not be written, or without one.
         """
         self._wait(heartbeat)
         if self._writing is not None:

@@ -268,7 +268,7 @@ class Journal:
         """Write something optional: a full disk only causes a warning."""
         try:
             write()
-        except RunError as full:
+        except (RunError, OSError) as full:
             self.warn(str(full))
 
     def fail(self, rank: int, message: str, progress: Progress, elapsed: float) -> None:

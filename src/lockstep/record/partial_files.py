@@ -9,6 +9,8 @@ from pathlib import Path
 _TEMPORARY = re.compile(r"\..+\.\d+")  # .NAME.PID, renamed when complete
 _STACK = re.compile(r"rank_\d+\.stack")
 _PARTIAL_CHECKPOINT = ".step_"
+REPLACED = ".replaced_"
+"""Before the name of a checkpoint while another one of the same step takes its place."""
 
 
 def remove_partial_files(run_dir: Path) -> None:
@@ -20,6 +22,8 @@ def remove_partial_files(run_dir: Path) -> None:
     for entry in _entries(checkpoints):
         if entry.name.startswith(_PARTIAL_CHECKPOINT):
             _remove(entry)
+        elif entry.name.startswith(REPLACED):
+            _put_back(entry)
     for entry in (*_entries(run_dir), *_entries(checkpoints)):
         if _TEMPORARY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
             _remove(entry)
@@ -45,6 +49,16 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
     with contextlib.suppress(OSError), os.scandir(directory) as found:
         return list(found)
     return []
+
+
+def _put_back(entry: os.DirEntry[str]) -> None:
+    """Give a replaced checkpoint its name again, unless the other one has taken its place."""
+    place = Path(entry.path).with_name(entry.name.removeprefix(REPLACED))
+    if place.exists():
+        _remove(entry)
+    else:
+        with contextlib.suppress(OSError):
+            os.rename(entry.path, place)
 
 
 def _remove(entry: os.DirEntry[str]) -> None:

@@ -86,6 +86,7 @@ class Checkpoints:
                 self._replace_best_policy(best)
         if found is None and self._initialized:  # the seed alone does not reproduce these initial parameters
             self._take(0.0)
+            self._writer.finish(self._heartbeat)
         else:
             self._writer.prepare(state.shared(), state.shards())
         if self._resumed is None and self._run.checkpoint_every is not None and not state.savable:

@@ -143,7 +143,8 @@ def nothing_left(found: Resumption) -> str | None:
             f"go on with: {again} --set total_steps={2 * max(run.total_steps, found.step)}"
         )
     reached = settings.value_of(summary, "eval_return_mean")
-    if solved_at_step != found.step or not run.stop_when_solved or reached < (run.stop_return or -math.inf):
+    wanted = -math.inf if run.stop_return is None else run.stop_return
+    if solved_at_step != found.step or not run.stop_when_solved or reached < wanted:
         return None
     return (
         f"nothing is left to do: {run_dir} solved its task at step {found.step}; "

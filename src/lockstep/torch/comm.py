@@ -241,7 +241,9 @@ class Comm:
 
     def overlaps_gradients(self, flat: FlatParameters) -> bool:
         """Whether `start_gradients_` has an effect on these gradients."""
-        if self.world.size == 1 or self.world.pinned or self._hosts is not None or len(flat.rows) > 1:
+        world = self.world
+        several = world.num_shards != world.size or len(flat.rows) > 1  # the first is equal on all ranks
+        if world.size == 1 or world.pinned or self._hosts is not None or several:
             return False
         if self.backend == "gloo" and is_on_gpu(flat.values):
             return False

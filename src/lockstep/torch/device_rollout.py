@@ -153,7 +153,8 @@ class TensorCollector:
         """Restore local shard `k` from its `shard_state` at `step` of the run.
 
         Returns:
-            Whether its environments continue; those that cannot be saved start new episodes, with new seeds.
+            Whether its environments continue. Those that cannot be saved, or were saved on another kind of device,
+            start new episodes, with new seeds.
         """
         if "generator" not in state:
             raise ConfigError(
@@ -162,9 +163,14 @@ class TensorCollector:
             )
         shard = self._shards[k]
         env = shard.env
-        shard.generator.set_state(torch.from_numpy(state["generator"]))
+        generator = torch.from_numpy(state["generator"])
+        same_kind = generator.shape == shard.generator.get_state().shape  # those of CPUs and GPUs differ in size
+        if same_kind:
+            shard.generator.set_state(generator)
+        else:
+            shard.generator.manual_seed(stream_seed(self._seed, f"action from {step}", self._world.shards[k]))
         self.fingerprints[k : k + 1] = [state["fingerprint"]] if state["fingerprint"] is not None else []
-        if state["environments"] is None or not can_save(env):
+        if state["environments"] is None or not can_save(env) or not same_kind:
             shard.store(-1, env.reset(self._env_seeds(k, env.num_envs, f"env from {step}")))
             shard.begins[-1] = 1.0
             return False

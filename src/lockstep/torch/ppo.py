@@ -121,6 +121,7 @@ class PPO:
             minibatches = [batch.split(self.rows, self.sequence_length) for batch in shuffled]
             sums = torch.zeros_like(self._skipped)
             for parts in zip(*minibatches, strict=True):
+                self.comm.timers.enter(LEARN)  # a heartbeat: an update may take long
                 of_step = self._step(parts)
                 sums += of_step
                 self._adapt_learning_rate("minibatch", of_step)

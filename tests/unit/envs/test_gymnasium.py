@@ -143,6 +143,9 @@ ACTIONS = [
     (spaces.MultiBinary(2), "multi_discrete", (2, 2), np.array([[0, 1]]), [0, 1]),
     (spaces.Box(-2, 3, (2, 1), np.float64), "continuous", (2,), np.array([[-2, 0.5]], np.float32), [[-2], [0.5]]),
     (spaces.Box(-np.inf, np.inf, (1,), np.float32), "continuous", (1,), np.array([[7]], np.float32), [7]),
+    (spaces.Box(-1, 1, (), np.float32), "continuous", (1,), np.array([[0.5]], np.float32), 0.5),
+    # The float32 next to pi is larger than pi.
+    (spaces.Box(-np.pi, np.pi, (1,), np.float64), "continuous", (1,), np.array([[np.pi]], np.float32), [np.pi]),
 ]
 
 
@@ -151,7 +154,7 @@ def test_actions_reach_the_environment_in_its_own_space(space, kind, sizes, acti
     env = own(action_space=space)
     assert (env.spec.action.kind, env.spec.action.sizes) == (kind, sizes)
     if kind == "continuous":
-        assert len(env.spec.action.low) == sizes[0] and env.spec.action.low[0] == space.low.reshape(-1)[0]
+        assert len(env.spec.action.low) == sizes[0] and env.spec.action.low[0] == np.float32(space.low.reshape(-1)[0])
     env.reset([0])
     env.step(action)  # the environment asserts that its space contains what comes
     inner = env._env.envs[0].env

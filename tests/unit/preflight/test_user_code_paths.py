@@ -164,6 +164,7 @@ def test_when_something_is_left_to_do(tmp_path):
     assert "set stop_when_solved=false" in ended(tmp_path, solved)
     assert ended(tmp_path, solved, stop_when_solved=False) is None
     assert ended(tmp_path, solved, stop_return=9.5) is None
+    assert ended(tmp_path, solved | {"eval_return_mean": -9.0}, stop_return=0.0) is None
     assert ended(tmp_path, solved | {"env_steps": 900}) is None, "it went on after this checkpoint"
     assert ended(tmp_path, solved | {"status": "failed"}) is None
     assert ended(tmp_path, {"status": "interrupted", "env_steps": 500}) is None

@@ -75,8 +75,8 @@ def test_a_full_disk_costs_one_warning_and_no_earlier_checkpoint(tmp_path, monke
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(checkpoint, "write_state", full)
-    assert keep(one, 20) == 10
-    assert keep(one, 30) == 10
+    assert keep(one, 20) == -1
+    assert keep(one, 30) == -1
     assert len(warnings) == 1
     assert "step 20 could not be written (rank 0: No space left on device" in warnings[0]
     assert names(tmp_path) == ["LATEST", "step_10"]

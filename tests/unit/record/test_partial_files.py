@@ -25,6 +25,15 @@ def test_half_written_goes_and_whole_stays(tmp_path):
     assert files(tmp_path) == sorted([*whole, "checkpoints", "checkpoints/step_10", "logs", ".mine.7"])
 
 
+def test_a_checkpoint_that_was_being_replaced_is_there_again(tmp_path):
+    """A kill between the two renames leaves the complete old one beside the new one, which is not known to be whole."""
+    for name in (".replaced_step_10/a", ".step_10/b", ".replaced_step_20/a", "step_20/b"):
+        (tmp_path / "checkpoints" / name).parent.mkdir(parents=True)
+        (tmp_path / "checkpoints" / name).write_text("")
+    remove_partial_files(tmp_path)
+    assert files(tmp_path / "checkpoints") == ["step_10", "step_10/a", "step_20", "step_20/b"]
+
+
 def test_what_an_atomic_write_leaves_is_known_by_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: os.rename(tmp_path / left, tmp_path / "kept"))
     left = f".summary.json.{os.getpid()}"

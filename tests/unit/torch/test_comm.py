@@ -12,6 +12,7 @@ from torch import nn
 from lockstep import World
 from lockstep.distributed.agreement import mismatch_error
 from lockstep.errors import ConfigError, PeerError
+from lockstep.torch import comm as comm_module
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 
@@ -179,3 +180,14 @@ def test_weight_0_gives_zero_gradients_of_a_module(comm):
     used.grad = torch.tensor([torch.nan])  # of 0 rows
     assert comm.average_gradients_([used, unused], weight=0.0).tolist() == [0.0]
     assert (used.grad.tolist(), unused.grad) == ([0.0], None)
+
+
+@pytest.mark.parametrize(("num_shards", "overlaps"), [(3, True), (4, False)])
+def test_all_ranks_agree_whether_gradients_are_sent_early(num_shards, overlaps, monkeypatch):
+    """After an elastic restart with fewer ranks one rank has two shards, and the others have one."""
+    monkeypatch.setattr(comm_module, "_OVERLAPPED_BYTES", 0)
+    for rank in range(3):
+        comm = object.__new__(Comm)
+        comm.world, comm.backend, comm._hosts = World(rank=rank, size=3, num_shards=num_shards), "gloo", None
+        flat = FlatParameters(nn.Linear(2, 2), len(comm.world.shards), num_sums=1)
+        assert comm.overlaps_gradients(flat) == overlaps

@@ -271,6 +271,17 @@ def test_environments_that_cannot_be_saved_start_new_episodes():
     assert made.collect()[0].fault is None
 
 
+def test_environments_saved_on_another_kind_of_device_start_new_episodes():
+    """The state of a GPU's generator has 16 bytes, that of a CPU's some thousand."""
+    made, *_ = collector()
+    first = made.collect()[0].evaluated.action.clone()
+    state = made.shard_state(0) | {"generator": np.zeros(16, np.uint8)}
+    assert not made.restore_shard(0, state, step=48)
+    (rollout,) = made.collect()
+    assert rollout.fault is None
+    assert not torch.equal(rollout.evaluated.action, first)
+
+
 def test_a_checkpoint_of_host_environments_is_refused_by_name():
     made, *_ = collector()
     with pytest.raises(ConfigError, match=r"env.placement=host"):

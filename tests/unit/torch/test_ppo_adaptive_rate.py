@@ -46,6 +46,14 @@ def make_rollout(scale=1.0):
     )
 
 
+def test_every_gradient_step_is_a_sign_of_life(monkeypatch):
+    """A world of one sends no messages, and an update may take longer than `timeout_s`."""
+    ppo, entered = learner(), []
+    monkeypatch.setattr(ppo.comm.timers, "enter", entered.append)
+    ppo.update([make_rollout()], np.zeros((1, 0)))
+    assert len(entered) >= 4 * 2
+
+
 def update_recorded(ppo, monkeypatch):
     """The KL of each change of the rate; observations, distribution and rate of each gradient step, as it begins."""
     kls, steps = [], []

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,9 @@ def cached(package: str, question: Mapping[str, Any], find: Callable[[], dict[st
     except (OSError, ValueError, TypeError, KeyError):
         pass  # nothing there yet, or a damaged file
     answer = find()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps({"key": key, "answer": answer}))
+    with suppress(OSError):  # without a home, or with a full disk, the answer is found anew each time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps({"key": key, "answer": answer}))
     return answer
 
 

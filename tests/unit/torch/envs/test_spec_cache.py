@@ -5,6 +5,13 @@ import os
 from lockstep.torch.envs import spec_cache
 
 
+def test_without_a_folder_for_the_cache_the_answer_is_found_each_time(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(spec_cache, "version", lambda package: "1.6.0")
+    assert spec_cache.cached("envpool", {"spec": "Mine-v1"}, lambda: {"found": 1}) == {"found": 1}
+
+
 def test_an_edited_task_is_looked_at_again(tmp_path, monkeypatch):
     """A package of the user's own adds tasks to mjlab by an entry point; neither has a new version after an edit."""
     source = tmp_path / "my_robots" / "tasks.py"
