@@ -19,6 +19,7 @@ from lockstep.algorithms.task_defaults import BY_TASK, PPO
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.config import settings
 from lockstep.config.run_base import RunBase
+from lockstep.data.preparation.identify import NormParams
 from lockstep.recipes import pong
 from lockstep.record.summary import empty_summary
 from lockstep.run import OFFLINE_ALGORITHMS, EnvConfig, NetworkConfig, OfflineRun, Run, ScoreNetworkConfig
@@ -124,6 +125,13 @@ def test_settings_page_has_the_defaults_on_logged_data(algo):
     of_named_actions = {"reward_boost", "bcq_threshold"} if algo == "parametric_dqn" else set()
     defaults = settings.plain(OFFLINE_ALGORITHMS[algo]())
     assert documented == {name: value for name, value in defaults.items() if name not in of_named_actions}
+
+
+def test_settings_of_preparing_have_their_defaults():
+    rows = tables((ROOT / "docs/logged-data.md").read_text(), "`prepare --set`")
+    assert {name.strip("`"): yaml.safe_load(default.strip("`")) for name, default, _ in rows} == settings.plain(
+        NormParams()
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.errors import ConfigError
 from lockstep.experience.memory import in_words
@@ -35,6 +37,7 @@ from lockstep.run import Run
 from lockstep.session.checks import check_task
 from lockstep.session.gradient_schedule import TAKEN
 from lockstep.session.non_finite import NonFiniteError
+from lockstep.session.shard_replays import warn_if_nothing_is_learned
 from lockstep.system.memory import usable_memory
 from lockstep.world import stream, stream_seed
 
@@ -86,25 +89,37 @@ class DeviceTrainer(DeviceSource):
             parts = [jax.device_get(start(*keys_of(run.seed, shard, self._size))) for shard in world.shards]
         self._own: Shard = comm.shard(parts)
         self._replay: DeviceReplay = comm.shard([self._rows.empty()] * len(parts))
+        self._restored: list[DeviceReplay] = []
+        """Replays of local shards from a checkpoint, until the last one is read."""
         self._critics_key = stream(run.seed, "target critics on device").integers(0, 1 << 32, 2, np.uint32)
         self._calls = max(int(_MAX_STEPS // max(config.gradient_steps(run.num_envs), 1.0)), 1)
         self._updates = comm.spmd(self._make_updates, donate_own=True)
 
     def _check_memory(self) -> None:
-        """Raise `ConfigError` on all ranks if a rank's buffers do not fit; *collective*."""
-        comm, config = self._comm, self._config
-        wanted = self._rows.num_bytes * comm.num_slots
-        free = free_memory(comm.devices[0])
-        if free is None:  # the memory of the host, which all its ranks share
-            free = usable_memory()
-            wanted *= len(comm.devices) * comm.world.local_size * (2 if config.checkpoint_replay else 1)
+        """Raise `ConfigError` on all ranks if a rank's buffers do not fit; *collective*.
+
+        A checkpoint holds a slice of each shard, cut on its device, and the writer's copy of it, both on the host.
+        """
+        comm, config, saved = self._comm, self._config, self._config.checkpoint_replay
+        whole = self._rows.num_bytes * comm.num_slots
+        on_host = whole * len(comm.devices) * comm.world.local_size  # all ranks of a host share its memory
+        of_device = free_memory(comm.devices[0])
+        if of_device is None:
+            budgets = [(on_host * (3 if saved else 1), usable_memory())]
+        else:
+            budgets = [
+                (whole + self._rows.num_bytes * saved, of_device),
+                (on_host * (2 if saved else 1), usable_memory()),
+            ]
         problem = ""
-        if free is not None and wanted > free:
-            problem = (
-                f"algorithm.capacity={config.capacity} needs {in_words(wanted)} of memory for environments on the "
-                f"device, and {in_words(free)} are free; use algorithm.capacity={int(config.capacity * free / wanted)} "
-                "or less, or env.placement=host"
-            )
+        for wanted, free in budgets:
+            if free is not None and wanted > free:
+                fitting = int(config.capacity * free / wanted) // comm.world.num_shards * comm.world.num_shards
+                problem = problem or (
+                    f"algorithm.capacity={config.capacity} needs {in_words(wanted)} of memory for environments on the "
+                    f"device, and {in_words(free)} are free; use algorithm.capacity={fitting} or less, "
+                    "checkpoint_replay=false, or env.placement=host"
+                )
         if problems := [one for one in comm.gather_object(problem, "replay") if one]:
             raise ConfigError(problems[0])
 
@@ -234,20 +249,24 @@ class DeviceTrainer(DeviceSource):
 
     def restore_shard(self, k: int, state: dict[str, Any], step: int) -> bool:
         """Load what `shard_state` returned for local shard number `k`; True, because the restore is always exact."""
-        parts: list[DeviceReplay] = self._comm.unshard(self._replay)
         saved = state.get("replay")
         if saved is None or not self._config.checkpoint_replay:
             self._learner.schedule.fill_again()
         else:
-            rings = parts[k].rings
+            if not self._restored:
+                self._restored = [self._rows.empty()] * len(self._comm.world.shards)
+            rings = self._restored[k].rings
             typed = {name: np.asarray(saved[name], leaf.dtype) for name, leaf in rings._asdict().items()}
             if any(typed[name].shape != leaf.shape for name, leaf in rings._asdict().items()):
                 raise ConfigError(
                     "the checkpoint holds a replay of another shape; resume with the num_envs, algorithm.capacity and "
                     "algorithm.n_step that it was made with"
                 )
-            parts[k] = DeviceReplay(rings._replace(**typed), np.asarray(saved["written"], np.int32))  # type: ignore[arg-type]
-            self._replay = self._comm.shard(parts)
+            self._restored[k] = DeviceReplay(rings._replace(**typed), np.asarray(saved["written"], np.int32))  # type: ignore[arg-type]
+            if k == len(self._restored) - 1:
+                del self._replay  # before the copy that takes its place
+                self._replay = self._comm.shard(self._restored)
+                self._restored = []
         return super().restore_shard(k, state, step)
 
     def _locate_non_finite(self, update: int) -> NonFiniteError:
@@ -274,7 +293,10 @@ def train(session: Session) -> None:
     check_task(run, session.spec)
     make = SAC if run.algo == "sac" else TD3
     config = run.algorithm
-    policy = ContinuousPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init"))  # type: ignore[arg-type]
+    assert isinstance(config, SACConfig | TD3Config)
+    session.check_shards(run.num_envs)
+    warn_if_nothing_is_learned(session.journal, run, config)
+    policy = ContinuousPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init"))
     learner = make(run, policy, comm, on_device=True)
     session.begin(policy, None, learner)
     learner.copy_to_target()  # `session.begin` may have loaded another run's policy

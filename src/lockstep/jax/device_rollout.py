@@ -88,11 +88,12 @@ class DeviceRollout:
             The shard after the rollout, the rollout, and the shard's sums for the normalizers, in their order.
         """
         params = _columns_first(params)
+        drawn = self._draw(shard, update)
         episode = (shard.returned, shard.length, shard.discounted)
         actor_memory = shard.memory[:, : self._policy.actor_state_size]
         start = (shard.state, shard.observation, actor_memory, *episode)
         (state, observation, actor_memory, *episode), seen = jax.lax.scan(
-            lambda carry, drawn: self._step(params, normalizers, carry, drawn), start, self._draw(shard, update)
+            lambda carry, one: self._step(params, normalizers, carry, one), start, drawn
         )
         reward, sums = seen.reward * self._reward_scale, list[Array]()
         raw = seen.observation if seen.raw is None else seen.raw
@@ -126,7 +127,7 @@ class DeviceRollout:
             )  # fmt: skip
             actor_memory = finite_state(actor_memory)
             shard = shard._replace(memory=shard.memory.at[:, : self._policy.actor_state_size].set(actor_memory))
-        first = jax.lax.cond(update == 0, lambda: checksum(steps), lambda: shard.first)
+        first = jax.lax.cond(update == 0, lambda: checksum(steps, drawn.noise), lambda: shard.first)
         shard = shard._replace(
             state=state, observation=observation, returned=episode[0], length=episode[1], discounted=episode[2],
             totals=add_episodes(shard.totals, seen, update), fault=find_non_finite(seen, observation), first=first,

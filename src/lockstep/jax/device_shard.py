@@ -213,10 +213,10 @@ def _nan_of_non_finite(observation: Observation) -> Array:
     return jnp.where(jnp.stack(parts).all(0), 0.0, jnp.nan)
 
 
-def checksum(steps: Steps) -> Array:
-    """uint32 checksum of observations and actions."""
+def checksum(steps: Steps, noise: Array) -> Array:
+    """uint32 checksum of observations, actions and drawn noise: tiny deterministic tasks differ by the noise alone."""
     total = jnp.zeros((), jnp.uint32)
-    for part in jax.tree.leaves((steps.observation, steps.critic, steps.action)):
+    for part in jax.tree.leaves((steps.observation, steps.critic, steps.action, noise)):
         numbers = part.reshape(-1)
         bits = numbers.astype(jnp.uint32) if numbers.dtype.itemsize != 4 else numbers.view(jnp.uint32)
         place = jnp.arange(bits.size, dtype=jnp.uint32)

@@ -58,7 +58,7 @@ class TransitionRollout:
             jnp.concatenate([seen.observation.policy, observation.policy[None]]), seen.action, seen.reward,
             seen.terminated, seen.ended, jnp.ones_like(seen.reward), seen.final_value, seen.is_final,
         )  # fmt: skip
-        first = jax.lax.cond(update == 0, lambda: checksum(whole), lambda: shard.first)
+        first = jax.lax.cond(update == 0, lambda: checksum(whole, drawn.noise), lambda: shard.first)
         shard = shard._replace(
             state=state, observation=observation, returned=returned, length=length, first=first,
             totals=add_episodes(shard.totals, seen, update), fault=find_non_finite(seen, observation),

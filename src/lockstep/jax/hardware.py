@@ -1,6 +1,5 @@
 """Devices, threads and arithmetic modes of this process; most must be set before JAX is first used."""
 
-import importlib.util
 import os
 import sys
 from typing import Any, cast
@@ -13,10 +12,9 @@ from lockstep.distributed.watch import MARGIN_S
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun
 from lockstep.system.cores import WORTH_A_SECOND_THREAD, threads_are_chosen
-from lockstep.system.nvidia import chosen_gpus, nvidia_gpu_present
+from lockstep.system.nvidia import jax_finds_gpu
 from lockstep.world import World
 
-_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 _ONE_THREAD = {"xla_cpu_multi_thread_eigen": "false"}
 _BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 """XLA's CPU compiler removes `jax.lax.optimization_barrier` before fusion unless this pass is disabled. A product could
@@ -81,11 +79,7 @@ def set_flags(flags: dict[str, str]) -> None:
 
 def gpu_available() -> bool:
     """Whether JAX would find a GPU, determined without initializing JAX."""
-    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu") or _setting("jax_platforms") == "cpu":
-        return False
-    if chosen_gpus() == []:
-        return False
-    return nvidia_gpu_present() and any(importlib.util.find_spec(name) for name in _PLUGINS)
+    return _setting("jax_platforms") != "cpu" and jax_finds_gpu()
 
 
 def kind_of(device: str) -> str:

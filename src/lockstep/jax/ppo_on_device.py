@@ -228,6 +228,7 @@ class DeviceCollector(DeviceSource):
 def train(session: Session) -> None:
     """Collect and learn on the devices until all ranks together have taken `run.total_steps` steps."""
     run, comm, timers = session.run, session.comm, session.timers
+    session.check_shards(run.num_envs)
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init"))
     ppo = PPO(run, policy, comm, in_loop=True)
     env = PackedEnv(make_device_env(run.task, run.env))

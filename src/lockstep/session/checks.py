@@ -10,13 +10,13 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
-from lockstep.envs.make import PIXELS_ANYWHERE, make_vector_env, stays_on_device
+from lockstep.envs.make import PIXELS_ANYWHERE, make_vector_env, on_tensors, stays_on_device
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.record.trackers.open import check_trackers
 from lockstep.run import AnyRun, NetworkConfig, Run
-from lockstep.system.nvidia import chosen_gpus, nvidia_gpu_present
+from lockstep.system.nvidia import jax_finds_gpu
 
 CONVOLUTIONS: Mapping[str, tuple[tuple[int, int, int], ...]] = {
     "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
@@ -87,6 +87,11 @@ def _check_placement(run: Run) -> None:
             f"env.placement=device: algo={run.algo} with ml_framework={run.ml_framework} steps environments on the "
             "host; use auto or host"
         )
+    if run.env.placement == "device" and run.ml_framework == "jax" and run.algo != "ppo" and on_tensors(run.task):
+        raise ConfigError(
+            f"env.placement=device: algo={run.algo} in JAX steps task={run.task}, which is on torch tensors, through "
+            "the host; use auto or host"
+        )
 
 
 def learns_on_device(run: Run) -> bool:
@@ -97,7 +102,7 @@ def learns_on_device(run: Run) -> bool:
     """
     config = run.algorithm
     # On CPUs convolutions are many times slower within compiled loops.
-    on_gpu = run.device != "cpu" and chosen_gpus() != [] and nvidia_gpu_present()
+    on_gpu = run.device != "cpu" and jax_finds_gpu()
     preferred = run.task != PIXELS_ANYWHERE or on_gpu
     if isinstance(config, DQNConfig) or not stays_on_device(run.task, run.env, "jax", preferred=preferred):
         return False
@@ -151,8 +156,8 @@ def _check_actor_critic(run: Run, spec: EnvSpec) -> None:
         raise ConfigError(f"algo={run.algo} learns from vectors, and task={run.task} observes images; use {other}")
     if spec.critic_size is not None:
         raise ConfigError(
-            f"algo={run.algo} has no observation for the critics alone, and task={run.task} has one; use --algo ppo, or "
-            "name the policy's groups as env.critic_keys, too"
+            f"algo={run.algo} has no observation for the critics alone, and task={run.task} has one; use --algo ppo, "
+            "or name the policy's groups as env.critic_keys, too"
         )
     if run.ml_framework == "jax":
         learns_on_device(run)

@@ -205,11 +205,20 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             report_non_finite=True,
         )
 
-    def _make_shards(self, num_envs: int, make: Callable[[int], SomeEnv]) -> list[SomeEnv]:
-        """Make the environments of each local shard, closed with the session, by a function of their number."""
+    def check_shards(self, num_envs: int) -> int:
+        """The environments of a shard; warns where shards are uneven or small.
+
+        Raises:
+            ConfigError: `num_envs` does not divide among the shards.
+        """
         size = self.world.shard_size(num_envs, "num_envs")
         for warning in self.world.shard_warnings(size):
             self.journal.warn(warning)
+        return size
+
+    def _make_shards(self, num_envs: int, make: Callable[[int], SomeEnv]) -> list[SomeEnv]:
+        """Make the environments of each local shard, closed with the session, by a function of their number."""
+        size = self.check_shards(num_envs)
         envs = [make(size) for _ in self.world.shards]
         for env in envs:
             self._stack.callback(env.close)

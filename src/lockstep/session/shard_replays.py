@@ -186,7 +186,7 @@ def make_replays(run: Run, spec: EnvSpec, comm: Comm, storage: ObservationStorag
 
 
 def announce(journal: Journal, run: Run, spec: EnvSpec, world: World, storage: ObservationStorage = ON_HOST) -> None:
-    """Print at the start how much memory the replay takes, and warn if learning never starts."""
+    """Print at the start how much memory the replay takes, and warn if nothing will be learned."""
     c = run.algorithm
     assert isinstance(c, ReplayConfig)
     on_device = storage.make_rows is not None
@@ -203,7 +203,12 @@ def announce(journal: Journal, run: Run, spec: EnvSpec, world: World, storage: O
     if c.replay_path is not None:
         text += f", {in_words(whole - memory)} in {c.replay_path}"
     journal.say(text)
-    if c.learning_starts > run.total_steps:
+    warn_if_nothing_is_learned(journal, run, c)
+
+
+def warn_if_nothing_is_learned(journal: Journal, run: Run, config: ReplayConfig) -> None:
+    """Warn if the run ends before learning starts."""
+    if config.learning_starts > run.total_steps:
         journal.warn(
-            f"learning_starts={c.learning_starts} is beyond total_steps={run.total_steps}: nothing will be learned"
+            f"learning_starts={config.learning_starts} is beyond total_steps={run.total_steps}: nothing will be learned"
         )

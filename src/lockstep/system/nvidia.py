@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -9,12 +10,20 @@ DRIVER = Path("/proc/driver/nvidia/version")
 _DEVICES = Path("/dev")
 _WSL = Path("/usr/lib/wsl/lib/libcuda.so.1")
 """The driver of programs in Windows' Subsystem for Linux, which has no devices of its own."""
+_JAX_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 
 def nvidia_gpu_present() -> bool:
     """Whether a GPU can be used from here; a container may have another one than the first."""
     numbers = (path.name.removeprefix("nvidia") for path in _DEVICES.glob("nvidia*"))
     return any(number.isdecimal() for number in numbers) or DRIVER.exists() or _WSL.exists()
+
+
+def jax_finds_gpu() -> bool:
+    """Whether JAX would compute on a GPU by default, determined without importing it."""
+    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu") or chosen_gpus() == []:
+        return False
+    return nvidia_gpu_present() and any(find_spec(name) for name in _JAX_PLUGINS)
 
 
 def chosen_gpus() -> list[str] | None:

@@ -278,7 +278,7 @@ def test_a_gpu_is_found_by_any_device_unless_none_is_visible(monkeypatch, tmp_pa
         (tmp_path / name).touch()
     monkeypatch.setattr(nvidia, "_DEVICES", tmp_path)
     monkeypatch.setattr(nvidia, "DRIVER", tmp_path / "none")
-    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(nvidia, "find_spec", lambda name: name)
     monkeypatch.setattr(hardware, "_setting", lambda name: None)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -12,7 +12,11 @@ pytest.importorskip("jax")
 from lockstep.envs.make import env_spec, make_vector_env, on_device
 from lockstep.envs.state import can_save
 from lockstep.errors import ConfigError
-from lockstep.run import EnvConfig
+from lockstep.jax.comm import Comm
+from lockstep.jax.envs.host import HostEnv
+from lockstep.run import EnvConfig, Run
+from lockstep.session.evaluation import Evaluation
+from lockstep.world import World
 
 DRIFT = f"{Path(__file__).parents[2] / 'ranks' / 'device_envs.py'}:Drift"
 
@@ -165,3 +169,17 @@ def test_looking_at_an_environment_does_not_start_jax():
         "sys.exit(len(xla_bridge._backends))"
     )
     assert subprocess.run([sys.executable, "-c", words], check=False).returncode == 0
+
+
+def test_evaluations_are_compiled_when_their_environments_are_made(monkeypatch):
+    """The first reset and step of a robot may take minutes, longer than a stalled run is waited for."""
+    compiled = []
+    for name in ("reset", "step"):
+        call = getattr(HostEnv, name)
+        monkeypatch.setattr(HostEnv, name, lambda env, given, call=call: compiled.append(call) or call(env, given))
+    run = Run(task=DRIFT, ml_framework="jax", evaluate_episodes=4)
+    with Comm(World(), device="cpu") as comm:
+        evaluation = Evaluation(run, comm, env_spec(DRIFT, EnvConfig()), None)
+        evaluation.make_envs()
+        evaluation.close()
+    assert [call.__name__ for call in compiled] == ["reset", "step"]

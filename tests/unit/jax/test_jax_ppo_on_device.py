@@ -16,6 +16,7 @@ from lockstep.jax.ppo_on_device import DeviceCollector
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session import checks
+from lockstep.system import nvidia
 from lockstep.world import World
 
 UPDATE = 4 * 8
@@ -72,7 +73,9 @@ def test_what_a_process_reads_of_one_shard_is_that_shard(comm):
     ],
 )
 def test_pictures_are_learned_from_on_the_host_without_a_gpu(monkeypatch, device, gpu, placement, expected):
-    monkeypatch.setattr(checks, "nvidia_gpu_present", lambda: gpu)
+    monkeypatch.setattr(nvidia, "nvidia_gpu_present", lambda: True)
+    monkeypatch.setattr(nvidia, "find_spec", lambda name: gpu or None)  # JAX's plugin for GPUs
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     run = run_of(task="lockstep/PixelPong-v0", device=device, env=EnvConfig(placement=placement))
     assert checks.learns_on_device(run) is expected
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

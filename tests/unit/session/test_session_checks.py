@@ -9,6 +9,7 @@ import made_data
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.config.env import EnvConfig
 from lockstep.data.prepare import PrepareOptions, prepare_dataset
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
@@ -238,3 +239,10 @@ def test_a_framework_that_is_not_installed_is_named(monkeypatch, framework, inst
 def test_the_memory_of_a_rollout_is_compared_before_ranks_start():
     with pytest.raises(ConfigError, match=r"num_envs=1000000000 .* of memory on this host"):
         check_world(Run(task="CartPole-v1", device="cpu", num_envs=10**9), World())
+
+
+def test_sac_in_jax_does_not_keep_torch_tensors_on_the_device(monkeypatch):
+    monkeypatch.setattr(checks, "on_tensors", lambda task: True)
+    run = Run(task="Mine", algo="sac", ml_framework="jax", env=EnvConfig(placement="device"))
+    with pytest.raises(ConfigError, match=r"env.placement=device: algo=sac in JAX .* torch tensors"):
+        checks._check_placement(run)

@@ -1,0 +1,52 @@
+"""SAC and TD3 with environments on the device: what is refused and said before and between the compiled calls."""
+
+import jax.numpy as jnp
+import pytest
+
+pytest.importorskip("jax")
+
+import lockstep
+from lockstep.algorithms.sac import SACConfig
+from lockstep.config.env import EnvConfig
+from lockstep.errors import ConfigError
+from lockstep.jax import actor_critic_on_device as module
+from lockstep.jax.batch import Steps
+from lockstep.jax.device_shard import checksum
+from lockstep.run import NetworkConfig, Run
+
+
+def run_of(**settings):
+    config = SACConfig(learning_starts=1 << 20, capacity=1 << 10, batch_size=8)
+    periods = {"log_every": 64, "evaluate_every": None, "checkpoint_every": None, "num_shards": 2}
+    return Run(
+        task="lockstep/Cartpole-v0", algo="sac", ml_framework="jax", num_envs=4, total_steps=64, algorithm=config,
+        network=NetworkConfig(hidden=(8,)), env=EnvConfig(clip_action=1.0), evaluate_episodes=2, **periods, **settings,
+    )  # fmt: skip
+
+
+def test_buffers_and_their_copies_for_a_checkpoint_must_fit_into_memory(tmp_path, monkeypatch):
+    found = []
+    for memory in (1 << 20, 60_000):
+        monkeypatch.setattr(module, "usable_memory", lambda memory=memory: memory)
+        try:
+            lockstep.train(run_of(), run_dir=tmp_path / str(memory))
+        except ConfigError as error:
+            found.append(str(error))
+    (text,) = found
+    assert "algorithm.capacity=1024 needs" in text and "checkpoint_replay=false" in text
+    fitting = int(text.partition("use algorithm.capacity=")[2].split()[0])
+    assert 0 < fitting < 1024 and fitting % 2 == 0
+
+
+def test_what_will_not_work_well_is_said(tmp_path, capfd):
+    lockstep.train(run_of(), run_dir=tmp_path / "run")
+    said = capfd.readouterr()
+    assert "2 environments in a shard" in said.out + said.err
+    assert "learning_starts=1048576 is beyond total_steps=64: nothing will be learned" in said.out + said.err
+
+
+def test_shards_of_a_deterministic_task_differ_by_their_noise():
+    """Of decided actions in equal states the drawn noise alone tells that two shards do not draw the same."""
+    rows = jnp.ones((3, 2, 1))
+    steps = Steps(rows, *(rows[..., 0] for _ in range(7)))
+    assert checksum(steps, rows * 0.25) != checksum(steps, rows * 0.5)
