@@ -6,6 +6,7 @@ The host synchronizes with the devices only for metrics, evaluations, checkpoint
 Shapes: K shards of this process, L of them on a device, N transitions of a shard's part of a minibatch.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -67,6 +68,19 @@ class Shared(NamedTuple):
     where steps were due, and 1 there."""
 
 
+class Outcome(NamedTuple):
+    """What the host reads after a compiled call."""
+
+    taken: int
+    """Gradient steps of the call."""
+    counted: np.ndarray
+    """As `Shared.counted`."""
+    halted: bool
+    """Whether the run must stop."""
+    left: int
+    """Updates left."""
+
+
 class DeviceTrainer(DeviceSource):
     """The environments and the transitions of this process' shards on its devices, and the loop that learns from them.
 
@@ -94,6 +108,7 @@ class DeviceTrainer(DeviceSource):
         self._critics_key = stream(run.seed, "target critics on device").integers(0, 1 << 32, 2, np.uint32)
         self._calls = max(int(_MAX_STEPS // max(config.gradient_steps(run.num_envs), 1.0)), 1)
         self._updates = comm.spmd(self._make_updates, donate_own=True)
+        self._more_steps = comm.spmd(self._make_more_steps, donate_own=True)
 
     def _check_memory(self) -> None:
         """Raise `ConfigError` on all ranks if a rank's buffers do not fit; *collective*.
@@ -158,19 +173,30 @@ class DeviceTrainer(DeviceSource):
         if config.learning_rate_schedule == "linear":
             remaining = 1.0 - shared.rollouts * (self._batch_size / run.total_steps)
             state = state._replace(learning_rates=learner.initial_rates * jnp.maximum(remaining, 0.0))
+        shared = self._take_steps(shared._replace(state=state, halted=halted), new_shards, replay, due)
+        share, learned = faults * (1.0 / self._comm.world.num_shards), (due > 0).astype(jnp.float32)
+        counted = shared.counted + jnp.stack([size, share, learned * shared.state.learning_rates[0], learned])
+        shared = shared._replace(
+            update=update + 1, rollouts=shared.rollouts + 1.0, left=shared.left - 1, counted=counted
+        )
+        return shared, new_shards, replay
+
+    def _make_more_steps(
+        self, shared: Shared, own: tuple[Shard, DeviceReplay]
+    ) -> tuple[Shared, tuple[Shard, DeviceReplay]]:
+        """Take further gradient steps of an update that is too long for one call."""
+        shards, replay = own
+        return self._take_steps(shared, slots(shards, self._comm.num_slots), replay, shared.due[-1]), own
+
+    def _take_steps(self, shared: Shared, shards: list[Shard], replay: DeviceReplay, due: Array) -> Shared:
+        """Take `due` gradient steps."""
 
         def step(number: Array, state: State) -> State:
-            return self._take_step(state, replay, new_shards, shared.taken + number + 1)
+            return self._take_step(state, replay, shards, shared.taken + number + 1)
 
-        state = jax.lax.fori_loop(0, due, step, state)
-        halted |= (state.sums[-1] > 0) & stops
-        share, learned = faults * (1.0 / self._comm.world.num_shards), (due > 0).astype(jnp.float32)
-        counted = shared.counted + jnp.stack([size, share, learned * state.learning_rates[0], learned])
-        shared = shared._replace(
-            state=state, halted=halted, update=update + 1, rollouts=shared.rollouts + 1.0, left=shared.left - 1,
-            taken=shared.taken + due, counted=counted,
-        )  # fmt: skip
-        return shared, new_shards, replay
+        state = jax.lax.fori_loop(0, due, step, shared.state)
+        halted = shared.halted | ((state.sums[-1] > 0) & (self._run.non_finite == "stop"))
+        return shared._replace(state=state, halted=halted, taken=shared.taken + due)
 
     def _take_step(self, state: State, replay: DeviceReplay, shards: list[Shard], number: Array) -> State:
         """Gradient step `number` of the run, counted from 1."""
@@ -200,11 +226,14 @@ class DeviceTrainer(DeviceSource):
     # -- on the host ---------------------------------------------------------------------------------------------------
 
     def warmup(self) -> None:
-        """Compile, by a call that makes no update; *collective*."""
-        self._call(Progress(self._run.total_steps), [])
+        """Compile, by calls that make no update; *collective*."""
+        progress = Progress(self._run.total_steps)
+        self._call(self._updates, progress, [])
+        if self._config.gradient_steps(self._run.num_envs) > _MAX_STEPS:
+            self._call(self._more_steps, progress, [])
 
-    def _call(self, progress: Progress, due: list[int]) -> tuple[int, np.ndarray, bool, int]:
-        """Make an update for each of `due`. Returns `taken`, `counted`, whether to stop, and the updates left."""
+    def _call(self, compiled: Callable[..., Any], progress: Progress, due: list[int]) -> Outcome:
+        """Make an update, or further steps of one, for each of `due`."""
         comm, learner = self._comm, self._learner
         steps = np.zeros(self._calls, np.int32)
         steps[len(steps) - len(due) :] = due
@@ -213,10 +242,11 @@ class DeviceTrainer(DeviceSource):
         counters = (np.int32(progress.updates), rollouts, np.int32(len(due)))
         host = (np.bool_(False), *counters, steps, np.int32(taken), np.zeros(4, np.float32))
         shared = Shared(learner.state, *comm.inputs(host))
-        shared, (self._own, self._replay) = self._updates(shared, (self._own, self._replay))
+        shared, (self._own, self._replay) = compiled(shared, (self._own, self._replay))
         learner.state = shared.state
-        taken, counted, halted, left = comm.read((shared.taken, shared.counted, shared.halted, shared.left))
-        return int(taken), counted, bool(halted), int(left)
+        after, counted, halted, left = comm.read((shared.taken, shared.counted, shared.halted, shared.left))
+        learner.counters[TAKEN] = after
+        return Outcome(int(after) - taken, counted, bool(halted), int(left))
 
     def advance(self, progress: Progress) -> int:
         """Collect and learn until the next host synchronization; *collective*. Returns the number of updates.
@@ -228,14 +258,18 @@ class DeviceTrainer(DeviceSource):
         count = min(self.until_due(progress), self._calls)
         due = [learner.schedule.take_due(progress.env_steps + i * size, size, ready=True) for i in range(count)]
         learner.begin(progress.fraction)
-        taken, counted, halted, left = self._call(progress, due)
-        done = taken - int(learner.counters[TAKEN])
-        learner.counters[TAKEN] = taken
-        if halted:
+        rest = due[0] - _MAX_STEPS if count == 1 else 0
+        outcome = self._call(self._updates, progress, [min(due[0], _MAX_STEPS)] if rest > 0 else due)
+        taken, counted, left = outcome.taken, outcome.counted, outcome.left
+        while rest > 0 and outcome.taken and not outcome.halted:
+            self._comm.timers.enter(LEARN)  # a heartbeat
+            outcome = self._call(self._more_steps, progress, [min(rest, _MAX_STEPS)])
+            taken, rest = taken + outcome.taken, rest - outcome.taken
+        if outcome.halted:
             raise self._locate_non_finite(progress.updates + count - left - 1)
         learner.metrics.add(("replay/size", "replay/skipped"), counted[:2], count)
         learner.metrics.add(("optim/learning_rate",), counted[2:3], float(counted[3]))
-        learner.add_step_metrics(done, self._comm.read(learner.state.sums))
+        learner.add_step_metrics(taken, self._comm.read(learner.state.sums))
         learner.policy.params = learner.current_params()
         return count
 

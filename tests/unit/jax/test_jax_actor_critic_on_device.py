@@ -1,9 +1,12 @@
 """SAC and TD3 with environments on the device: what is refused and said before and between the compiled calls."""
 
-import jax.numpy as jnp
+import json
+
 import pytest
 
 pytest.importorskip("jax")
+
+import jax.numpy as jnp
 
 import lockstep
 from lockstep.algorithms.sac import SACConfig
@@ -15,8 +18,8 @@ from lockstep.jax.device_shard import checksum
 from lockstep.run import NetworkConfig, Run
 
 
-def run_of(**settings):
-    config = SACConfig(learning_starts=1 << 20, capacity=1 << 10, batch_size=8)
+def run_of(learning_starts=1 << 20, **settings):
+    config = SACConfig(learning_starts=learning_starts, updates_per_step=2, capacity=1 << 10, batch_size=8)
     periods = {"log_every": 64, "evaluate_every": None, "checkpoint_every": None, "num_shards": 2}
     return Run(
         task="lockstep/Cartpole-v0", algo="sac", ml_framework="jax", num_envs=4, total_steps=64, algorithm=config,
@@ -43,6 +46,21 @@ def test_what_will_not_work_well_is_said(tmp_path, capfd):
     said = capfd.readouterr()
     assert "2 environments in a shard" in said.out + said.err
     assert "learning_starts=1048576 is beyond total_steps=64: nothing will be learned" in said.out + said.err
+
+
+def test_an_update_of_many_gradient_steps_is_several_calls_with_the_same_bits(tmp_path, monkeypatch):
+    """The watch for stalls sees a rank only between calls."""
+    found = {}
+    for most in (1000, 3):  # 8 steps an update
+        monkeypatch.setattr(module, "_MAX_STEPS", most)
+        run_dir = tmp_path / str(most)
+        summary = lockstep.train(run_of(learning_starts=16, non_finite="stop"), run_dir=run_dir)
+        lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        kept = {name: value for name, value in lines[-1].items() if not name.startswith("time")}
+        found[most] = summary["params_fingerprint"], kept
+    assert found[3][0] == found[1000][0]
+    assert found[3][1] == pytest.approx(found[1000][1])
+    assert found[3][1]["optim/learning_rate"] > 0
 
 
 def test_shards_of_a_deterministic_task_differ_by_their_noise():
