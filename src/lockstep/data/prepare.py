@@ -19,7 +19,7 @@ from lockstep.data.dataset_files import DESCRIPTION, read_description
 from lockstep.data.dataset_writer import DatasetWriter, check_output
 from lockstep.data.feature_file import load_features
 from lockstep.data.features import Features
-from lockstep.data.preparation.identify import NormParams, bounded, identify
+from lockstep.data.preparation.identify import CONTINUOUS, NormParams, bounded, identify
 from lockstep.data.preparation.passes import Preparation, scan_log
 from lockstep.data.preparation.progress import Report
 from lockstep.data.preparation.scan import FeatureSample, merge_samples
@@ -30,7 +30,7 @@ __all__ = ["FeatureSample", "PrepareOptions", "identify_features", "prepare_data
 
 MEMORY = 1 << 30
 """Default for the approximate size of rows and their copies in memory, in bytes."""
-_VERSION = 1
+_VERSION = 2
 """Version of the arithmetic: data of another version is prepared again."""
 
 Show = Callable[[str], None]
@@ -63,18 +63,18 @@ class PrepareOptions:
             raise ConfigError(f"max_episode_steps={self.max_episode_steps} must be at least 1")
         self.norm_params()
 
-    def norm_params(self) -> NormParams:
-        """Settings for identifying types."""
-        return settings.override(NormParams(), dict(self.norm))
+    def norm_params(self, *, continuous: bool = False) -> NormParams:
+        """Settings for identifying types; their defaults depend on whether actions are continuous."""
+        defaults = CONTINUOUS if continuous else NormParams()
+        return settings.override(defaults, dict(self.norm))
 
     def plain(self) -> dict[str, Any]:
         """Plain values for `dataset.json`; equal options give equal rows of one log."""
         files = {"state_features": self.state_features, "action_features": self.action_features}
         digests = {name: None if file is None else load_features(file).digest for name, file in files.items()}
         same = {"kind": self.kind, "actions": self.actions, "columns": self.columns}
-        norm: dict[str, Any] = settings.plain(self.norm_params())
-        if norm["action_bounds"] is None:
-            del norm["action_bounds"]  # data of earlier versions do not have it
+        given: dict[str, Any] = settings.plain(self.norm_params())
+        norm = {name: given[name] for name in dict.fromkeys(name.partition(".")[0] for name in self.norm)}
         return settings.plain(same | {"max_episode_steps": self.max_episode_steps} | digests) | {"norm": norm}
 
 
@@ -144,7 +144,8 @@ def identify_features(samples: Sequence[FeatureSample], options: PrepareOptions)
 
 
 def _features(sample: FeatureSample, options: PrepareOptions, show: Show | None) -> tuple[Features, Features | None]:
-    params, overrides = options.norm_params(), dict(options.norm_params().feature_overrides)
+    params = options.norm_params(continuous=sample.action_bounds is not None)
+    overrides = params.feature_overrides
     if not sample.state_ids:
         raise ConfigError('no row has any state_features; log at least one, such as {"0": 1.0} if all states are alike')
     if unknown := sorted(set(overrides) - {*sample.state_ids, *sample.action_ids}):

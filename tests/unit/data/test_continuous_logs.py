@@ -98,6 +98,18 @@ def test_bounds_can_be_given(tmp_path):
     assert any("is clipped to [-8, 8]" in line and "the log has -16 to 2" in line for line in printed)
 
 
+def test_features_of_robots_keep_their_shape_and_are_scaled_up(tmp_path):
+    """An angle with rare large values is no quantile, beyond whose ends a policy would see nothing."""
+    angles = 0.1 * np.random.default_rng(0).standard_cauchy(2000)
+    rows = [row(i, [a], state_features={"angle": a}, terminated=False) for i, a in enumerate(angles)]
+    feature = prepared(tmp_path, rows)[0].state_features["angle"]
+    assert (feature.type, feature.stddev) == ("continuous", pytest.approx(angles.std(ddof=1)))
+    asked = prepared(tmp_path, rows, "asked", norm={"skip_quantiles": "false"})[0]
+    assert asked.state_features["angle"].type == "quantile"
+    named = [one | {"action": "left" if i % 2 else "right"} for i, one in enumerate(rows)]
+    assert prepared(tmp_path, named, "named")[0].state_features["angle"].type == "quantile"
+
+
 def test_candidates_remain_parametric(tmp_path):
     offers = [{"7": 1.0}, {"7": 2.0}]
     rows = [row(i, offers[i % 2], possible_actions=offers) for i in range(4)]

@@ -77,6 +77,11 @@ class NormParams:
         object.__setattr__(self, "feature_overrides", types)
 
 
+CONTINUOUS = NormParams(skip_box_cox=True, skip_quantiles=True, min_stddev=0.01)
+"""Defaults where actions are continuous. Positions and angles of robots vary by less than 1, and a policy must tell
+apart what lies beyond the outermost quantile."""
+
+
 def bounded(bounds: Mapping[str, tuple[float, float]], params: NormParams) -> Features:
     """The features of a continuous action: each number is mapped from its bounds to [-1, 1].
 
