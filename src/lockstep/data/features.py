@@ -8,7 +8,8 @@ Shapes: n rows, F features, S numbers after normalization.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
@@ -179,6 +180,14 @@ def ordered(ids: Iterable[str]) -> tuple[str, ...]:
         return not whole, int(name) if whole else 0, name
 
     return tuple(sorted(ids, key=key))
+
+
+def numbered(ids: Sequence[str]) -> bool:
+    """Whether ids are numbers, or one word with a number each, as action_0 and action_1, in ascending order."""
+    found = [re.fullmatch(r"(.*?)(\d+)", one) for one in ids]
+    parts = [(match[1], int(match[2])) for match in found if match]
+    one_word = len(parts) == len(ids) and len({word for word, _ in parts}) == 1
+    return len(ids) == 1 or (one_word and parts == sorted(parts))
 
 
 def _names(key: str, feature: Feature) -> list[str]:

@@ -148,8 +148,7 @@ def _features(sample: FeatureSample, options: PrepareOptions, show: Show | None)
     overrides = params.feature_overrides
     if not sample.state_ids:
         raise ConfigError('no row has any state_features; log at least one, such as {"0": 1.0} if all states are alike')
-    if unknown := sorted(set(overrides) - {*sample.state_ids, *sample.action_ids}):
-        raise ConfigError(f"feature_overrides names the feature {unknown[0]}, which no row of the log has")
+    _check_overrides(sample, options, params)
     found = list[Features | None]()
     for name, file, ids, table in (
         ("state", options.state_features, sample.state_ids, sample.state),
@@ -177,6 +176,28 @@ def _features(sample: FeatureSample, options: PrepareOptions, show: Show | None)
     state, action = found
     assert state is not None
     return state, action
+
+
+def _check_overrides(sample: FeatureSample, options: PrepareOptions, params: NormParams) -> None:
+    """Refuse settings for identifying types that would have no effect, as those of features that a file describes."""
+    if unknown := sorted(set(params.feature_overrides) - {*sample.state_ids, *sample.action_ids}):
+        raise ConfigError(f"feature_overrides names the feature {unknown[0]}, which no row of the log has")
+    bounds = params.action_bounds
+    if bounds is not None and sample.action_bounds is None:
+        raise ConfigError(f"action_bounds={list(bounds)} is for continuous actions, and the log has none; leave it out")
+    if bounds is not None and options.action_features is not None:
+        raise ConfigError(
+            f"--action-features {options.action_features} has bounds, and so has action_bounds={list(bounds)}; give one"
+        )
+    bounded_ids = sample.action_ids if sample.action_bounds is not None else ()
+    for ids, file, what in (
+        (sample.state_ids, options.state_features, f"whose type --state-features {options.state_features} gives"),
+        (sample.action_ids, options.action_features, f"whose type --action-features {options.action_features} gives"),
+        (bounded_ids, options, "a number of continuous actions, which have bounds and no other type"),
+    ):
+        named = sorted(set(params.feature_overrides) & set(ids))
+        if file is not None and named:
+            raise ConfigError(f"feature_overrides names {named[0]}, {what}; leave it out")
 
 
 def _check_bounded(

@@ -110,6 +110,37 @@ def test_features_of_robots_keep_their_shape_and_are_scaled_up(tmp_path):
     assert prepared(tmp_path, named, "named")[0].state_features["angle"].type == "quantile"
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_last_state_needs_no_action_in_tables(tmp_path, suffix):
+    columns = {"mdp_id": ["a"] * 3, "sequence_number": [0, 1, 2], "state:x": [0.1, 0.2, 0.3]}
+    log = tmp_path / f"log{suffix}"
+    frame = pl.DataFrame(columns | {"action:a": [0.5, -0.5, None], "reward": [1.0, 1.0, None]})
+    frame.write_csv(log) if suffix == ".csv" else frame.write_parquet(log)
+    data = Dataset.open(prepare_dataset([log], tmp_path / "data", PrepareOptions(), show=lambda _: None))
+    assert (data.info.num_rows, data.info.action_features) == (2, ("a",))
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        ({"action_bounds": "[-8, 8]"}, {"action_features": "action_features.json"}, "has bounds, and so has action_"),
+        ({"feature_overrides.action_0": "quantile"}, {}, "action_0, a number of continuous actions"),
+        ({"feature_overrides.0": "quantile"}, {"state_features": "state_features.json"}, "type --state-features"),
+    ],
+)
+def test_settings_without_effect_are_refused(tmp_path, settings, options, message):
+    rows = [row(i, action) for i, action in enumerate(ACTIONS)]
+    prepared(tmp_path, rows)
+    files = {name: tmp_path / "data" / file for name, file in options.items()}
+    with pytest.raises(ConfigError, match=message):
+        prepared(tmp_path, rows, "other", norm=settings, **files)
+
+
+def test_bounds_are_for_continuous_actions(tmp_path):
+    with pytest.raises(ConfigError, match=r"action_bounds=.* is for continuous actions, and the log has none"):
+        prepared(tmp_path, [row(i, "left") for i in range(4)], norm={"action_bounds": "[-8, 8]"})
+
+
 def test_candidates_remain_parametric(tmp_path):
     offers = [{"7": 1.0}, {"7": 2.0}]
     rows = [row(i, offers[i % 2], possible_actions=offers) for i in range(4)]

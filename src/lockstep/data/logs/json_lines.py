@@ -3,7 +3,7 @@
 Scalars are decoded by row; maps and lists are collected as text and decoded by column.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -29,6 +29,7 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _NULL = msgspec.Raw(b"null")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LOOKED_AT = 100  # rows that are searched for columns
+_OTHER_NAMES = frozenset({*ALIASES, *ALIASES.values()})  # rows may have one or the other
 
 
 class JsonLines:
@@ -44,6 +45,7 @@ class JsonLines:
         blocks = LineBlocks(path, _FIRST_BYTES)
         decoder: Any = None
         own: dict[str, dict[str, str]] = {}
+        available: dict[str, None] = {}
         line = 1
         for block in _blocks_of(blocks, path):
             if decoder is None:
@@ -58,6 +60,10 @@ class JsonLines:
             advance(blocks.done)
             if not rows:
                 continue
+            for name in _keys(_sample(block)):
+                if name not in _OTHER_NAMES:
+                    available[name] = None
+            self._schema.note_others([*available], path)
             found = self._found(rows, Where(path, number), file, own)
             yield found
             width = 1 + sum(2 * len(maps.ids) for maps in found.maps.values())
@@ -66,10 +72,9 @@ class JsonLines:
 
     def _decoder(self, block: bytes, path: Path) -> tuple[Any, dict[str, dict[str, str]]]:
         """A decoder of rows of this file, and the fields that are single ids of a map, by map."""
-        available, schema = _keys(block, path), self._schema
+        available, schema = _keys(block.split(b"\n", _LOOKED_AT)[:_LOOKED_AT]), self._schema
         if available:
             schema.check([*available], path, lambda: _kinds(block), by_prefix=False)
-            schema.note_others([*available], path)
         schema.check_roles()
         kinds: dict[str, Any] = {"mdp_id": str | int, "sequence_number": _Int64}
         kinds |= dict.fromkeys(NUMBERS, float | None) | dict.fromkeys(FLAGS, bool | None)
@@ -92,8 +97,9 @@ class JsonLines:
             default = None if name in (*NUMBERS, *FLAGS) else _NULL
             given = msgspec.field(name=called) if required else msgspec.field(name=called, default=default)
             fields.append((name, kinds.get(name, msgspec.Raw), given))
-            if name in ALIASES and called == name and name not in schema.overrides:
-                fields.append((f"{name}_", float | None, msgspec.field(name=ALIASES[name], default=None)))
+            if name in ALIASES and name not in schema.overrides:  # later rows may have the other name
+                other = ALIASES[name] if called == name else name
+                fields.append((f"{name}_", float | None, msgspec.field(name=other, default=None)))
         made = msgspec.defstruct("Row", fields, gc=False, eq=False, kw_only=True)
         return msgspec.json.Decoder(made), own
 
@@ -103,12 +109,12 @@ class JsonLines:
 
         found = RawRows(where, file, _scalars(column, second=hasattr(rows[0], "propensity_")))
         for name, prefix in MAPS.items():
-            maps = _spread(column, own[name]) if name in own else self._map(column(name), where, name)
+            maps = _spread(column, own[name], optional=False) if name in own else self._map(column(name), where, name)
             if name == "state_features" or maps.given.any():
                 found.maps[prefix] = maps
         for name in ACTIONS:
             if name in own:
-                found.actions[name] = _spread(column, own[name])
+                found.actions[name] = _spread(column, own[name], optional=True)
             elif not _all_null(texts := column(name)) or name == "action":
                 found.actions[name] = self._actions[name](texts, where, name)
         for name in LISTS:
@@ -144,10 +150,16 @@ def _blocks_of(blocks: LineBlocks, path: Path) -> Iterator[bytes]:
             yield b"\n".join(part) + b"\n"
 
 
-def _keys(block: bytes, path: Path) -> dict[str, None]:
-    """The columns of the first rows, in order; empty if they are malformed, which is reported later."""
+def _sample(block: bytes) -> list[bytes]:
+    """The first rows of a block, and some of the others, the last one among them."""
+    lines = block.rstrip().split(b"\n")
+    return [*lines[:_LOOKED_AT], *lines[_LOOKED_AT :: max(len(lines) // _LOOKED_AT, 1)], lines[-1]]
+
+
+def _keys(lines: Sequence[bytes]) -> dict[str, None]:
+    """The columns of rows, in order; empty if they are malformed, which is reported later."""
     found: dict[str, None] = {}
-    for text in block.split(b"\n", _LOOKED_AT)[:_LOOKED_AT]:
+    for text in lines:
         try:
             row = msgspec.json.decode(text, type=dict[str, msgspec.Raw]) if text.strip() else {}
         except ValueError:
@@ -225,6 +237,6 @@ def _scalars(column: Callable[[str], list[Any]], *, second: bool) -> dict[str, p
     return found
 
 
-def _spread(column: Callable[[str], list[Any]], fields: dict[str, str]) -> Maps:
+def _spread(column: Callable[[str], list[Any]], fields: dict[str, str], *, optional: bool) -> Maps:
     values: NDArray[np.float64] = np.column_stack([np.array(column(name), np.float64) for name in fields.values()])
-    return Maps(tuple(fields), values, np.ones(len(values), np.bool_))
+    return Maps.of_columns(tuple(fields), values, optional=optional)

@@ -57,6 +57,12 @@ class Maps:
     given: NDArray[np.bool_]
     """[n] whether the row has a map, possibly an empty one."""
 
+    @classmethod
+    def of_columns(cls, ids: tuple[str, ...], values: NDArray[np.float64], *, optional: bool) -> "Maps":
+        """Maps with a column for each id; `optional`: a row without any number has none, as one without an action."""
+        given = ~np.isnan(values).all(1) if optional else np.ones(len(values), np.bool_)
+        return cls(ids, values, np.asarray(given, np.bool_))
+
     @property
     def filled(self) -> NDArray[np.bool_]:
         """[n] whether the map has any value."""

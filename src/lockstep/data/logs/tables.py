@@ -60,18 +60,18 @@ class Tables:
             return
         found = self._found(first, _where(path, 0, len(first), text), file, text)
         yield found
-        last = first
+        short = text and first[available[-1]].null_count() > 0  # whether a row may have too few cells
         width = 1 + sum(2 * len(maps.ids) for maps in found.maps.values())
         done, held = len(first), int(first.estimated_size()) if total is None else 0
         for rows in _batches(path, table.slice(done), max(1, min(_MOST_ROWS, _CELLS // width))):
             yield self._found(rows, _where(path, done, len(rows), text), file, text)
-            last = rows
+            short = short or (text and rows[available[-1]].null_count() > 0)
             done += len(rows)
             if total is None:
                 held += int(rows.estimated_size())
             advance(min(size, held) if total is None else size * done // total)
-        if text and last[available[-1]][-1] is None and (shorter := _odd_line(path, longer=False)):
-            raise ConfigError(f"{path} is cut off: {shorter}; copy it again")
+        if short and (shorter := _odd_line(path, longer=False)):
+            raise ConfigError(f"{path} is cut off: {shorter}; copy it again, or complete the row")
 
     def _found(self, rows: pl.DataFrame, where: Where, file: int, text: bool) -> RawRows:
         schema, available = self._schema, rows.columns
@@ -105,7 +105,7 @@ class Tables:
             return None
         parts = [_number(rows[column], where, column, text) for column in spread.values()]
         values = np.column_stack([np.asarray(part.to_numpy(), np.float64) for part in parts])
-        return Maps(tuple(spread), values, np.ones(len(values), np.bool_))
+        return Maps.of_columns(tuple(spread), values, optional=name in ACTIONS)
 
 
 def _where(path: Path, done: int, rows: int, text: bool) -> Where:
@@ -232,13 +232,10 @@ def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _odd_line(path: Path, *, longer: bool) -> str | None:
-    """An error message if a row of a CSV has more cells than its heading, or its last row fewer; otherwise None."""
+    """An error message if a row of a CSV has more cells than its heading, or fewer; otherwise None."""
     rows = _cells(path)
-    last = _, heading = next(rows, (0, list[str]()))
-    for last in rows:
-        if longer and len(last[1]) > len(heading):
-            break
-    line, row = last
-    if len(row) == len(heading) or longer != (len(row) > len(heading)):
-        return None
-    return f"row {line} has {len(row)} cells, and the heading has {len(heading)}"
+    _, heading = next(rows, (0, list[str]()))
+    for line, row in rows:
+        if len(row) > len(heading) if longer else len(row) < len(heading):
+            return f"row {line} has {len(row)} cells, and the heading has {len(heading)}"
+    return None

@@ -9,7 +9,7 @@ import numpy as np
 from lockstep.config.settings import updated
 from lockstep.data.dataset import Dataset, DatasetInfo
 from lockstep.data.feature_file import features_from_dict, features_to_dict
-from lockstep.data.features import Features
+from lockstep.data.features import Features, numbered
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.run import OFFLINE_ALGORITHMS, OfflineConfig, OfflineRun, ScoreNetworkConfig
@@ -125,6 +125,7 @@ def check_simulator(policy_spec: PolicySpec, task: str) -> None:
             f"task={task} observes {spec.observation_size} numbers, the log has {len(info.state_features)} state "
             "features; name the simulator that the log is from, or leave task out"
         )
+    _check_order(policy_spec, task)
     if info.kind == "continuous":
         _check_bounds(policy_spec, task)
         return
@@ -134,6 +135,27 @@ def check_simulator(policy_spec: PolicySpec, task: str) -> None:
         raise ConfigError(
             f"task={task} does not choose among the {count} {what} of the log; name the simulator that the log is "
             "from, or leave task out"
+        )
+
+
+def _check_order(policy_spec: PolicySpec, task: str) -> None:
+    """Raise `ConfigError` if the log names what a simulator numbers: names are in alphabetical order."""
+    info = policy_spec.info
+    named = [("state features", "state_features", info.state_features)]
+    if info.kind == "continuous":
+        named.append(("numbers of an action", "action", info.action_features))
+    for what, column, ids in named:
+        if not numbered(ids):
+            raise ConfigError(
+                f"task={task} numbers the {what}, and the log names them ({', '.join(ids[:4])}, ...): name them 0, 1, "
+                f"... in the simulator's order, in the log or by --columns of `offline prepare` ({column}: {{0: NAME, "
+                "1: NAME}), or leave task out"
+            )
+    given = (info.rules.get("options") or {}).get("actions") is not None
+    if info.kind == "discrete" and not given and not numbered(info.actions):
+        raise ConfigError(
+            f"task={task} numbers the actions, and the log names them ({', '.join(info.actions[:4])}): give the "
+            "names in the simulator's order to `offline prepare` (--actions FIRST,SECOND), or leave task out"
         )
 
 

@@ -313,6 +313,14 @@ def test_error_names_the_bad_csv_row(tmp_path, line, message):
     assert str(path) in str(refused.value) and message in str(refused.value)
 
 
+def test_a_short_row_in_the_middle_of_a_csv_is_refused(tmp_path):
+    """As a writer leaves it that crashed and was started again."""
+    path = tmp_path / "a.csv"
+    path.write_text("mdp_id,sequence_number,reward,action,state:0\na,0,1,left,0.5\na,1,1,left\na,2,1,left,0.5\n")
+    with pytest.raises(ConfigError, match="is cut off: row 3 has 4 cells, and the heading has 5"):
+        table(path, actions=NAMES)
+
+
 def test_a_csv_with_two_columns_of_one_name_is_refused(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("mdp_id,sequence_number,state:0,reward,reward,action\na,0,0.5,1,2,left\n")

@@ -62,6 +62,12 @@ def test_action_probability_is_the_propensity(tmp_path):
     assert table(write(tmp_path / "a.jsonl", [row(action_probability=0.25)]))["propensity"].to_list() == [0.25]
 
 
+@pytest.mark.parametrize("names", [("propensity", "action_probability"), ("action_probability", "propensity")])
+def test_later_rows_may_have_the_other_name_of_the_propensity(tmp_path, names):
+    rows = [row(i, **{names[i >= 150]: 0.25}) for i in range(200)]
+    assert table(write(tmp_path / "a.jsonl", rows))["propensity"].to_list() == [0.25] * 200
+
+
 def test_mdp_id_may_be_a_number(tmp_path):
     assert table(write(tmp_path / "a.jsonl", [row(mdp_id=7), row(1, mdp_id="b")]))["mdp_id"].to_list() == ["7", "b"]
 
@@ -268,6 +274,14 @@ def test_unknown_columns_are_reported_once(tmp_path):
     log = read_log(paths)
     made_logs.whole(log)
     assert log.notes == [f"{paths[0]}: columns left out, since no column of a log has such a name: user"]
+
+
+def test_unknown_columns_of_late_rows_are_reported(tmp_path):
+    """As `done`, which only the last row of a long episode has."""
+    log = read_log([write(tmp_path / "a.jsonl", [*(row(i) for i in range(300)), row(300, done=True)])])
+    made_logs.whole(log)
+    (note,) = log.notes
+    assert "columns left out" in note and "if done is the terminated, --columns says so: terminated: done" in note
 
 
 def test_column_mapping_is_applied(tmp_path):

@@ -1,6 +1,7 @@
 """Policies of continuous actions learned from logs: densities, estimates from them, and files."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -228,3 +229,38 @@ def test_a_simulator_with_other_actions_is_refused(tmp_path, action, message):
     spec = EnvSpec(observation_size=4, action=action, autoreset="next_step", separately_seedable=True)
     with pytest.raises(ConfigError, match=message):
         check_simulator(replace(policy.policy_spec, spec=spec), "Other-v0")
+
+
+@pytest.mark.parametrize(
+    ("state_features", "refused"),
+    [
+        (("0", "1", "2", "3"), False),
+        (("x_0", "x_1", "x_2", "x_3"), False),
+        (("x_1", "x_10", "x_2", "x_3"), True),
+        (("angle", "position", "tip", "velocity"), True),
+    ],
+)
+def test_a_simulator_needs_the_order_of_its_observations(tmp_path, state_features, refused):
+    """Names are in alphabetical order, which is not the simulator's."""
+    _, _, policy = made(tmp_path)
+    action = ActionSpec("continuous", (2,), (-1.0,) * 2, (1.0,) * 2)
+    spec = EnvSpec(observation_size=4, action=action, autoreset="next_step", separately_seedable=True)
+    about = policy.policy_spec
+    about = replace(about, spec=spec, info=replace(about.info, state_features=state_features))
+    with pytest.raises(ConfigError, match="name them 0, 1") if refused else nullcontext():
+        check_simulator(about, "Other-v0")
+
+
+@pytest.mark.parametrize(
+    ("actions", "given", "refused"),
+    [(("0", "1"), None, False), (("left", "right"), ["left", "right"], False), (("left", "right"), None, True)],
+)
+def test_a_simulator_needs_the_order_of_its_actions(tmp_path, actions, given, refused):
+    _, _, policy = made(tmp_path)
+    spec = EnvSpec(4, ActionSpec("discrete", (2,)), "next_step", separately_seedable=True)
+    info = replace(
+        policy.policy_spec.info, kind="discrete", state_features=tuple("0123"), actions=actions, action_features=(),
+        rules={"options": {"actions": given}},
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="--actions FIRST,SECOND") if refused else nullcontext():
+        check_simulator(replace(policy.policy_spec, spec=spec, info=info), "Other-v0")
