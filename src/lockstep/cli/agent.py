@@ -70,7 +70,7 @@ def _with_file(run: Run, path: str, num_envs: int | None) -> Run:
             "recognized"
         )
     envs = num_envs or run.num_envs
-    found = agent_settings(library, config, envs)
+    found = _with_groups_of(run.task, library, agent_settings(library, config, envs))
     if not on_tensors(run.task):  # the groups of observations are those of a suite's tasks
         kept = {name: value for name, value in found.settings.items() if not name.endswith("_keys")}
         found = replace(found, settings=kept)
@@ -94,7 +94,8 @@ def _with_published(run: Run, agent: str | None, num_envs: int | None, changes: 
     refusals: list[str] = []
     for name in names if agent is None else [agent]:
         try:
-            found = agent_settings(_library_of(name), published.configs[name], envs)
+            library = _library_of(name)
+            found = _with_groups_of(run.task, library, agent_settings(library, published.configs[name], envs))
         except ConfigError as error:
             if agent is not None:
                 raise
@@ -108,6 +109,18 @@ def _with_published(run: Run, agent: str | None, num_envs: int | None, changes: 
         _print_note(refusal)
     _print_note(f"{task} publishes no agent configuration that can be read; the settings are Lockstep's own defaults")
     return override(task_defaults(task, changes), {"task": run.task, "num_envs": envs})
+
+
+def _with_groups_of(task: str, library: str, found: AgentSettings) -> AgentSettings:
+    """The settings with the task's own name of the policy's observations, where the value network has the same.
+
+    Only files of rsl_rl name groups; those of the others mean Isaac Lab's `policy`.
+    """
+    name = "env.critic_keys"
+    if library == "rsl_rl" or isaac.is_isaac(task) or name not in found.settings:
+        return found
+    kept = {key: value for key, value in found.settings.items() if key != name}
+    return replace(found, settings=kept | ({name: ("actor",)} if task.startswith("Mjlab-") else {}))
 
 
 def _library_of(name: str) -> str:

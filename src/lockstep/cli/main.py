@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import NoReturn
 
 from lockstep.cli.parser import did_you_mean, hyphenated, parser
 from lockstep.cli.request import checked, online_run, requested_ranks, requested_run, sets_total_steps
-from lockstep.errors import ConfigError, exit_code_of, exits_are_errors
+from lockstep.errors import ConfigError, RunError, exit_code_of, exits_are_errors
 from lockstep.launch.flags import number
 
 _ELSEWHERE = {
@@ -34,7 +35,24 @@ def main(arguments: list[str] | None = None) -> int:
     """The `lockstep` command; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     given = words if words[:1] == ["launch"] else [hyphenated(word) for word in words]  # its script has its own flags
-    return exit_code_of(lambda: _run(given), debug="--debug" in given)
+    return exit_code_of(lambda: _with_output(given), debug="--debug" in given)
+
+
+def _with_output(given: list[str]) -> int:
+    """Run a command whose output has to reach the terminal or the disk.
+
+    Raises:
+        RunError: the disk is full. Training goes on without its console, and counts by its run directory.
+    """
+    try:
+        code = _run(given)
+        if given[:1] not in (["train"], ["launch"]):
+            sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise RunError(f"the output could not be written: {error.strerror}") from error
+    return code
 
 
 def console() -> NoReturn:

@@ -1,5 +1,7 @@
 """Mjlab-Velocity-Flat-Unitree-Go1: mjlab's Unitree Go1 follows velocities on flat ground, on torch tensors."""
 
+import math
+
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.run import NetworkConfig, Run
 
@@ -36,6 +38,7 @@ def recipe() -> Run:
             entropy_coef=0.01,
             max_grad_norm=1.0,
             normalize_observation=True,
+            observation_limit=math.inf,
             adam_eps=1e-8,
         ),
     )

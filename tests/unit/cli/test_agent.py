@@ -88,6 +88,20 @@ def test_a_file_is_recognized_by_its_keys(tmp_path, capsys, config, library):
     assert ("obs_groups of" in printed) == (library == "rsl_rl"), "what is left out is named"
 
 
+@pytest.mark.parametrize(
+    ("task", "keys"),
+    [("envpool/Mine-v1", ()), ("Mjlab-Mine", ("actor",)), ("Isaac-Cartpole", ("policy",))],
+)
+@pytest.mark.parametrize("config", [RL_GAMES, SKRL], ids=["rl_games", "skrl"])
+def test_one_observation_for_both_networks_has_the_tasks_own_name(tmp_path, monkeypatch, config, task, keys):
+    monkeypatch.setattr(module, "on_tensors", lambda task: True)
+    config = copy.deepcopy(config)
+    config.get("params", {}).get("config", {}).pop("central_value_config", None)
+    path = tmp_path / "agent.yaml"
+    path.write_text(yaml.safe_dump(config))
+    assert with_agent(Run(task=task, num_envs=128), str(path), {}).env.critic_keys == keys
+
+
 @pytest.mark.parametrize(("gpus", "precision"), [(0, "float32"), (1, "bfloat16")])
 def test_mixed_precision_is_for_gpus_as_in_the_libraries(tmp_path, monkeypatch, gpus, precision):
     monkeypatch.setattr(module, "visible_gpus", lambda: gpus)

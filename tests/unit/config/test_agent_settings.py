@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.config.agents.reader import AgentSettings
 from lockstep.config.agents.settings import agent_settings
 from lockstep.errors import ConfigError
 from lockstep.run import Run, override
@@ -106,7 +107,7 @@ OWN = {
         "adapt_every": "minibatch", "value_clip_range": 0.1, "value_coef": 4.0, "max_grad_norm": 1.0,
         "network.shared": False, "network.critic_hidden": (128,), "network.initial_log_std": math.log(0.5),
         "env.policy_keys": ("policy",), "env.critic_keys": ("policy", "privileged"), "env.clip_action": 1.0,
-        "adapt_before_step": True, "adam_eps": 1e-8, "network.initialization": "uniform",
+        "adapt_before_step": True, "adam_eps": 1e-8, "network.initialization": "uniform", "observation_limit": math.inf,
     },
     "sb3": {
         "total_steps": 1_000_000, "learning_rate_schedule": "constant", "value_coef": 1.0, "max_grad_norm": 1.0,
@@ -239,6 +240,34 @@ def test_a_central_value_function_becomes_a_critic_with_its_own_layers() -> None
     assert found.settings["network.critic_hidden"] == (256,)
     assert found.settings["network.shared"] is False
     assert any("learning_rate=0.0001" in line for line in found.differences)
+
+
+def without(library: str, *paths: str) -> AgentSettings:
+    """The settings of a configuration that leaves out some keys, as the library's users may."""
+    config = copy.deepcopy(CONFIGS[library])
+    for path in paths:
+        *parents, last = path.split(".")
+        inner: Any = config
+        for parent in parents:
+            inner = inner[parent]
+        inner.pop(last, None)
+    return agent_settings(library, config, num_envs=128)
+
+
+def test_keys_that_are_left_out_have_the_librarys_defaults() -> None:
+    rsl_rl = without("rsl_rl", "algorithm.max_grad_norm")
+    assert rsl_rl.settings["max_grad_norm"] == 1.0
+    names = ("agent.grad_norm_clip", "agent.value_clip", "models.separate")
+    skrl = without("skrl", *names).settings
+    assert (skrl["max_grad_norm"], skrl["value_clip_range"], skrl["network.shared"]) == (0.5, 0.2, False)
+    config = copy.deepcopy(CONFIGS["rl_games"])
+    config["params"]["config"]["bounds_loss_coef"] = None
+    assert agent_settings("rl_games", config, num_envs=128).settings["bounds_loss_coef"] == 0.0
+
+
+def test_what_a_library_does_with_actions_is_said() -> None:
+    found = without("rl_games", "params.env", "params.config.clip_actions")
+    assert any("scales them to the task's bounds, Lockstep not" in note for note in found.differences)
 
 
 def test_an_unknown_library_is_refused() -> None:

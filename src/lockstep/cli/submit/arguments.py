@@ -45,7 +45,11 @@ def _add_nodes(parser: argparse.ArgumentParser) -> None:
     add("--gpus-per-node", metavar="N", default="0", help="GPUs to ask for on each (default: 0; not for ssh)")
     add("--name", metavar="NAME", help="of the job (default: the task and the time)")
     add("--port", metavar="P", help=f"where the launchers meet (default: {DEFAULT_PORT}; slurm: by the job's number)")
-    add("--chdir", metavar="DIR", help="where to run on every node (default: here; kubernetes: the image's place)")
+    add(
+        "--chdir",
+        metavar="DIR",
+        help="where to run on every node (default: here; kubernetes, ray: the place that image or cluster give)",
+    )
     add("--setup", metavar="COMMAND", action="append", default=[], help="a shell command to run first; repeatable")
     add(
         "--lockstep",

@@ -74,7 +74,8 @@ def _options(job: Job, extra: list[str]) -> dict[str, str]:
         options["chdir"] = _quoted(job.chdir)
     if job.elastic:
         options["no-kill"] = ""
-    options["requeue"] = ""
+    if not {"requeue", "no-requeue"} & {pair.partition("=")[0] for pair in extra}:
+        options["requeue" if job.job_restarts else "no-requeue"] = ""
     for pair in extra:
         key, equals, value = pair.partition("=")
         if not re.fullmatch(r"[a-z][a-z-]*", key) or (equals and not value) or not value.isprintable():
@@ -82,8 +83,6 @@ def _options(job: Job, extra: list[str]) -> dict[str, str]:
         if key in _OURS:
             raise ConfigError(f"--slurm {pair}: that follows from {_OURS[key]}; use that")
         options[key] = _quoted(value)
-    if "no-requeue" in options:
-        del options["requeue"]
     return options
 
 
@@ -106,7 +105,7 @@ def _rendezvous(job: Job) -> list[str]:
 
 _ATTEMPTS = [
     "base=$run_dir  # an attempt without a checkpoint is not resumed: it would begin without the policy",
-    'if [ -e "$base/run.yaml" ]; then run_dir=$base.$SLURM_RESTART_COUNT; fi',
+    'n=0; while [ -e "$run_dir/run.yaml" ]; do n=$((n + 1)); run_dir=$base.$n; done',
     'for found in "$base" "$base".[0-9]*; do',
     '  if [ -e "$found/checkpoints/LATEST" ]; then run_dir=$found; fi',
     "done",

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from signal import Signals
+from signal import SIGINT, Signals
 from typing import IO, TextIO
 
 from lockstep.errors import RunError
@@ -133,12 +133,17 @@ def _wait(hosts: list[_Host], caught: list[int], elastic: bool) -> _Host | None:
 
 
 def _forward_signals(hosts: list[_Host], caught: list[int], end_s: float) -> None:
-    """Forward each signal to every launcher as it arrives, until all have exited."""
+    """Forward each signal to every launcher as it arrives, until all have exited.
+
+    A launcher that has just been started ignores SIGINT, as what a shell starts in the background: the first one is
+    sent as SIGTERM.
+    """
     forwarded = 0
     for _ in _while_running(hosts, end_s):
-        for number in caught[forwarded:]:
+        for i, number in enumerate(caught[forwarded:], forwarded):
+            name = "TERM" if i == 0 and number == SIGINT else Signals(number).name.removeprefix("SIG")
             for host in hosts:
-                host.send_signal(Signals(number).name.removeprefix("SIG"))
+                host.send_signal(name)
         forwarded = len(caught)
 
 

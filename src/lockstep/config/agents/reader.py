@@ -10,6 +10,9 @@ from lockstep.errors import ConfigError
 
 NO_RECURRENT = "recurrent networks are not read from agent configurations; without --agent there is network.recurrent"
 
+ISAAC_POLICY = ("policy",)
+"""Isaac Lab's group of the policy's observations, for libraries that give the value network the same."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:

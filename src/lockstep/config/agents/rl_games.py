@@ -1,6 +1,6 @@
 """Agent configurations of rl_games (`params:` in its YAML files) as settings of our PPO."""
 
-from lockstep.config.agents.reader import NO_RECURRENT, AgentReader
+from lockstep.config.agents.reader import ISAAC_POLICY, NO_RECURRENT, AgentReader
 
 _ONE_NETWORK = "the policy and a central value function are trained by one optimizer on the same minibatches here"
 
@@ -60,7 +60,10 @@ def _read_environment(agent: AgentReader) -> None:
     if (bound := agent.take("env.clip_observations")) is not None:
         agent.set("env.clip_observation", float(bound))
     scales = agent.take("config.clip_actions", True)
-    if (bound := agent.take("env.clip_actions")) is not None:
+    bound = agent.take("env.clip_actions")
+    if bound is None and scales:
+        agent.note("clip_actions: rl_games clips actions to [-1, 1] and scales them to the task's bounds, Lockstep not")
+    if bound is not None:
         if scales and float(bound) != 1.0:
             why = "with config.clip_actions rl_games scales actions from [-1, 1] to this bound"
             raise agent.refusal("env.clip_actions", bound, why)
@@ -91,7 +94,7 @@ def _read_losses(agent: AgentReader) -> None:
     agent.set("value_clip_range", clip if agent.take("config.clip_value", True) else None)
     agent.set("value_coef", agent.number("config.critic_coef"))
     agent.set("entropy_coef", agent.number("config.entropy_coef"))
-    agent.set("bounds_loss_coef", agent.number("config.bounds_loss_coef", 0.0))
+    agent.set("bounds_loss_coef", float(agent.take("config.bounds_loss_coef") or 0.0))  # null is off
     agent.set("gamma", agent.number("config.gamma"))
     agent.set("gae_lambda", agent.number("config.tau"))
     agent.set("reward_scale", agent.number("config.reward_shaper.scale_value", 1.0))
@@ -132,6 +135,7 @@ def _read_central_value(agent: AgentReader) -> None:
     """The critic on its own observations, with its own layers."""
     name = "config.central_value_config"
     if not agent.has(f"{name}.*"):
+        agent.set("env.critic_keys", ISAAC_POLICY)
         return
     agent.refuse(f"{name}.network.rnn.*", NO_RECURRENT)
     agent.set("network.critic_hidden", agent.units(f"{name}.network.mlp.units"))

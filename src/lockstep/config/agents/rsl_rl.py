@@ -122,7 +122,9 @@ def _read_algorithm(agent: AgentReader) -> None:
     agent.set("entropy_coef", agent.number("algorithm.entropy_coef"))
     agent.set("gamma", agent.number("algorithm.gamma"))
     agent.set("gae_lambda", agent.number("algorithm.lam"))
-    agent.set("max_grad_norm", agent.take("algorithm.max_grad_norm"))
+    norm = agent.take("algorithm.max_grad_norm", 1.0)
+    agent.set("max_grad_norm", norm)
+    agent.set("observation_limit", math.inf)
     agent.set("learning_rate", agent.number("algorithm.learning_rate"))
     schedule = agent.take("algorithm.schedule")
     if schedule not in ("adaptive", "fixed"):
@@ -134,7 +136,8 @@ def _read_algorithm(agent: AgentReader) -> None:
     agent.set("adapt_every", "minibatch")
     agent.set("adapt_before_step", True)
     agent.set("adam_eps", 1e-8)
-    agent.note("max_grad_norm: rsl_rl clips the gradients of actor and critic apart, Lockstep by one norm of both")
+    if norm is not None:
+        agent.note("max_grad_norm: rsl_rl clips the gradients of actor and critic apart, Lockstep by one norm of both")
     agent.set("precision", "bfloat16" if agent.take("algorithm.use_mixed_precision", False) else "float32")
     agent.expect("algorithm.optimizer", "adam", why="only Adam is supported")
     agent.expect("algorithm.normalize_advantage_per_mini_batch", False, why="a rollout is normalized as a whole here")

@@ -1,6 +1,6 @@
 """Agent configurations of Stable-Baselines3 (its YAML files in Isaac Lab) as settings of our PPO."""
 
-from lockstep.config.agents.reader import AgentReader
+from lockstep.config.agents.reader import ISAAC_POLICY, AgentReader
 
 _ACTIVATIONS = {"nn.ELU": "elu", "nn.ReLU": "relu", "nn.SiLU": "silu", "nn.Tanh": "tanh"}
 
@@ -50,6 +50,7 @@ def _read_network(agent: AgentReader) -> None:
         raise agent.refusal(f"{name}.activation_fn", kind, f"known are {', '.join(_ACTIVATIONS)}")
     agent.set("network.activation", _ACTIVATIONS[kind])
     agent.set("network.shared", False)
+    agent.set("env.critic_keys", ISAAC_POLICY)
     both = agent.take(f"{name}.net_arch")
     policy, value = agent.take(f"{name}.net_arch.pi", both), agent.take(f"{name}.net_arch.vf", both)
     agent.set("network.hidden", tuple(policy or (64, 64)))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
-from lockstep.config.agents.reader import NO_RECURRENT, AgentReader
+from lockstep.config.agents.reader import ISAAC_POLICY, NO_RECURRENT, AgentReader
 
 _POLICIES = ("GaussianMixin", "CategoricalMixin", "MultiCategoricalMixin")
 _NORMALIZER = "RunningStandardScaler"
@@ -51,12 +51,14 @@ def _read_models(agent: AgentReader) -> None:
     agent.set("network.initialization", "uniform")
     agent.set("network.activation", activation)
     own_observations = source != value_source
-    shared = not agent.take("models.separate", False) and policy == value and not own_observations
-    agent.set("network.shared", shared)
+    separate = agent.take("models.separate", True)
+    agent.set("network.shared", not separate and policy == value and not own_observations)
+    if not separate and (policy != value or own_observations):
+        agent.note("separate=false: skrl then ignores the value's own layers and input, which Lockstep follows")
     if policy != value:
         agent.set("network.critic_hidden", value)
     if not own_observations:
-        agent.set("env.critic_keys", ("policy",))
+        agent.set("env.critic_keys", ISAAC_POLICY)
 
 
 def _layers(agent: AgentReader, model: str) -> tuple[tuple[int, ...], str, str]:
@@ -88,7 +90,7 @@ def _read_losses(agent: AgentReader) -> None:
     agent.set("gamma", agent.number("agent.discount_factor"))
     agent.set("gae_lambda", agent.number("agent.gae_lambda" if agent.has("agent.gae_lambda") else "agent.lambda"))
     agent.set("clip_range", agent.number("agent.ratio_clip"))
-    value_clip = agent.number("agent.value_clip", 0.0)
+    value_clip = agent.number("agent.value_clip", 0.2)
     clips = agent.take("agent.clip_predicted_values", True) and value_clip
     agent.set("value_clip_range", value_clip if clips else None)
     if clips:
@@ -98,7 +100,7 @@ def _read_losses(agent: AgentReader) -> None:
     # Their value loss is the squared error, ours half of it.
     agent.set("value_coef", 2.0 * agent.number("agent.value_loss_scale"))
     agent.set("entropy_coef", agent.number("agent.entropy_loss_scale"))
-    agent.set("max_grad_norm", agent.number("agent.grad_norm_clip", 0.0) or None)
+    agent.set("max_grad_norm", agent.number("agent.grad_norm_clip", 0.5) or None)
     agent.set("target_kl", agent.number("agent.kl_threshold", 0.0) or None)
     agent.set("reward_scale", agent.number("agent.rewards_shaper_scale", 1.0))
     agent.set("precision", "bfloat16" if agent.take("agent.mixed_precision", False) else "float32")

@@ -17,7 +17,7 @@ from torch import Tensor
 from lockstep.config.env import EnvConfig
 from lockstep.envs.make import env_spec, make_vector_env
 from lockstep.envs.spec import EnvSpec
-from lockstep.envs.vector import VectorEnv
+from lockstep.envs.vector import CriticEnv, VectorEnv
 from lockstep.errors import ConfigError
 from lockstep.torch.envs.interface import Observation, TensorVectorEnv
 from lockstep.torch.envs.make import make_tensor_env
@@ -160,7 +160,7 @@ class HostTaskEnv(_TaskEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start new episodes everywhere."""
-        self.obs_buf = {_POLICY: self._tensor(self._env.reset(_seeds(self._seed, seed, self.num_envs)))}
+        self.obs_buf = self._groups(self._env.reset(_seeds(self._seed, seed, self.num_envs)))
         self.episode_length_buf.zero_()
         return self.obs_buf, {}
 
@@ -169,8 +169,15 @@ class HostTaskEnv(_TaskEnv):
         observation, reward, terminated, truncated, _ = self._env.step(self._host_action(action))
         ended = torch.from_numpy(np.array(terminated | truncated)).to(self.device)
         self.episode_length_buf = (self.episode_length_buf + 1) * ~ended
-        self.obs_buf = {_POLICY: self._tensor(observation)}
+        self.obs_buf = self._groups(observation)
         return self.obs_buf, self._tensor(reward), self._tensor(terminated), self._tensor(truncated), {}
+
+    def _groups(self, observation: np.ndarray) -> dict[str, Tensor]:
+        """Copies of the groups that there are, by name."""
+        found = {_POLICY: _as_numbers(self._tensor(observation))}
+        if self.vector_spec.critic_size is not None:
+            found["critic"] = self._tensor(cast(CriticEnv, self._env).critic_observation()[0])
+        return found
 
     def _host_action(self, action: Tensor) -> np.ndarray:
         array = action.detach().cpu().numpy()
@@ -216,7 +223,13 @@ class TensorTaskEnv(_TaskEnv):
 
 def _groups(observation: Observation) -> dict[str, Tensor]:
     """Copies of the groups that there are, by name."""
-    return {name: part.clone() for name, part in zip(_GROUPS, observation, strict=True) if part is not None}
+    parts = zip(_GROUPS, observation, strict=True)
+    return {name: _as_numbers(part.clone()) for name, part in parts if part is not None}
+
+
+def _as_numbers(observation: Tensor) -> Tensor:
+    """Images of bytes as float32 in [0, 1]: the libraries' networks do not take bytes, or only while they act."""
+    return observation.float() / 255.0 if observation.dtype == torch.uint8 else observation
 
 
 def _seeds(of_rank: int, seed: int | None, num_envs: int) -> list[int]:

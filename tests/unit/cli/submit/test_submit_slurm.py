@@ -1,6 +1,7 @@
 """The batch script: what it says, that a shell understands it, and what it does where SLURM's programs stand in."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -225,3 +226,21 @@ def test_slurm_itself_takes_it(capsys, tmp_path):
     text = text_of(capsys, *GIVEN)
     done = subprocess.run(["sbatch", "--test-only"], input=text, text=True, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_job_with_a_policy_is_submitted_again(capsys, here, cluster):
+    """A second job of the same run directory, which SLURM has not requeued."""
+    policy = here / "earlier.safetensors"
+    policy_file.write(policy, {}, None, {"format": 2})
+    text = text_of(capsys, *GIVEN, "--init-from", str(policy))
+    for attempt in ("runs/cp-4711", "runs/cp-4711.1"):
+        (here / attempt).mkdir(parents=True)
+        (here / attempt / "run.yaml").write_text("task: CartPole-v1\n")
+    words = run(text)[0][0][0]
+    assert words[words.index("--run-dir") + 1] == "runs/cp-4711.2"
+
+
+@pytest.mark.parametrize(("words", "directive"), [([], "requeue"), (["--job-restarts", "0"], "no-requeue")])
+def test_whether_the_cluster_may_start_the_job_again(capsys, words, directive):
+    directives = re.findall(r"^#SBATCH --(.*requeue)$", text_of(capsys, *GIVEN, *words), re.MULTILINE)
+    assert directives == [directive]

@@ -7,7 +7,10 @@ from types import ModuleType
 import pytest
 import torch
 
+from lockstep.config.env import EnvConfig
+from lockstep.envs.make import make_vector_env
 from lockstep.errors import ConfigError
+from lockstep.torch.envs import library_env
 from lockstep.torch.envs.library_env import HostTaskEnv, RecordedEnv, TensorTaskEnv
 from lockstep.torch.envs.library_wrappers import rl_games_env
 
@@ -100,3 +103,24 @@ def test_the_time_of_the_environments_steps_is_summed():
         env.step(torch.zeros(3, 1))
     assert 0.08 <= env.env_s < 0.16
     assert len(digests) == 1
+
+
+def test_images_are_numbers_that_every_network_takes():
+    """rl_games scales bytes while it acts only, and the networks of skrl and rsl_rl do not take them at all."""
+    env = HostTaskEnv("lockstep/PixelPong-v0", 2, CPU, 1)
+    first, _ = env.reset()
+    second = env.step(torch.zeros(2))[0]
+    for observation in (first["policy"], second["policy"]):
+        assert observation.dtype == torch.float32
+        assert observation.min() >= 0.0 and 0.1 < observation.max() <= 1.0
+    assert env.single_observation_space["policy"].contains(first["policy"][0].numpy())
+    env.close()
+
+
+def test_tasks_on_the_host_have_the_critics_observation(monkeypatch):
+    made = make_vector_env(WALK, EnvConfig(), 3)
+    monkeypatch.setattr(library_env, "make_vector_env", lambda *args: made)
+    env = HostTaskEnv(WALK, 3, CPU, 1)
+    observation, _ = env.reset()
+    assert {name: tuple(group.shape) for name, group in observation.items()} == {"policy": (3, 1), "critic": (3, 2)}
+    assert set(env.step(torch.zeros(3, 1))[0]) == {"policy", "critic"}
