@@ -6,6 +6,7 @@ A recipe of your own is a Python file with such a function; `lockstep recipe car
 import ast
 import importlib
 import inspect
+import math
 import pkgutil
 import re
 import shlex
@@ -157,6 +158,8 @@ def _spelled_out(node: Any, depth: int) -> str:
 def _literal(value: Any) -> str:
     if isinstance(value, str):
         return '"' + repr(value)[1:-1].replace('"', '\\"') + '"' if "'" not in value else repr(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
     return f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) else repr(value)
 
 
