@@ -17,7 +17,7 @@ from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.config import settings
 from lockstep.config.env import EnvConfig
-from lockstep.config.renamed import check_names, check_tree_names
+from lockstep.config.renamed import check_algorithm_name, check_names, check_tree_names
 from lockstep.config.run_base import RunBase
 from lockstep.errors import ConfigError
 from lockstep.system.files import read_text
@@ -341,10 +341,14 @@ def with_algo(run: SomeRun, algo: Any) -> SomeRun:
     """The same run with the default settings of another algorithm; unchanged if `algo` is no algorithm.
 
     Raises:
-        ConfigError: the run has algorithm settings other than the defaults, which would be lost.
+        ConfigError: the run has algorithm settings other than the defaults, which would be lost; or `algo` is another
+            library's name of one of our algorithms.
     """
     known = _algorithms(run)
-    if algo == run.algo or not isinstance(algo, str) or algo not in known:
+    if algo == run.algo or not isinstance(algo, str):
+        return run
+    if algo not in known:
+        check_algorithm_name(algo, known)
         return run
     default = known[run.algo]()
     for item in fields(default):

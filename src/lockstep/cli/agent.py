@@ -71,14 +71,11 @@ def _with_file(run: Run, path: str, num_envs: int | None) -> Run:
         )
     envs = num_envs or run.num_envs
     found = _with_groups_of(run.task, library, agent_settings(library, config, envs))
-    if not on_tensors(run.task):  # the groups of observations are those of a suite's tasks
-        kept = {name: value for name, value in found.settings.items() if not name.endswith("_keys")}
-        found = replace(found, settings=kept)
-        if "obs_groups" in config:
-            _print_note(
-                f"obs_groups of {path} are those of tasks on torch tensors, and left out; for task={run.task} "
-                "env.policy_keys and env.critic_keys choose"
-            )
+    if not on_tensors(run.task) and "obs_groups" in config:
+        _print_note(
+            f"obs_groups of {path} are those of tasks on torch tensors, and left out; for task={run.task} "
+            "env.policy_keys and env.critic_keys choose"
+        )
     return _applied(run, envs, found, f"{library} file {path}")
 
 
@@ -112,10 +109,14 @@ def _with_published(run: Run, agent: str | None, num_envs: int | None, changes: 
 
 
 def _with_groups_of(task: str, library: str, found: AgentSettings) -> AgentSettings:
-    """The settings with the task's own name of the policy's observations, where the value network has the same.
+    """The settings with groups of observations that the task has.
 
-    Only files of rsl_rl name groups; those of the others mean Isaac Lab's `policy`.
+    Only files of rsl_rl name groups; those of the others mean Isaac Lab's `policy` for the value network. Mjlab calls
+    it `actor`. Tasks on the host have none of a suite's groups.
     """
+    if not on_tensors(task):
+        kept = {name: value for name, value in found.settings.items() if not name.endswith("_keys")}
+        return replace(found, settings=kept)
     name = "env.critic_keys"
     if library == "rsl_rl" or isaac.is_isaac(task) or name not in found.settings:
         return found

@@ -1,4 +1,4 @@
-"""Error messages for settings by the names of other libraries: our name, and the line to type."""
+"""Error messages for settings and algorithms by the names of other libraries: our name, and the line to type."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCCo
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
-from lockstep.config.synonyms import SYNONYMS, Known, Synonym
+from lockstep.config.synonyms import SYNONYMS, VARIANTS, Known, Synonym, Variant
 from lockstep.errors import ConfigError
 
 How = Literal["set", "flag", "yaml", "python"]
@@ -84,6 +84,25 @@ def renaming_error(
     verb = "write" if how in ("yaml", "python") and not found.setting.startswith("--") else "type"
     line = _line(found.setting, _converted_value(found, text, known), known, how)
     return f"{problem}; here it is {found.setting}{note}: {verb} {line}"
+
+
+def check_algorithm_name(algo: str, algorithms: Mapping[str, type]) -> None:
+    """Raise `ConfigError` if `algo` is another library's name of one of these algorithms, by our names."""
+    word = algo.lower().replace("-", "_").replace("+", "_")
+    known = (item for item in VARIANTS if word in item.names.split() and _is_variant_of(item, algorithms))
+    found = next(known, Variant(word, word) if word in algorithms else None)
+    if found is not None:
+        settings = f" with the settings {found.settings.replace(' ', ', ')}" if found.settings else ""
+        raise ConfigError(f"unknown algo={algo}; here it is algo={found.algo}{settings}")
+
+
+def _is_variant_of(variant: Variant, algorithms: Mapping[str, type]) -> bool:
+    """Whether one of these algorithms has the settings; `dqn` has some in environments alone, or for logs alone."""
+    if variant.algo not in algorithms:
+        return False
+    own = {item.name for item in fields(algorithms[variant.algo])}
+    names = (setting.partition("=")[0] for setting in variant.settings.split())
+    return all(name in own or name.startswith("network.") for name in names)
 
 
 def is_switch(word: str, known: Known) -> bool:

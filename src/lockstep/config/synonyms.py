@@ -1,4 +1,4 @@
-"""Names of settings in Stable-Baselines3, CleanRL, skrl, rl_games, rsl_rl, RLlib and Tianshou.
+"""Names of settings and algorithms in Stable-Baselines3, CleanRL, skrl, rl_games, rsl_rl, RLlib, Tianshou and d3rlpy.
 
 `renamed.py` suggests ours. No name is accepted as an alias, since some differ slightly in meaning.
 """
@@ -26,6 +26,17 @@ class Synonym:
     """Converts their value to ours; raises `ValueError` if it cannot. None: the same value."""
     switch: bool = False
     """Whether the flag alone means true."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Names of an algorithm that is one of ours, with some settings of its own."""
+
+    names: str
+    """The names, separated by spaces."""
+    algo: str
+    settings: str = ""
+    """Those that make it of the defaults, separated by spaces."""
 
 
 def _number(text: str) -> float:
@@ -77,6 +88,10 @@ def _logarithm(text: str, known: Known) -> str:
 
 def _clipped_value(text: str, known: Known) -> str:
     return str(known["clip_range"]) if _is_on(text) else "null"
+
+
+def _temperature(text: str, known: Known) -> str:
+    return "null" if text.startswith("auto") else text
 
 
 def _switch(names: str, setting: str, yes: str = "true", no: str = "false", note: str = "") -> Synonym:
@@ -162,6 +177,7 @@ SYNONYMS = (
         "ent_coef entropy_coeff ent_coeff temperature entropy_temperature",
         "alpha",
         "a number fixes the temperature; null learns it",
+        _temperature,
     ),
     Synonym("init_alpha init_temperature initial_temperature log_alpha_init", "initial_alpha"),
     Synonym("target_ent", "target_entropy"),
@@ -294,3 +310,26 @@ SYNONYMS = (
     Synonym("load_model pretrained init_checkpoint init_from", "--init-from"),
     Synonym("reward_threshold stop_reward target_reward", "stop_return"),
 )
+
+VARIANTS = (
+    Variant("ppo2 appo ippo mappo ppo_continuous", "ppo"),
+    Variant("recurrent_ppo ppo_recurrent ppo_lstm ppo_rnn", "ppo", "network.recurrent=lstm"),
+    Variant("ppo_gru", "ppo", "network.recurrent=gru"),
+    Variant("ddqn double_dqn", "dqn", "double=true"),
+    Variant("dueling_dqn", "dqn", "dueling=true"),
+    Variant("c51 categorical_dqn", "dqn", "value_distribution=categorical"),
+    Variant("qrdqn qr_dqn", "dqn", "value_distribution=quantile"),
+    Variant(
+        "rainbow rainbow_dqn",
+        "dqn",
+        "double=true dueling=true noisy=true prioritized=true n_step=3 value_distribution=categorical",
+    ),
+    Variant("ddpg", "td3", "num_critics=1 policy_delay=1 target_noise=0"),
+    Variant("redq", "sac", "updates_per_step=20 policy_delay=20 num_critics=10 target_critics=2"),
+    Variant("droq", "sac", "updates_per_step=20 policy_delay=20 target_critics=2 layer_norm=true dropout=0.01"),
+    Variant("behaviour_cloning behavior_cloning behavioral_cloning imitation", "bc"),
+    Variant("td3bc td3_plus_bc", "td3_bc"),
+    Variant("bcq discrete_bcq", "dqn", "bcq_threshold=0.3"),
+    Variant("discrete_cql", "cql"),
+)
+"""Names of algorithms elsewhere. The first whose `algo` a run may have applies."""

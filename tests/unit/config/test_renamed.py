@@ -10,7 +10,7 @@ import pytest
 from lockstep.cli import main as cli
 from lockstep.cli.parser import parser
 from lockstep.config.renamed import known_settings, renaming_error
-from lockstep.config.synonyms import SYNONYMS
+from lockstep.config.synonyms import SYNONYMS, VARIANTS
 from lockstep.errors import ConfigError
 from lockstep.run import OfflineRun, Run, from_dict, override
 
@@ -114,6 +114,11 @@ def test_synonym_depends_on_the_algorithm(given, line, capsys):
     assert capsys.readouterr().err.endswith(f": type {line}\n")
 
 
+def test_automatic_temperature(capsys):
+    assert cli.main(["train", "Pendulum-v1", "--algo", "sac", "--set", "ent_coef=auto"]) == 2
+    assert capsys.readouterr().err.endswith(": type --set alpha=null\n")
+
+
 def test_conversion_uses_other_settings_of_the_same_call(capsys):
     assert cli.main(["train", "CartPole-v1", "--num-envs", "4", "--set", "n_epochs=3", "--set", "batch_size=64"]) == 2
     assert "--set num_epochs=3" in capsys.readouterr().err
@@ -127,6 +132,34 @@ def test_setting_of_another_algorithm_is_reported(capsys):
     assert "here it is capacity, which algo=ppo does not have: leave it out" in capsys.readouterr().err
     assert cli.main(["train", "CartPole-v1", "--algo", "dqn", "--set", "num_epochs=10"]) == 2
     assert "num_epochs is a setting of ppo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.names.split()[0])
+def test_settings_of_an_algorithm_by_another_name_are_accepted(variant):
+    answered = []
+    for run in (PPO, LOGGED):
+        try:
+            override(run, {"algo": variant.names.split()[0]})
+        except ConfigError as error:
+            if f"here it is algo={variant.algo}" in str(error):
+                answered.append(run)
+    assert answered
+    for run in answered:
+        override(run, {"algo": variant.algo, **dict(setting.split("=", 1) for setting in variant.settings.split())})
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        ("ddpg", "algo=td3 with the settings num_critics=1, policy_delay=1, target_noise=0"),
+        ("Recurrent-PPO", "algo=ppo with the settings network.recurrent=lstm"),
+        ("SAC", "algo=sac"),
+    ],
+)
+def test_algorithm_by_another_name(given, answer, capsys):
+    for typed in (["--algo", given], ["--set", f"algo={given}"]):
+        assert cli.main(["train", "Pendulum-v1", *typed]) == 2
+        assert capsys.readouterr().err == f"lockstep: error: unknown algo={given}; here it is {answer}\n"
 
 
 @pytest.mark.parametrize(
