@@ -38,12 +38,16 @@ def parse(text: str, where: str) -> Any:
         raise ConfigError(f"{where}{line} is not YAML: {getattr(error, 'problem', None) or error}") from None
 
 
-def to_yaml(data: object) -> str:
-    """Plain values as YAML that `parse` reads back equal."""
+def to_yaml(data: object, *, one_line: bool = False) -> str:
+    """Plain values as YAML that `parse` reads back equal; on `one_line`, without a line break at the end."""
+    width = math.inf if one_line else None
     try:
-        return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        text = yaml.dump(
+            data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=one_line, width=width
+        )
     except yaml.YAMLError as error:
         raise ConfigError(f"settings must be plain values to be written as YAML ({error.args[0]})") from None
+    return text.removesuffix("\n").removesuffix("\n...") if one_line else text
 
 
 def plain(value: Any) -> Any:

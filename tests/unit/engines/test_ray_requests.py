@@ -9,7 +9,7 @@ import pytest
 from lockstep.cli import main
 from lockstep.cli.parser import parser
 from lockstep.engines.ray.actor import Host
-from lockstep.engines.ray.arguments import RayRequest, ray_request
+from lockstep.engines.ray.arguments import RayRequest, ray_request, runtime_env_of
 from lockstep.engines.ray.attempt import rank_children
 from lockstep.engines.ray.cluster import own_search_path
 from lockstep.engines.ray.placement import PlacedRank
@@ -48,6 +48,7 @@ def test_nodes_are_bundles_of_several_ranks_on_different_nodes():
         ("--on ray --resources-per-rank GPU=1", "--gpus-per-rank instead"),
         ("--on ray --resources-per-rank disk", "not NAME=AMOUNT"),
         ("--on ray --runtime-env '{'", "is not JSON"),
+        ("--on ray --runtime-env '{\"env_vars\": [1]}'", "must be a mapping from names to text"),
         ("--cpus-per-rank 2", "add --on ray"),
     ],
 )
@@ -89,6 +90,12 @@ def test_packages_of_the_installation_are_not_handed_over():
     import sys
 
     assert own_search_path(["/home/me/code", f"{sys.prefix}/lib/site-packages"]) == ["/home/me/code"]
+
+
+def test_environment_variables_are_text(tmp_path):
+    (tmp_path / "env.yaml").write_text("env_vars: {A: 1, B: true, C: }")
+    assert runtime_env_of(str(tmp_path / "env.yaml")) == {"env_vars": {"A": "1", "B": "true", "C": ""}}
+    assert runtime_env_of('{"env_vars": null}') == {"env_vars": {}}
 
 
 def test_submitted_job_trains_on_ray(capsys):

@@ -39,7 +39,7 @@ def chosen_faults(text: str | None) -> list[str]:
     unknown = [name for name in names if name not in KINDS]
     if unknown or not names:
         raise ConfigError(f"--faults {','.join(unknown) or repr(text)}: no such fault; there are {', '.join(KINDS)}")
-    return names
+    return list(dict.fromkeys(names))
 
 
 def prepared(run: Run, ranks: int, *, whole: bool) -> Run:

@@ -48,7 +48,7 @@ class Job:
     """Between a signal and SIGKILL of the ranks."""
     job_restarts: int
     setup: list[str]
-    """Shell commands to run first; if one fails, the node exits with code 2."""
+    """Shell commands to run first, in the shell of the launcher; if one fails, the node exits with code 2."""
     lockstep: list[str]
     """The `lockstep` command on the nodes."""
     chdir: str
@@ -81,10 +81,11 @@ def requested_job(args: argparse.Namespace) -> Job:
     _check_flags(args)
     minimum, maximum = _nodes(args)
     gpus = number(args.gpus_per_node, "--gpus-per-node", least=0)
-    nproc = args.nproc_per_node or ("auto" if args.on == "ssh" else str(gpus or 1))
+    run, num_shards, policy = _checked_run(args)
+    processes = max(1, gpus // run.devices_per_process)
+    nproc = args.nproc_per_node or ("auto" if args.on == "ssh" else str(processes))
     if nproc != "auto":
         number(nproc, "--nproc-per-node", "a number or auto")
-    run, num_shards, policy = _checked_run(args)
     _check_world(run, [minimum, maximum], nproc, num_shards)
     _check_devices(run, nproc, gpus, args.on)
     grace_s = number(args.grace_s, "--grace-s", "a number of seconds", least=_LEAST_GRACE_S)
@@ -101,7 +102,7 @@ def requested_job(args: argparse.Namespace) -> Job:
         port=_port(args.port),
         grace_s=grace_s,
         job_restarts=number(args.job_restarts, "--job-restarts", least=0),
-        setup=[f"{{ {_one_line(command, '--setup')}; }} || exit 2" for command in args.setup],
+        setup=[f"eval {shlex.quote(_one_line(command, '--setup'))} || exit 2" for command in args.setup],
         lockstep=_lockstep(args),
         chdir=args.chdir or "",
         flags=_launcher_flags(args),
@@ -194,10 +195,16 @@ def _check_devices(run: "AnyRun", nproc: str, gpus: int, on: str) -> None:
         raise ConfigError(
             f"--gpus-per-node {gpus}: device=cpu leaves them idle; leave it out, or add --device cuda to use them"
         )
-    if gpus and nproc != "auto" and int(nproc) > gpus:
+    devices = run.devices_per_process
+    if gpus and nproc != "auto" and int(nproc) * devices > gpus:
+        if devices > gpus:
+            raise ConfigError(f"devices_per_process={devices} is more than --gpus-per-node {gpus}; use at most {gpus}")
+        more, takes = ("", "a rank takes one GPU")
+        if devices > 1:
+            more, takes = f" with devices_per_process={devices}", f"a process takes {devices} GPUs"
         raise ConfigError(
-            f"--nproc-per-node {nproc} is more than --gpus-per-node {gpus}; a rank takes one GPU: "
-            f"use --nproc-per-node {gpus}"
+            f"--nproc-per-node {nproc}{more} is more than --gpus-per-node {gpus}; {takes}: "
+            f"use --nproc-per-node {gpus // devices}"
         )
 
 

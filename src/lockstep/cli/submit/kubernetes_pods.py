@@ -14,6 +14,7 @@ from lockstep.cli.submit.arguments import DEFAULT_PORT
 from lockstep.cli.submit.job import Job
 from lockstep.errors import ConfigError
 
+_QUANTITY = r"[0-9]+(\.[0-9]+)?(m|k|[MGTPE]|[KMGTPE]i)?"
 _PENDING_S = "3600"  # pods of one job need not start at the same time
 
 
@@ -58,7 +59,7 @@ def node_resources(job: Job, args: argparse.Namespace) -> dict[str, str]:
     pairs: list[str] = args.resource
     for pair in pairs:
         key, _, value = pair.partition("=")
-        if not re.fullmatch(r"[a-z][a-zA-Z0-9./-]*", key) or not re.fullmatch(r"[0-9.]+[a-zA-Z]{0,2}", value):
+        if not re.fullmatch(r"[a-z][a-zA-Z0-9./-]*", key) or not re.fullmatch(_QUANTITY, value):
             raise ConfigError(f"--resource {pair} is not KEY=QUANTITY, such as cpu=8 or memory=32Gi")
         found[key] = value
     if job.gpus:

@@ -9,6 +9,7 @@ import shlex
 from typing import Any
 
 from lockstep.cli.submit.job import Job
+from lockstep.engines.ray.arguments import checked_strategy, resources_of, runtime_env_of
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number
 
@@ -61,9 +62,10 @@ def driver_flags(job: Job, args: argparse.Namespace) -> list[str]:
     flags = ["--on", "ray", "--address", "auto", "--nnodes", job.nnodes, "--nproc-per-node", job.nproc]
     flags += ["--gpus-per-rank", str(gpus)]
     if args.strategy:
-        flags += ["--strategy", args.strategy]
+        flags += ["--strategy", checked_strategy(args.strategy)]
     if args.cpus_per_rank:
         flags += ["--cpus-per-rank", str(number(args.cpus_per_rank, "--cpus-per-rank"))]
+    resources_of(args.resources_per_rank)  # refuses what is no resource
     for pair in args.resources_per_rank:
         flags += ["--resources-per-rank", pair]
     return [*flags, *job.flags]
@@ -92,8 +94,6 @@ def _entrypoint(job: Job, args: argparse.Namespace) -> str:
 
 def runtime_env(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     """The user's runtime environment, and the time that a stopped job has for a checkpoint."""
-    from lockstep.engines.ray.arguments import runtime_env_of
-
     found = runtime_env_of(args.runtime_env) or {}
     variables = {_STOP_WAIT: str(job.end_s), "RAY_USAGE_STATS_ENABLED": "0", **found.get("env_vars", {})}
     return {**found, "env_vars": variables}

@@ -5,9 +5,8 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +49,7 @@ def run_sweep_command(args: argparse.Namespace) -> int:
         return continue_sweep(args, target, changes)
     sweep = load_sweep(target, changes)
     run_dir = Path(args.run_dir) if args.run_dir else Path("runs", target.stem)
-    return _run(replace(sweep, directory=sweep.directory or os.getcwd()), run_dir.absolute(), args)
+    return _run(replace(sweep, directory=os.path.abspath(sweep.directory or ".")), run_dir.absolute(), args)
 
 
 def train_seeds(args: argparse.Namespace) -> int:
@@ -171,16 +170,20 @@ def _check_runs(sweep: Sweep, command: TrainCommand) -> "AnyRun":
 
 
 def _most_runs(sweep: Sweep) -> int:
-    trials = sum(1 for _ in grid(sweep.settings)) if sweep.sampler == "grid" else sweep.trials or 1
+    trials = sweep.trials or 1 if sweep.sampler == "optuna" else sum(1 for _ in _listed(sweep))
     return trials * len(sweep.seeds)
 
 
-def _source(sweep: Sweep, folder: SweepFolder) -> TrialSource:
+def _listed(sweep: Sweep) -> Iterator[dict[str, Any]]:
+    """The combinations of a sampler that knows them from the start."""
     if sweep.sampler == "grid":
-        return ListedTrials(grid(sweep.settings), numbered=False)
-    assert sweep.trials is not None
-    if sweep.sampler == "random":
-        return ListedTrials(draws(sweep.settings, sweep.trials, sweep.sampler_seed), numbered=True)
+        return grid(sweep.settings)
+    return draws(sweep.settings, sweep.trials or 0, sweep.sampler_seed)
+
+
+def _source(sweep: Sweep, folder: SweepFolder) -> TrialSource:
+    if sweep.sampler != "optuna":
+        return ListedTrials(_listed(sweep), numbered=sweep.sampler == "random")
     from lockstep.cli.sweep.optuna_trials import OptunaTrials
 
     return OptunaTrials(sweep, folder.path)
@@ -188,14 +191,10 @@ def _source(sweep: Sweep, folder: SweepFolder) -> TrialSource:
 
 def _list_runs(sweep: Sweep, shown: str, slots: Sequence[Slot] | None) -> int:
     """Print the runs; `slots` is None where only the cluster has their number."""
-    combinations = grid(sweep.settings)
-    if sweep.sampler != "grid":
-        combinations = draws(sweep.settings, sweep.trials or 0, sweep.sampler_seed)
     seeds = ",".join(map(str, sweep.seeds))
     if sweep.sampler == "optuna":
         print(f"{sweep.trials} trials chosen by Optuna, seeds {seeds}")
-        combinations = islice(combinations, 0)
-    for settings in combinations:
+    for settings in () if sweep.sampler == "optuna" else _listed(sweep):
         print(f"{shown_settings(settings) or 'settings as given'}, seeds {seeds}")
     at_a_time = "as many at a time as the cluster has room for" if slots is None else f"{len(slots)} at a time"
     print(f"{_most_runs(sweep)} runs, {at_a_time}, in {shown}")
@@ -204,6 +203,7 @@ def _list_runs(sweep: Sweep, shown: str, slots: Sequence[Slot] | None) -> int:
 
 def _run_all(pool: Pool, first: "AnyRun") -> int:
     """Run all members of the pool and print the table; returns the exit code."""
+    pool.check_started()
     folder, sweep, slots, ranks = pool.folder, pool.sweep, pool.slots, pool.command.ranks
     shown = folder.shown
     at_a_time = f"{len(slots)} at a time" if len(slots) > 1 else "one at a time"

@@ -90,26 +90,29 @@ class SweepFolder:
         """Whether a run has ended successfully."""
         return read_json(member.path / SUMMARY_FILE).get("status") in COMPLETE and not is_running(member.path)
 
-    def write_config(self, member: Member, run: "AnyRun") -> Path:
-        """Write the config of a run, or check that it is the one of an earlier start; returns its path.
+    def config_path(self, member: Member) -> Path:
+        """The file of the config of a run."""
+        return self.path / "configs" / f"{member.name}.yaml"
 
-        Raises:
-            ConfigError: the run was started with other settings.
-        """
-        from lockstep.run import dump, load
+    def check_config(self, member: Member, run: "AnyRun") -> None:
+        """Raise `ConfigError` if the run was started with other settings."""
+        from lockstep.run import load
 
-        path = self.path / "configs" / f"{member.name}.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            before = load(path)
-            if before != run:
-                raise ConfigError(
-                    f"{member.name} of {self.path} has {_difference(before, run)} now; the runs of a sweep keep their "
-                    "settings: choose another directory with --run-dir"
-                )
-        else:
+        before = load(self.config_path(member))
+        if before != run:
+            raise ConfigError(
+                f"{member.name} of {self.path} has {_difference(before, run)} now; the runs of a sweep keep their "
+                "settings: choose another directory with --run-dir"
+            )
+
+    def write_config(self, member: Member, run: "AnyRun") -> None:
+        """Write the config of a run that has none."""
+        from lockstep.run import dump
+
+        path = self.config_path(member)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, dump(run))
-        return path
 
     def may_start(self, member: Member) -> bool:
         """Whether no process of an earlier start still trains the run."""

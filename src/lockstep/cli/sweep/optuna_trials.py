@@ -42,6 +42,7 @@ class OptunaTrials:
         self._study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         self._study.pruner = optuna.pruners.MedianPruner() if sweep.prune else optuna.pruners.NopPruner()
         self._earlier = deque[Any](earlier)
+        self._known = [self._trial(one) for one in earlier if self._is_complete(one)]
         self._open: dict[Trial, Any] = {}
         self._reported: dict[Trial, set[int]] = {}
 
@@ -59,14 +60,18 @@ class OptunaTrials:
                 "choose another directory with --run-dir"
             )
 
+    def known(self) -> list[Trial]:
+        """The trials of earlier starts."""
+        return self._known
+
     def next(self) -> Trial | None:
         """The next trial of an earlier start, else a new one; None if there are enough."""
         while self._earlier:
             found = self._earlier.popleft()
-            if set(found.params) != set(self._distributions):  # its proposal was cut short
+            if not self._is_complete(found):
                 self._tell(found.number, state="FAIL")
                 continue
-            trial = Trial(numbered_name(found.number), self._values(found.params))
+            trial = self._trial(found)
             if not found.state.is_finished():
                 self._open[trial] = self._optuna.trial.Trial(self._study, found._trial_id)
                 self._reported[trial] = set(found.intermediate_values)
@@ -74,7 +79,7 @@ class OptunaTrials:
         if len(self._study.get_trials(deepcopy=False)) >= self._count:
             return None
         asked = self._study.ask(self._distributions)
-        trial = Trial(numbered_name(asked.number), self._values(asked.params))
+        trial = self._trial(asked)
         self._open[trial], self._reported[trial] = asked, set()
         return trial
 
@@ -102,6 +107,13 @@ class OptunaTrials:
     def _tell(self, trial: Any, state: str) -> None:
         states = self._optuna.trial.TrialState
         self._study.tell(trial, state=states[state], skip_if_finished=True)
+
+    def _is_complete(self, found: Any) -> bool:
+        """Whether a trial of an earlier start has all its settings: its proposal was not cut short."""
+        return set(found.params) == set(self._distributions)
+
+    def _trial(self, found: Any) -> Trial:
+        return Trial(numbered_name(found.number), self._values(found.params))
 
     def _values(self, params: dict[str, Any]) -> dict[str, Any]:
         """The settings, in the order of the sweep file; choices are stored by their position."""

@@ -74,12 +74,34 @@ class Pool:
     _trials: dict[Trial, _Running] = field(default_factory=dict[Trial, _Running])
     _read_at: float = 0.0
 
+    def check_started(self) -> None:
+        """Raise `ConfigError` if a run of an earlier start has other settings now."""
+        for trial in self.source.known():
+            for member in self._members_of(trial):
+                if not self.folder.config_path(member).exists():
+                    continue
+                try:
+                    run = self.command.run_of(trial.settings, member.seed)
+                except ConfigError:
+                    continue  # `_prepare` reports it
+                self.folder.check_config(member, run)
+
     def run(self) -> int:
         """Run all members; returns the number of the signal that ended the sweep early, else 0.
 
         The first SIGINT, SIGTERM, SIGUSR1 or SIGHUP is forwarded to all runs, which write a checkpoint and end; a
-        second SIGINT kills them.
+        second SIGINT kills them. An error here ends them in the same way.
         """
+        try:
+            return self._run()
+        except BaseException:
+            self._stop(self._active, signal.SIGTERM)
+            while self._active:
+                self._collect()
+                time.sleep(_POLL_S)
+            raise
+
+    def _run(self) -> int:
         forwarded = 0
         with caught_signals() as caught:
             while True:
@@ -93,6 +115,8 @@ class Pool:
                 if not forwarded:
                     self._fill()
                 if not self._active and (forwarded or not self._queue):
+                    if forwarded:
+                        self._add_ended()
                     return forwarded
                 self._read()
                 time.sleep(_POLL_S)
@@ -121,11 +145,26 @@ class Pool:
             self._queue.append(member)
         return None
 
+    def _members_of(self, trial: Trial) -> list[Member]:
+        return [self.folder.member(trial, seed, retry_failed=self.retry_failed) for seed in self.sweep.seeds]
+
+    def _add_ended(self) -> None:
+        """Add the trials whose turn has not come in this start, and which have runs that ended in an earlier one."""
+        taken = {trial.name for trial in self._trials}
+        for trial in self.source.known():
+            members = [] if trial.name in taken else self._members_of(trial)
+            if any(member.status != "queued" for member in members):
+                self.members += members
+
     def _add(self, trial: Trial) -> None:
         """Queue the runs of a trial that have not ended."""
-        members = [self.folder.member(trial, seed, retry_failed=self.retry_failed) for seed in self.sweep.seeds]
+        members = self._members_of(trial)
+        pruned = any(member.status == "pruned" for member in members)
         for member in members:
-            self._prepare(member)
+            if pruned and member.status == "queued":  # of a seed that was added later
+                self._record_pruned(member)
+            else:
+                self._prepare(member)
         self.members += members
         self._trials[trial] = _Running(members)
         self._queue.extend(member for member in members if member.status == "queued")
@@ -151,7 +190,7 @@ class Pool:
         self.folder.write_config(member, run)
 
     def _start(self, member: Member, slot: Slot) -> None:
-        config = self.folder.path / "configs" / f"{member.name}.yaml"
+        config = self.folder.config_path(member)
         resumed = self.folder.is_begun(member)
         command = self.command.resume(member.path) if resumed else self.command.start(config, member.path)
         process = self.start_process(command, slot, self.folder.log_path(member))
@@ -238,10 +277,14 @@ class Pool:
         for member in running.members:
             if member in self._queue:
                 self._queue.remove(member)
-                member.status = "pruned"
-                self.folder.record("end", member, code=None, status="pruned", reason=None)
+                self._record_pruned(member)
                 self.lines.ended(member)
         self._stop([other for other in self._active if other.member.trial is trial], signal.SIGTERM)
+
+    def _record_pruned(self, member: Member) -> None:
+        """Record that a run is not started, since its trial was given up."""
+        member.status = "pruned"
+        self.folder.record("end", member, code=None, status="pruned", reason=None)
 
     def _stop(self, active: Sequence[_Active], number: int) -> None:
         """Send a signal to runs: to their launcher, which ends its ranks; SIGKILL to all of their processes."""

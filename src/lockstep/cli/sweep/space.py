@@ -1,6 +1,7 @@
 """The search space of a sweep: lists of values and ranges, every combination of them, and random draws."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -34,8 +35,6 @@ class Range:
 
     def draw(self, random: "np.random.Generator") -> float | int:
         """One value."""
-        import math
-
         if self.step is not None:
             steps = int((self.high - self.low) / self.step + 1e-9)
             return self.low + self.step * int(random.integers(steps + 1))
@@ -88,8 +87,10 @@ def _range(name: str, entry: Mapping[str, Any]) -> Range:
         )
     found = Range(**entry)
     numbers = [found.low, found.high, *([] if found.step is None else [found.step])]
-    if any(isinstance(value, bool) or not isinstance(cast(object, value), int | float) for value in numbers):
-        raise ConfigError(f"settings.{name}: low, high and step must be numbers, not {numbers}")
+    if not all(map(_is_number, numbers)):
+        raise ConfigError(f"settings.{name}: low, high and step must be finite numbers, not {numbers}")
+    if not isinstance(cast(object, found.log), bool):
+        raise ConfigError(f"settings.{name}: log={found.log} must be true or false")
     if not found.low < found.high:
         raise ConfigError(f"settings.{name}: low={found.low} must be less than high={found.high}")
     if found.log and (found.low <= 0 or found.step is not None):
@@ -97,6 +98,10 @@ def _range(name: str, entry: Mapping[str, Any]) -> Range:
     if found.step is not None and found.step <= 0:
         raise ConfigError(f"settings.{name}: step={found.step} must be greater than 0")
     return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def grid(space: Space) -> Iterator[dict[str, Any]]:

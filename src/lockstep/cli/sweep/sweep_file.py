@@ -45,7 +45,7 @@ class Sweep:
     trials: int | None = None
     """Number of combinations that `random` and `optuna` try."""
     sampler_seed: int = 0
-    """Seed of the draws."""
+    """Seed of the draws, from 0 to 2^31 - 1."""
     metric: str = "last_return"
     """The score of a run: `last_return`, `best_return`, or the last value of a metric of `metrics.jsonl`."""
     direction: Literal["maximize", "minimize"] = "maximize"
@@ -57,6 +57,8 @@ class Sweep:
 
     def __post_init__(self) -> None:
         """Check what cannot be checked setting by setting."""
+        if not 0 <= self.sampler_seed < 2**31:
+            raise ConfigError(f"sampler_seed={self.sampler_seed} must be from 0 to {2**31 - 1}")
         if self.sampler == "grid":
             ranges = [name for name, choice in self.settings.items() if not isinstance(choice, tuple)]
             if ranges:

@@ -54,7 +54,8 @@ class TrainCommand:
                 f"{name}: --on {args.on} is for the sweep: lockstep sweep FILE --on {args.on}; leave it out"
             )
         ray_request(args)  # refuses flags of a rank's actor, which a sweep does not have
-        if asks_for_nodes(args) or args.distributed or args.nproc_per_node is not None:
+        meets = (args.init_file, args.master_addr, args.master_port, args.nproc_per_node)
+        if asks_for_nodes(args) or args.distributed or meets != (None,) * len(meets):
             raise ConfigError(
                 f"{name}: each run of a sweep has its ranks on this machine; give --ranks N and no flags of a launcher"
             )
@@ -74,6 +75,7 @@ class TrainCommand:
             ConfigError: the run cannot work; names the settings of its trial.
         """
         from lockstep.cli.request import checked, requested_run
+        from lockstep.config.settings import to_yaml
         from lockstep.launch.world_checks import check_world
         from lockstep.run import Run
         from lockstep.session.env_checks.before_run import check_before_run
@@ -86,7 +88,7 @@ class TrainCommand:
             if args.target or args.task:
                 raise ConfigError(f"settings.task, but train names a task too: {self._words}; leave one of them out")
             args.target = str(values.pop("task"))
-        args.set = [*args.set, *(f"{name}={json.dumps(value)}" for name, value in values.items())]
+        args.set = [*args.set, *(f"{name}={to_yaml(value, one_line=True)}" for name, value in values.items())]
         try:
             run = checked(args, requested_run(args))
             check_world(run, World(size=self.ranks))

@@ -44,6 +44,10 @@ class Member:
 class TrialSource(Protocol):
     """Chooses the trials of a sweep, and may end some early."""
 
+    def known(self) -> list[Trial]:
+        """The trials that are known now, whether or not `next` has returned them."""
+        ...
+
     def next(self) -> Trial | None:
         """The next trial; None if there is no other."""
         ...
@@ -71,6 +75,10 @@ class ListedTrials:
             for number, settings in enumerate(listed)
         ]
         self._left = iter(self.trials)
+
+    def known(self) -> list[Trial]:
+        """All trials."""
+        return self.trials
 
     def next(self) -> Trial | None:
         """The next trial; None if there is no other."""

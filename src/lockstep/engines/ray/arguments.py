@@ -114,14 +114,11 @@ def ray_request(args: argparse.Namespace, default_ranks: int = 1) -> RayRequest 
         if getattr(args, name) not in (None, False):
             raise ConfigError(f"{_flag(name)} is for launchers that run on each node, and --on ray needs none; omit it")
     minimum, maximum, per_bundle = _counts(args, default_ranks)
-    strategy = args.strategy or ("STRICT_SPREAD" if args.nnodes else "PACK")
-    if strategy not in STRATEGIES:
-        raise ConfigError(f"--strategy {strategy} must be one of {', '.join(STRATEGIES)}")
     return RayRequest(
         minimum=minimum,
         maximum=maximum,
         ranks_per_bundle=per_bundle,
-        strategy=strategy,
+        strategy=checked_strategy(args.strategy or ("STRICT_SPREAD" if args.nnodes else "PACK")),
         cpus=number(args.cpus_per_rank or "1", "--cpus-per-rank"),
         gpus=None if args.gpus_per_rank is None else number(args.gpus_per_rank, "--gpus-per-rank", least=0),
         resources=resources_of(args.resources_per_rank),
@@ -150,6 +147,13 @@ def _counts(args: argparse.Namespace, default_ranks: int) -> tuple[int, int, int
     if minimum > maximum:
         raise ConfigError(f"--ranks {args.ranks}: the maximum is less than the minimum; use {maximum}:{minimum}")
     return minimum, maximum, 1
+
+
+def checked_strategy(strategy: str) -> str:
+    """The strategy of a placement group, as typed."""
+    if strategy not in STRATEGIES:
+        raise ConfigError(f"--strategy {strategy} must be one of {', '.join(STRATEGIES)}")
+    return strategy
 
 
 def resources_of(pairs: list[str]) -> dict[str, float]:
@@ -194,7 +198,19 @@ def runtime_env_of(text: str | None) -> dict[str, Any] | None:
             raise ConfigError(f"--runtime-env {text} is not JSON ({error})") from None
     if not isinstance(found, dict):
         raise ConfigError(f"--runtime-env {text} must be a mapping, such as {{'working_dir': '.'}}")
-    return cast(dict[str, Any], found)
+    found = cast(dict[str, Any], found)
+    variables: Any = found.get("env_vars") or {}
+    if not isinstance(variables, Mapping):
+        raise ConfigError(f"--runtime-env {text}: env_vars={variables} must be a mapping from names to text")
+    texts = {str(name): _variable(value) for name, value in cast(Mapping[Any, Any], variables).items()}
+    return {**found, "env_vars": texts} if "env_vars" in found else found
+
+
+def _variable(value: object) -> str:
+    """The text of an environment variable, which YAML may have read as a number, a switch or nothing."""
+    if value is None:
+        return ""
+    return json.dumps(value) if isinstance(value, bool) else str(value)
 
 
 def _flag(name: str) -> str:

@@ -22,7 +22,7 @@ BATCH = RUN.num_envs * RUN.algorithm.num_steps
 
 def test_chosen_faults_selects_by_name():
     assert chosen_faults(None) == list(KINDS)
-    assert chosen_faults("stall, kill") == ["stall", "kill"]
+    assert chosen_faults("stall, kill, stall") == ["stall", "kill"]
     for text, named in (("kill,quake", "quake"), ("", "''"), (",", "','")):
         with pytest.raises(ConfigError, match=f"--faults {named}: no such fault; there are kill, raise, exit, stall"):
             chosen_faults(text)

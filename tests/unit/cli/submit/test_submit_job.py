@@ -14,6 +14,7 @@ pytestmark = pytest.mark.usefixtures("here")
 SLURM = ("--on", "slurm")
 KUBERNETES = ("--on", "kubernetes", "--image", "a/b:1", "--claim", "runs")
 SSH = ("--on", "ssh", "--hosts", "alpha,beta")
+ON_JAX = ("--ml-framework", "jax", "--gpus-per-node", "4", "--set", "devices_per_process=2")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,8 @@ SSH = ("--on", "ssh", "--hosts", "alpha,beta")
         (["cartpole", *SLURM, "--device", "cuda"], "add --gpus-per-node"),
         (["cartpole", *SLURM, "--gpus-per-node", "2"], "device=cpu leaves them idle"),
         (["CartPole-v1", *SLURM, "--gpus-per-node", "2", "--nproc-per-node", "4"], "use --nproc-per-node 2"),
+        (["CartPole-v1", *SLURM, *ON_JAX, "--nproc-per-node", "4"], "a process takes 2 GPUs: use --nproc-per-node 2"),
+        (["CartPole-v1", *SLURM, *ON_JAX, "--set", "devices_per_process=8"], "use at most 4"),
         (["cartpole", *SLURM, "--run-dir", "a\nb"], "line break"),
         (["cartpole", *SLURM, "--token-file", "nowhere"], "--token-file nowhere does not exist"),
         (["cartpole", *SLURM, "--lockstep", " "], "--lockstep is empty"),
@@ -100,6 +103,7 @@ COMMANDS = collections.defaultdict(lambda: lambda _: 0)
 def test_gpus_decide_how_many_ranks(capsys):
     assert "--nproc-per-node 4" in text_of(capsys, "CartPole-v1", *SLURM, "--gpus-per-node", "4")
     assert "--nproc-per-node 1" in text_of(capsys, "cartpole", *SLURM)
+    assert "--nproc-per-node 2" in text_of(capsys, "CartPole-v1", *SLURM, *ON_JAX)
 
 
 def test_max_restarts_is_passed_only_if_given(capsys):

@@ -148,6 +148,12 @@ def test_only_a_job_whose_time_is_up_queues_again(capsys, here, cluster, code, r
         assert (here / "requeued").read_text() == "requeue 4711"
 
 
+@pytest.mark.parametrize("setup", ["export A=1;", "export A=1 # our own", "true & export A=1"])
+def test_a_setup_may_end_as_any_line_of_a_shell(capsys, cluster, setup):
+    calls, _, code = run(text_of(capsys, *GIVEN, "--setup", setup, "--setup", '[ "$A" = 1 ]'))
+    assert calls and code == 0
+
+
 def test_a_setup_that_fails_ends_the_job(capsys, cluster):
     calls, _, code = run(text_of(capsys, *GIVEN, "--setup", "export A=1", "--setup", "false"))
     assert (calls, code) == ([], 2)

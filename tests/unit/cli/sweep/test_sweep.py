@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.sweep import slots
+from lockstep.cli.sweep import pool, slots, train_command
 from lockstep.cli.sweep.progress import ProgressLines
 from lockstep.cli.sweep.slots import Needs, Slot, make_slots
 from lockstep.cli.sweep.trial import Member, Trial
@@ -253,6 +254,11 @@ def test_wrong_arguments_are_refused_before_anything_starts(sweeps, capsys, word
         ("train: cartpole\nmetric: episode/retrn_mean_100", "did you mean episode/return_mean_100"),
         ("train: cartpole_dqn\nmetric: policy/kl", "a metric of a run with algo=dqn"),
         ("train: cartpole\nsampler: random\ntrials: 2\nsettings: {gamma: {low: 0, high: 1, log: true}}", "log needs"),
+        ("train: cartpole\nsampler: random\ntrials: 2\nsettings: {gamma: {low: 0, high: .inf}}", "finite numbers"),
+        ("train: cartpole\nsampler: random\ntrials: 2\nsettings: {gamma: {low: 0, high: 1, log: nope}}", "log=nope"),
+        ("train: cartpole\nsampler: random\ntrials: 2\nsampler_seed: -5\nsettings: {gamma: [1]}", "sampler_seed=-5"),
+        ("train: cartpole --master-port 29500", "no flags of a launcher"),
+        ("train: cartpole --init-file meet", "no flags of a launcher"),
     ],
 )
 def test_wrong_sweep_file_is_refused(sweeps, capsys, text, wanted):
@@ -294,6 +300,73 @@ def test_runs_of_a_sweep_keep_their_settings(sweeps, capsys):
     assert "algorithm.gamma=0.5 instead of 0.99" in capsys.readouterr().err
     assert "gamma" not in (sweeps.path / "one/sweep.yaml").read_text(), "the refused start has changed the sweep"
     assert sweeps.run("train", "--resume", "one") == 0
+
+
+def test_other_settings_of_a_started_run_are_refused_before_another_run_starts(sweeps, capsys):
+    """Those of a combination that comes behind a new one."""
+    sweeps.write("train: cartpole\nsettings: {learning_rate: [1e-3]}")
+    assert sweeps.run("sweep", "my.yaml") == 0
+    sweeps.write("train: cartpole --set gamma=0.5\nsettings: {learning_rate: [2e-3, 1e-3]}")
+    assert sweeps.run("sweep", "my.yaml") == 2
+    assert "algorithm.gamma=0.5 instead of 0.99" in capsys.readouterr().err
+    assert sweeps.started("runs/my") == ["learning_rate=0.001/seed_0"]
+    assert "0.002" not in (sweeps.path / "runs/my/sweep.yaml").read_text()
+
+
+def test_interrupted_continuation_keeps_the_scores_of_earlier_starts(sweeps):
+    sweeps.write("train: cartpole\nsettings: {learning_rate: [1e-3]}")
+    assert sweeps.run("sweep", "my.yaml") == 0
+    before = {trial["name"]: trial["runs"] for trial in sweeps.results("runs/my")["trials"]}
+    sweeps.behave({"seed_0": "wait"})
+    sweeps.write("train: cartpole\nsettings: {learning_rate: [2e-3, 1e-3, 3e-3]}")
+
+    def interrupt():
+        while not (sweeps.path / "runs/my/learning_rate=0.002/seed_0/metrics.jsonl").exists():
+            time.sleep(0.02)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    assert sweeps.run("sweep", "my.yaml", "--jobs", "1") == 143
+    thread.join()
+    found = {trial["name"]: trial["runs"] for trial in sweeps.results("runs/my")["trials"]}
+    assert before["learning_rate=0.001"] == found["learning_rate=0.001"] and "learning_rate=0.003" not in found
+
+
+def test_error_of_the_sweep_itself_ends_its_runs(sweeps, monkeypatch):
+    sweeps.behave({"seed_0": "wait"})
+
+    def fail(self):
+        if (sweeps.path / "one/seed_0/metrics.jsonl").exists():
+            raise RuntimeError("the sweep has a fault")
+
+    monkeypatch.setattr(pool.Pool, "_read", fail)
+    with pytest.raises(RuntimeError, match="the sweep has a fault"):
+        sweeps.run("train", "cartpole", "--seeds", "0", "--run-dir", "one")
+    assert [event["event"] for event in sweeps.events("one")] == ["start", "end"]
+    assert json.loads((sweeps.path / "one/seed_0/summary.json").read_text())["status"] == "interrupted"
+
+
+def test_relative_directory_is_that_of_the_first_start(sweeps, monkeypatch):
+    (sweeps.path / "data").mkdir()
+    (sweeps.path / "data/behaviour.json").write_text("{}")
+    sweeps.write("train: cartpole\ndirectory: data")
+    assert sweeps.run("sweep", "my.yaml") == 0
+    monkeypatch.chdir(sweeps.path / "runs")
+    assert sweeps.run("sweep", "my") == 0
+
+
+def test_draws_of_an_exhausted_space_are_counted(sweeps, capsys):
+    sweeps.write("train: cartpole\nsampler: random\ntrials: 20\nsettings: {gamma: [0.9, 0.99]}")
+    assert sweeps.run("sweep", "my.yaml", "--dry-run") == 0
+    assert "\n2 runs, " in capsys.readouterr().out
+
+
+def test_settings_of_a_sweep_may_be_infinite_or_any_text(sweeps):
+    (sweeps.path / "1:5 😀.py").write_text("from gymnasium.envs.classic_control import CartPoleEnv")
+    run = train_command.TrainCommand([]).run_of({"max_grad_norm": math.inf, "task": "1:5 😀.py:CartPoleEnv"}, 0)
+    assert run.algorithm.max_grad_norm == math.inf
 
 
 def test_slots_divide_the_cores_and_gpus(monkeypatch):
