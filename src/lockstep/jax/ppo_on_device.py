@@ -113,11 +113,15 @@ class DeviceCollector(DeviceSource):
             rows.append(row)
             orders.append(order)
         total = self._comm.sum_shards(jnp.stack(rows), "moments")
-        finite = jnp.isfinite(total).all()
-        sums = [total[5:]] + ([total[jnp.array([0, 2, 4])]] if c.normalize_value else [])
+        means = total[1:3] * (1.0 / total[0])
+        # Squares of deviations from the mean: the difference of float32 squares would lose a small deviation.
+        rows = [jax.lax.optimization_barrier(self._squares(batch, normalizers, means)) for batch in batches]
+        variances = self._comm.sum_shards(jnp.stack(rows), "variances") * (1.0 / total[0])
+        finite = jnp.isfinite(total).all() & jnp.isfinite(variances).all()
+        sums = [total[4:]] + ([total[jnp.array([0, 2, 3])]] if c.normalize_value else [])
         normalizers, bad = moments.merged(normalizers, jnp.concatenate(sums), finite)
         finite &= bad < 0
-        state, statistics = self._measure(state, total, finite)
+        state, statistics = self._measure(state, means[0], variances, finite)
         if c.normalize_value:
             center, deviation = normalizers["values"].center_and_deviation
             statistics = statistics._replace(target_mean=center, target_scale=1.0 / deviation)
@@ -139,12 +143,22 @@ class DeviceCollector(DeviceSource):
         batch, critic_memory = batch_of(self._ppo.config, self._ppo.policy, params, steps, self._run.precision, targets)
         if critic_memory is not None:
             shard = self._rollout.remember(shard, steps, critic_memory)
-        target = batch.target if values_of is None else values_of.centred(batch.target[:, None])[:, 0]
-        columns = jnp.stack([jnp.ones_like(batch.target), batch.advantage, target])
-        row = jnp.concatenate([columns.sum(1), jnp.square(columns[1:]).sum(1), sums])
+        advantage, target = self._centred(batch, normalizers)
+        columns = jnp.stack([jnp.ones_like(target), advantage, target, jnp.square(target)])
+        row = jnp.concatenate([columns.sum(1), sums])
         row = row + jnp.where(shard.fault.what > 0, jnp.nan, 0.0)  # the sum carries the fault to every rank
         key = jax.random.fold_in(wrap_key(shard.order_key), update)
         return shard, batch, row, self._draw_order(key, len(batch.target))
+
+    def _centred(self, batch: Batch, normalizers: Mapping[str, Moments]) -> tuple[Array, Array]:
+        """The advantages, and the targets relative to their mean so far, if that is kept; [T * B] each."""
+        values_of = normalizers.get("values")
+        target = batch.target if values_of is None else values_of.centred(batch.target[:, None])[:, 0]
+        return batch.advantage, target
+
+    def _squares(self, batch: Batch, normalizers: Mapping[str, Moments], means: Array) -> Array:
+        """The sums of a shard's squared deviations [2] of advantages and targets from the `means` of all shards [2]."""
+        return jnp.square(jnp.stack(self._centred(batch, normalizers)) - means[:, None]).sum(1)
 
     def _draw_order(self, key: Array, rows: int) -> Array:
         """The order of a shard's rows in each epoch [E, T * B]; those of a sequence follow one another."""
@@ -152,12 +166,22 @@ class DeviceCollector(DeviceSource):
         order = permutations(key, c.num_epochs, rows // length)
         return rows_of_sequences(order, length=length, num_envs=self._size, num_minibatches=c.num_minibatches)
 
-    def _measure(self, state: State, total: Array, finite: Array) -> tuple[State, UpdateStatistics]:
-        """Statistics of the advantages, from the sums over all shards; adds the explained variance to the table."""
-        mean, target_mean, square, target_square = total[1:5] * (1.0 / total[0])
-        variance = jnp.maximum(target_square - jnp.square(target_mean), 1e-8)
-        scale = 1.0 / (jnp.sqrt(jnp.maximum(square - jnp.square(mean), 0.0)) + 1e-8)
-        explained = jnp.where(finite, 1.0 - square / variance, 0.0)  # the advantage is the residual of the value
+    def _measure(
+        self, state: State, mean: Array, variances: Array, finite: Array
+    ) -> tuple[State, UpdateStatistics]:
+        """Statistics of the advantages of all shards; adds the explained variance to the table.
+
+        Args:
+            state: of the learner.
+            mean: of the advantages.
+            variances: of advantages and targets [2].
+            finite: whether all these are finite.
+        """
+        variance, target_variance = variances
+        scale = 1.0 / (jnp.sqrt(variance) + 1e-8)
+        # The advantage is the residual of the value.
+        residual = variance + jnp.square(mean)
+        explained = jnp.where(finite, 1.0 - residual / jnp.maximum(target_variance, 1e-8), 0.0)
         table = self._ppo.metrics.add(
             state.table, ("value/explained_variance",), explained[None], finite.astype(jnp.float32)
         )

@@ -23,10 +23,10 @@ UPDATE = 4 * 8
 
 
 def run_of(**kwargs):
-    config = PPOConfig(num_steps=8, num_minibatches=1, num_epochs=1)
+    kwargs.setdefault("algorithm", PPOConfig(num_steps=8, num_minibatches=1, num_epochs=1))
     periods = {"log_every": 1000 * UPDATE, "evaluate_every": None, "checkpoint_every": None}
     settings = {"task": "jax/CartPole-v1", "num_envs": 4, "total_steps": 1000 * UPDATE, "check_every": 7}
-    return Run(ml_framework="jax", algorithm=config, **periods, **settings | kwargs)
+    return Run(ml_framework="jax", **periods, **settings | kwargs)
 
 
 @pytest.fixture
@@ -51,6 +51,19 @@ def test_a_call_takes_a_part_of_the_timeout(comm, timeout_s, counts):
     collector = DeviceCollector(run, env, ppo)
     progress = Progress(run.total_steps)
     assert [advance(collector, progress) for _ in counts] == counts
+
+
+def test_advantages_far_from_zero_keep_their_scale(comm):
+    """The mean of the advantages is some 20,000 of their deviations: more than a float32 square has digits for."""
+    rewards = PPOConfig(
+        num_steps=8, num_minibatches=1, num_epochs=1, gamma=0.0, gae_lambda=0.0, reward_scale=1000.0, value_coef=0.0
+    )
+    run = run_of(algorithm=rewards)
+    env = PackedEnv(make_device_env(run.task, run.env))
+    ppo = PPO(run, Policy(env.spec, run.network, seed=0), comm, in_loop=True)
+    assert DeviceCollector(run, env, ppo).advance(Progress(run.total_steps)) == 1
+    found = ppo.read_metrics()
+    assert found["optim/skipped"] == 0 and 0.01 < found["optim/grad_norm"] < 2.0
 
 
 def test_what_a_process_reads_of_one_shard_is_that_shard(comm):

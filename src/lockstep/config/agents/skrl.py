@@ -101,7 +101,9 @@ def _read_losses(agent: AgentReader) -> None:
     agent.set("value_coef", 2.0 * agent.number("agent.value_loss_scale"))
     agent.set("entropy_coef", agent.number("agent.entropy_loss_scale"))
     agent.set("max_grad_norm", agent.number("agent.grad_norm_clip", 0.5) or None)
-    agent.set("target_kl", agent.number("agent.kl_threshold", 0.0) or None)
+    if target_kl := agent.number("agent.kl_threshold", 0.0) or None:
+        agent.note("kl_threshold: skrl leaves out the rest of an epoch, Lockstep all epochs after one beyond it")
+    agent.set("target_kl", target_kl)
     agent.set("reward_scale", agent.number("agent.rewards_shaper_scale", 1.0))
     agent.set("precision", "bfloat16" if agent.take("agent.mixed_precision", False) else "float32")
     if not agent.take("agent.time_limit_bootstrap", False):
