@@ -126,9 +126,12 @@ def test_more_steps_are_added_to_a_finished_run(tmp_path):
     same = train_all(1, {"same": job(run, tmp_path, "unused", resume=str(tmp_path / "short"))})["same"][0].summary
     assert same["params_fingerprint"] == told["short"][0].summary["params_fingerprint"]
     assert same["env_steps"] == 1280
+    last = lines(str(tmp_path / "short"), "evaluations.jsonl")[-1]
+    assert last["step"] == 1280, "of the final parameters, outside the period"
     more = train_all(1, {"more": job(longer, tmp_path, "unused", resume=str(tmp_path / "short"))})["more"][0].summary
     assert more["params_fingerprint"] == told["long"][0].summary["params_fingerprint"]
     assert timeless(str(tmp_path / "short")) == timeless(str(tmp_path / "long"))
+    assert last in lines(str(tmp_path / "short"), "evaluations.jsonl")
     assert load(tmp_path / "short" / "run.yaml") == longer
 
 

@@ -166,9 +166,7 @@ class DeviceCollector(DeviceSource):
         order = permutations(key, c.num_epochs, rows // length)
         return rows_of_sequences(order, length=length, num_envs=self._size, num_minibatches=c.num_minibatches)
 
-    def _measure(
-        self, state: State, mean: Array, variances: Array, finite: Array
-    ) -> tuple[State, UpdateStatistics]:
+    def _measure(self, state: State, mean: Array, variances: Array, finite: Array) -> tuple[State, UpdateStatistics]:
         """Statistics of the advantages of all shards; adds the explained variance to the table.
 
         Args:

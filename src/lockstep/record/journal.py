@@ -42,6 +42,7 @@ class Journal:
         episodes: recent episodes of each local shard.
         evaluated_at: step of the last evaluation, -1 before the first.
         pending: an evaluation was due and was skipped because of a signal.
+        estimates: metrics of the newest estimate from logged data, for the next log line.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Journal:
         self.episodes = [RecentEpisodes() for _ in world.shards]
         self.evaluated_at = -1
         self.pending = False
+        self.estimates: dict[str, float] = {}
         self._run = run
         self._world = world
         self._run_dir = run_dir
@@ -155,6 +157,8 @@ class Journal:
         self._sums[:] = 0
         if self._recent:
             metrics["episode/return_mean_100"] = float(np.mean(self._recent))
+        metrics |= self.estimates
+        self.estimates = {}
         metrics["progress/updates"] = float(progress.updates)
         metrics["progress/episodes"] = float(progress.episodes)
         metrics["time/steps_per_second"] = (progress.env_steps - steps) / max(elapsed - before, 1e-9)
@@ -231,6 +235,7 @@ class Journal:
             "logged": list(self._logged),
             "evaluated_at": self.evaluated_at,
             "owed": self.pending,
+            "estimates": self.estimates,
             "best": self._best if np.isfinite(self._best) else None,
             "summary": {key: self.summary[key] for key in _EVALUATED},
         }
@@ -241,6 +246,7 @@ class Journal:
         self._sums[:] = state["sums"]
         self._logged = (int(state["logged"][0]), float(state["logged"][1]))
         self.evaluated_at, self.pending = state["evaluated_at"], state["owed"]
+        self.estimates = dict(state.get("estimates", {}))  # checkpoints of older versions have none
         self._best = -np.inf if state["best"] is None else state["best"]
         self.summary |= state["summary"]
 

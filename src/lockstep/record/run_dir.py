@@ -7,11 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any, cast
 
 from lockstep.config import settings
 from lockstep.errors import ConfigError
-from lockstep.record.follow import last_line, read_json
+from lockstep.record.file_numbers import number_of, whole_number_of
+from lockstep.record.follow import JsonLinesFollower, last_line, read_json
 from lockstep.record.json_lines import JsonLines, finite
 from lockstep.record.summary import empty_summary
 from lockstep.record.tensorboard import TensorBoard
@@ -122,7 +124,18 @@ class RunDir:
         self._evaluations.rewind(evaluated_at)
         self._ranks.rewind(step)
         self._tensorboard.rewind(step)
+        self._repeat_evaluations(step)
         (self.path / SUMMARY_FILE).unlink(missing_ok=True)
+
+    def _repeat_evaluations(self, after: int) -> None:
+        """Write kept evaluations after a step to TensorBoard again, which forgets all that it has after the step."""
+        evaluations = JsonLinesFollower(self.path / EVALUATIONS_FILE)
+        evaluations.update()
+        for line in evaluations.lines:
+            step = whole_number_of(line.get("step"))
+            if step is not None and step > after:
+                found = evaluation_metrics(_numbers(line.get("returns")), _numbers(line.get("lengths")))
+                self._tensorboard.write(step, found)
 
     def discard(self) -> None:
         """Remove what `create` made, if the run did not begin. A directory with other files is kept."""
@@ -184,12 +197,14 @@ def mark_failed(
 ) -> None:
     """Write to `summary.json` how a run ended, if its ranks could not.
 
-    Other entries are kept. Without a summary, the counters are those of the last line of `metrics.jsonl`.
+    Other entries are kept. Without a summary, counters and returns are those of the last lines of `metrics.jsonl` and
+    `evaluations.jsonl`.
     """
     summary = read_json(run_dir / SUMMARY_FILE) or _summary_from_metrics(run_dir)
     summary |= {"status": status, "error": error}
     devices = read_config(run_dir).get("devices_per_process", 1)  # each of them is a rank
-    known = {"world_size": processes and processes * devices, "restarts": restarts}
+    ranks = processes and processes * devices
+    known = {"world_size": ranks, "num_shards": summary.get("num_shards") or ranks, "restarts": restarts}
     summary |= {name: value for name, value in known.items() if value is not None}
     _write_json(run_dir / SUMMARY_FILE, summary)
 
@@ -199,11 +214,29 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _summary_from_metrics(run_dir: Path) -> dict[str, Any]:
+    """The summary of a run whose ranks left none, from the last lines of its files."""
     summary = empty_summary(read_config(run_dir))
-    if last := last_line(run_dir / METRICS_FILE):
-        summary |= {"env_steps": last["step"], "wall_time_s": last["time_s"]}
-        summary["steps_per_second"] = last["step"] / last["time_s"] if last["time_s"] else 0.0
+    last, evaluated = last_line(run_dir / METRICS_FILE), last_line(run_dir / EVALUATIONS_FILE)
+    steps, seconds = whole_number_of(last.get("step")) or 0, number_of(last.get("time_s")) or 0.0
+    summary |= {
+        "env_steps": steps,
+        "updates": whole_number_of(last.get("progress/updates")) or 0,
+        "episodes": whole_number_of(last.get("progress/episodes")) or 0,
+        "wall_time_s": seconds,
+        "steps_per_second": steps / seconds if seconds else 0.0,
+        "return_mean_100": number_of(last.get("episode/return_mean_100")),
+        "phases_s": {name: number_of(last.get(f"time/{name}_s")) or 0.0 for name in summary["phases_s"]},
+    }
+    if returns := _numbers(evaluated.get("returns")):
+        mean, deviation = fmean(returns), pstdev(returns)
+        summary |= {"eval_return_mean": mean, "eval_return_std": deviation, "eval_episodes": len(returns)}
     return summary
+
+
+def _numbers(values: object) -> list[float]:
+    """The finite numbers of a list in a file."""
+    listed = cast(list[Any], values) if isinstance(values, list) else []
+    return [found for value in listed if (found := number_of(value)) is not None]
 
 
 def read_config(run_dir: Path) -> Mapping[str, Any]:

@@ -372,7 +372,9 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self._checkpoints.take_if_due(num_steps, self._elapsed_s, any_busy=self._any_writes)
 
     def checkpoint_last(self, read: Callable[[], dict[str, float]]) -> None:
-        """After the loop: write the final checkpoint, then log the metrics since the last log line, if any."""
+        """After the loop: evaluate, write the final checkpoint, then log the metrics since the last log line, if any."""
+        if not self.stopped_by and self.journal.evaluated_at != self.progress.env_steps:
+            self.evaluate()
         self._checkpoints.checkpoint_last(self._elapsed_s)
         if self.journal.logged_at != self.progress.env_steps:
             self.log(read())
@@ -380,11 +382,9 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """After the last update: evaluate, check that ranks agree, write policy and summary."""
+        """After the last update: check that ranks agree, write policy and summary."""
         if self._profile is not None:
             self._say_if(self._profile.end())
-        if not self.stopped_by and self.journal.evaluated_at != self.progress.env_steps:
-            self.evaluate()
         wall = self._elapsed_s
         self._check_in_sync()
         assert self._state is not None

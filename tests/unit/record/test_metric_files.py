@@ -147,6 +147,25 @@ def test_tensorboard_forgets_what_lies_after_the_step_of_a_resumed_run(tmp_path)
     assert [(event.step, event.value) for event in seen] == [(10, 10), (20, 20), (30, 30.5), (40, 40.5)]
 
 
+def test_tensorboard_keeps_evaluations_between_the_last_log_line_and_the_checkpoint(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run_dir = RunDir.create(tmp_path / "run", Run(task="CartPole-v1"))
+    run_dir.write_metrics(10, 1.0, {"x": 1.0})
+    for step in (10, 12, 14):
+        run_dir.write_evaluation(step, [float(step)], [1])
+    run_dir.close()
+    time.sleep(1.0)  # event files are named by the second
+    run_dir = RunDir.join(run_dir.path)
+    run_dir.rewind(10, 12)
+    run_dir.write_metrics(20, 2.0, {"x": 2.0})
+    run_dir.close()
+    seen = EventAccumulator(str(run_dir.path / "tensorboard")).Reload()
+    assert [(one.step, one.value) for one in seen.Scalars("x")] == [(10, 1.0), (20, 2.0)]
+    assert [one.step for one in seen.Scalars("evaluation/return_mean")] == [10, 12]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_tensorboard_has_config_code_evaluations_videos_and_summary(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

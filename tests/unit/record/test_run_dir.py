@@ -166,7 +166,8 @@ def test_mark_failed_keeps_what_the_ranks_wrote(tmp_path):
 def test_mark_failed_without_a_summary_tells_what_is_known(tmp_path):
     made = RunDir.create(tmp_path / "run", RUN)
     made.write_metrics(1000, 2.0, {"a": 1.0})
-    made.write_metrics(2000, 4.0, {"a": 1.0})
+    made.write_metrics(2000, 4.0, {"progress/updates": 5.0, "progress/episodes": 7.0, "time/learn_s": 3.0})
+    made.write_evaluation(1500, [1.0, 3.0, NAN], [4, 5, 6])
     made.close()
     with (made.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3000, "ti')  # killed while writing
@@ -175,7 +176,17 @@ def test_mark_failed_without_a_summary_tells_what_is_known(tmp_path):
     assert list(read) == list(empty_summary(RUN))
     assert (read["status"], read["error"], read["task"], read["seed"]) == ("interrupted", "gone", RUN.task, 3)
     assert (read["env_steps"], read["wall_time_s"], read["steps_per_second"]) == (2000, 4.0, 500.0)
+    assert (read["updates"], read["episodes"], read["phases_s"]["learn"]) == (5, 7, 3.0)
+    assert (read["eval_return_mean"], read["eval_return_std"], read["eval_episodes"]) == (2.0, 1.0, 2)
     assert (read["world_size"], read["num_shards"]) == (2, 4)
+
+
+def test_mark_failed_takes_damaged_lines(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"loss": 1}\n')
+    (tmp_path / "evaluations.jsonl").write_text('{"step": "x", "returns": 3}\n')
+    mark_failed(tmp_path, "gone", processes=2)
+    read = json.loads((tmp_path / "summary.json").read_text())
+    assert (read["env_steps"], read["eval_return_mean"], read["num_shards"]) == (0, None, 2)
 
 
 def test_mark_failed_counts_each_device_of_a_process_as_a_rank(tmp_path):

@@ -15,6 +15,7 @@ from lockstep.cli.terminal import STATUS_COLORS, plain_table, shown_setting, ste
 from lockstep.config.settings import short_names
 from lockstep.record.checkpoint import FOLDER
 from lockstep.record.console import significant
+from lockstep.record.json_lines import finite
 
 _MISSING = "-"
 _TRAINING = "*"
@@ -97,7 +98,7 @@ def as_json(runs: Sequence[FoundRun]) -> str:
         }
         for run in runs
     ]
-    return json.dumps({"runs": listed}, indent=2, default=str)
+    return json.dumps(finite({"runs": listed}), indent=2, allow_nan=False, default=str)
 
 
 def differing(runs: Sequence[FoundRun]) -> list[str]:

@@ -59,7 +59,7 @@ class Tracker(Protocol):
         ...
 
 
-def evaluation_metrics(returns: Sequence[float], lengths: Sequence[int]) -> dict[str, float]:
+def evaluation_metrics(returns: Sequence[float], lengths: Sequence[float]) -> dict[str, float]:
     """An evaluation as metrics, for trackers that take numbers only; empty if no episode has a return."""
     known = finite_returns(returns)
     if not known or len(lengths) == 0:

@@ -98,7 +98,6 @@ class LoggedSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
         for warning in reader.warnings:
             self.journal.warn(warning)
         self._estimate_every = run.estimate_every and run.estimate_every * reader.rows_per_epoch
-        self._estimated: dict[str, float] = {}
         self._estimates: Estimates | None = None
         self.summary |= {"data": run.data, "rows": reader.rows_per_epoch, "estimates": None}
         return reader
@@ -112,17 +111,12 @@ class LoggedSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
         previous = self.timers.enter(EVALUATE)
         scorer = self._logged_backend.scorer(self._policy, self.run, self.comm)
         found = estimate(scorer, self._eval_dataset, self.comm, self.run, heartbeat=lambda: self.timers.enter(EVALUATE))
-        self._estimated, self._estimates = found.metrics(), found
+        self.journal.estimates, self._estimates = found.metrics(), found
         self.summary["estimates"] = found.to_dict()
         if self.world.rank == 0:
             text = json.dumps({"step": self.progress.env_steps, **found.to_dict()}, indent=2) + "\n"
             self.journal.attempt(lambda: write_atomically(self.journal.path / ESTIMATES_FILE, text))
         self.timers.enter(previous)
-
-    def log(self, metrics: dict[str, float]) -> None:
-        """Write one line of metrics; one message."""
-        super().log(metrics | self._estimated)
-        self._estimated = {}
 
     def _finish(self) -> None:
         if self.summary["estimates"] is None and not self.stopped_by:

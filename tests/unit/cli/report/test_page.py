@@ -125,6 +125,15 @@ def test_group_curve_ends_where_most_runs_have_no_data(tmp_path):
     assert found.x[~np.isnan(found.iqm)].max() <= 2000 < found.x[-1]
 
 
+def test_part_of_a_curve_with_one_run_left_has_no_interval(tmp_path):
+    failed = make_run(tmp_path / "failed", returns=(10.0, 10.0), status="failed")
+    whole = make_run(tmp_path / "whole", override(RUN, {"seed": 1}), returns=(30.0,) * 4)
+    (group,) = group_runs([replace_ranks(read_page_run(path)) for path in (failed, whole)])
+    found = band(group, "training", "steps")
+    assert (found.low[0], found.high[0]) == (10.0, 30.0)
+    assert found.iqm[-1] == 30.0 and np.isnan([found.low[-1], found.high[-1]]).all()
+
+
 def test_single_run_has_no_band(tmp_path):
     (group,) = group_runs([read_page_run(make_run(tmp_path / "one"))])
     found = band(group, "training", "steps")

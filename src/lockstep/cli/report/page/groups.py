@@ -110,6 +110,8 @@ def band(group: Group, source: str, axis: Axis) -> Band | None:
         columns = (known == pattern[:, None]).all(axis=0)
         part = values[np.ix_(pattern, columns)]
         iqm[columns] = interquartile_mean(part)
+        if len(part) == 1:
+            continue  # a single run has no interval
         low[columns], high[columns] = bootstrap_interval([part], resamples=_CURVE_RESAMPLES)
     several = len(curves) > 1
     return Band(x=grid, iqm=iqm, low=low if several else None, high=high if several else None)

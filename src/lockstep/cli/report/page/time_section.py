@@ -41,8 +41,9 @@ def time_section(groups: Sequence[Group]) -> dict[str, Any]:
         seconds = np.array([[run.time.phases.get(phase, 0.0) for phase in PHASES] for run in runs])
         shares = (seconds / seconds.sum(axis=1, keepdims=True)).mean(axis=0)
         stacks.append(Stack(label=group.label, parts=shares.tolist()))
-        if (largest := bottleneck(runs[0].time)) is not None:
-            alike.setdefault((largest.what, largest.helps), []).append((group.label, largest))
+        for run in runs:
+            if (largest := bottleneck(run.time)) is not None:
+                alike.setdefault((largest.what, largest.helps), []).append((group.label, largest))
         several = [run for run in runs if _rank_stacks(run)]
         if several and len(rank_charts) < _MAX_RANK_CHARTS:
             rank_charts.append(_rank_chart(several[0]))
@@ -53,11 +54,12 @@ def time_section(groups: Sequence[Group]) -> dict[str, Any]:
         chart = Markup(stack_chart("Where time went", text, "% of time", PHASES, shown_stacks, percent=True))
     advice: list[tuple[str, str]] = []
     for members in alike.values():
-        labels = "; ".join(label for label, _ in members[:_NAMED_GROUPS])
-        if len(members) > _NAMED_GROUPS:
-            labels += f"; and {len(members) - _NAMED_GROUPS} more"
+        named = list(dict.fromkeys(label for label, _ in members))
+        labels = "; ".join(named[:_NAMED_GROUPS])
+        if len(named) > _NAMED_GROUPS:
+            labels += f"; and {len(named) - _NAMED_GROUPS} more"
         found = sentence_of([one for _, one in members])
-        advice.append((found, "All groups" if len(members) == len(stacks) > 1 else labels))
+        advice.append((found, "All groups" if len(named) == len(stacks) > 1 else labels))
     return {
         "chart": chart,
         "phases": PHASES,
