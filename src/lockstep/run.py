@@ -45,6 +45,8 @@ OFFLINE_ALGORITHMS: Mapping[str, type[OfflineConfig]] = {
 """The settings class of each algorithm that learns from logged data."""
 JAX_OFFLINE_ALGORITHMS = ("dqn", "iql")
 """Those of them that JAX has."""
+_OF_SIMULATOR = ("evaluate_every", "evaluate_episodes", "evaluate_video", "stop_return")
+"""Settings of runs on logged data that need a task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,12 +231,8 @@ class OfflineRun(RunBase):
             raise ConfigError(f"epochs={self.epochs} must be at least 1")
         if self.estimate_every is not None and self.estimate_every < 1:
             raise ConfigError(f"estimate_every={self.estimate_every} must be at least 1, or null")
-        for name in ("evaluate_every", "evaluate_episodes", "evaluate_video"):
-            if self.task is None and (value := getattr(self, name)) not in (None, False):
-                raise ConfigError(
-                    f"{name}={settings.plain(value)} is for episodes in a simulator, and this run has none; add "
-                    "--task ID, or leave it out"
-                )
+        if self.task is None:
+            self._check_no_simulator()
         config = self.algorithm
         if self.algo == "parametric_dqn" and isinstance(config, OfflineDQNConfig):
             for name, value in (("reward_boost", config.reward_boost), ("bcq_threshold", config.bcq_threshold)):
@@ -243,6 +241,19 @@ class OfflineRun(RunBase):
                         f"{name}={value} is for named actions; algo=parametric_dqn has none, leave it out"
                     )
         self.check()
+
+    def _check_no_simulator(self) -> None:
+        """Raise `ConfigError` for settings of a simulator, which a run without a task does not have."""
+        given = {name: getattr(self, name) for name in _OF_SIMULATOR if getattr(self, name) not in (None, False)}
+        default = EnvConfig()
+        for item in fields(EnvConfig):
+            if getattr(self.env, item.name) != getattr(default, item.name):
+                given[f"env.{item.name}"] = getattr(self.env, item.name)
+        for name, value in given.items():
+            raise ConfigError(
+                f"{name}={settings.plain(value)} is for episodes in a simulator, and this run has none; add "
+                "--task ID, or leave it out"
+            )
 
     def _check_jax(self) -> None:
         """Raise `ConfigError` for what JAX does not support on logged data."""
@@ -348,6 +359,10 @@ def with_algo(run: SomeRun, algo: Any) -> SomeRun:
     if algo == run.algo or not isinstance(algo, str):
         return run
     if algo not in known:
+        if isinstance(run, Run) and algo in OFFLINE_ALGORITHMS:
+            raise ConfigError(f"algo={algo} learns from logged data: lockstep offline train DATA --algo {algo}")
+        if isinstance(run, OfflineRun) and algo in ALGORITHMS:
+            raise ConfigError(f"algo={algo} learns in environments: lockstep train TASK --algo {algo}")
         check_algorithm_name(algo, known)
         return run
     default = known[run.algo]()

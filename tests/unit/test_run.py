@@ -1,5 +1,6 @@
 """A run to and from YAML, and changed by name."""
 
+import datetime
 from pathlib import Path
 
 import pytest
@@ -248,9 +249,21 @@ def test_json_is_read_too(tmp_path):
     assert load(tmp_path / "a.json") == Run(task="a", algorithm=PPOConfig(gamma=0.5))
 
 
-def test_a_run_that_yaml_cannot_hold_is_refused():
+@pytest.mark.parametrize(
+    "value", [object(), datetime.date(2020, 1, 1), b"bytes", {1, 2}], ids=lambda one: type(one).__name__
+)
+def test_a_run_that_yaml_or_a_checkpoint_cannot_hold_is_refused(value):
     with pytest.raises(ConfigError, match="plain values"):
-        dump(Run(task="a", env=EnvConfig(kwargs={"f": object()})))
+        dump(Run(task="a", env=EnvConfig(kwargs={"f": value})))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"), [({"stop_return": "5"}, "stop_return=5"), ({"frame_stack": "3"}, "env.frame_stack=3")]
+)
+def test_logged_run_without_a_task_has_no_settings_of_a_simulator(changes, named):
+    with pytest.raises(ConfigError, match=f"{named}.* is for episodes in a simulator"):
+        override(OfflineRun(data="data"), changes)
+    assert override(OfflineRun(data="data", task="CartPole-v1"), changes)
 
 
 @pytest.mark.parametrize(

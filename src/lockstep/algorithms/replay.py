@@ -28,7 +28,7 @@ class ReplayConfig:
     """Hold observations in memory-mapped files in this directory instead of in memory."""
     replay_device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where observations are stored: `auto` is the rank's GPU where they fit into half of its free memory, else the
-    host. The choice changes no number."""
+    host. The choice changes no number, except that `cpu` keeps environments in JAX on the host where there is a GPU."""
     checkpoint_replay: bool = True
     """Whether checkpoints include the replay buffer; otherwise a resumed run fills a new one before it learns."""
     gamma: float = 0.99

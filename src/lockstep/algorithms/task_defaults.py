@@ -64,21 +64,19 @@ PPO: Mapping[Kind, Settings] = {
 }
 
 # Episodes of robots have up to 1000 steps: evaluations of 100 of them would take longer than the training between.
-_OFF_POLICY: Mapping[Kind, Settings] = {
-    "continuous": {
-        "total_steps": 1_000_000,
-        "evaluate_every": 100_000,
-        "evaluate_episodes": 20,
-    },
+_ROBOT: Settings = {
+    "total_steps": 1_000_000,
+    "evaluate_every": 100_000,
+    "evaluate_episodes": 20,
 }
+# The step size of Fujimoto et al., 2018. With 3e-4, that of their later code, Hopper-v5 is learned more slowly:
+# docs/results/learning.md.
+_TD3_ROBOT: Settings = {**_ROBOT, "learning_rate": 1e-3}
 
-_TD3: Mapping[Kind, Settings] = {
-    # The step size of Fujimoto et al., 2018. With 3e-4, that of their later code, Hopper-v5 is learned more slowly:
-    # docs/results/learning.md.
-    "continuous": {**_OFF_POLICY["continuous"], "learning_rate": 1e-3},
-}
+_SAC: Mapping[Kind, Settings] = {"continuous": _ROBOT, "device": _ROBOT}
+_TD3: Mapping[Kind, Settings] = {"continuous": _TD3_ROBOT, "device": _TD3_ROBOT}
 
-BY_ALGORITHM: Mapping[str, Mapping[Kind, Settings]] = {"ppo": PPO, "sac": _OFF_POLICY, "td3": _TD3}
+BY_ALGORITHM: Mapping[str, Mapping[Kind, Settings]] = {"ppo": PPO, "sac": _SAC, "td3": _TD3}
 """The tables by algorithm. An algorithm or a kind that is missing has the defaults of its classes."""
 
 # Those of the kind reach returns of 1645 (HalfCheetah-v5) and 62 (Swimmer-v5).

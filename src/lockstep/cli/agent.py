@@ -12,7 +12,6 @@ from lockstep.config.agents.settings import LIBRARIES, agent_settings
 from lockstep.envs import isaac
 from lockstep.envs.make import on_tensors
 from lockstep.errors import ConfigError
-from lockstep.launch.flags import number
 from lockstep.launch.gpus import visible_gpus
 from lockstep.run import Run, override
 from lockstep.session.task_defaults import task_defaults
@@ -35,7 +34,7 @@ def with_agent(run: Run, agent: str | None, changes: Mapping[str, str]) -> Run:
         changes: settings that the user gives, by name. Those of framework and device are applied here, since what an
             agent configuration becomes depends on them; the caller applies all of them afterwards.
     """
-    num_envs = number(changes["num_envs"], "num_envs") if "num_envs" in changes else None
+    num_envs = _num_envs(changes["num_envs"]) if "num_envs" in changes else None
     run = override(run, {name: changes[name] for name in ("ml_framework", "device") if name in changes})
     if agent is not None and agent.endswith((".yaml", ".yml")):
         return _with_file(run, agent, num_envs)
@@ -47,6 +46,14 @@ def with_agent(run: Run, agent: str | None, changes: Mapping[str, str]) -> Run:
             f"{', '.join(LIBRARIES)}"
         )
     return task_defaults(run.task, changes)
+
+
+def _num_envs(text: str) -> int:
+    """The number of environments that the user gives, read as YAML like all settings."""
+    found: int = settings.converted("num_envs", settings.parse(text, f"num_envs={text}"), int)
+    if found < 1:
+        raise ConfigError(f"num_envs={found} must be at least 1")
+    return found
 
 
 def has_agent(task: str, agent: str | None) -> bool:

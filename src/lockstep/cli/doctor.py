@@ -148,8 +148,9 @@ def _jax_devices() -> Iterator[str]:
         for device in found:
             if device.platform != "cpu":
                 yield f"jax {device.platform}:{device.local_hardware_id}: {device.device_kind}"
-    except RuntimeError as error:  # JAX_PLATFORMS names an unknown platform, or the driver is too old
-        yield f"WARNING: JAX cannot start: {str(error).splitlines()[0]}"
+    except (RuntimeError, AssertionError) as error:  # JAX_PLATFORMS names no platform of this JAX, or an old driver
+        why = str(error).splitlines() or [f"no device for JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')}"]
+        yield f"WARNING: JAX cannot start: {why[0]}"
         return
     if gpus.nvidia_gpu_present() and jax.default_backend() == "cpu":
         chosen = os.environ.get("JAX_PLATFORMS")

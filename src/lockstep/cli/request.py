@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from lockstep.session.resume import Resumption
     from lockstep.world import World
 
+_OF_THE_USER = ("kwargs", "reward_boost")
+"""Settings whose keys are names of the user's own."""
+
 
 def requested_run(args: argparse.Namespace, *, task_defaults: bool = True) -> "AnyRun":
     """The run that target and flags describe.
@@ -141,8 +144,18 @@ def set_values(pairs: list[str]) -> dict[str, str]:
             raise ConfigError(f"--set {pair} has no value; write --set {name}={value or 'VALUE'}")
         if not name:
             raise ConfigError(f"--set {pair} names no setting; write --set NAME=VALUE")
-        values[name.strip().replace("-", "_")] = value
+        values[_underscored(name.strip())] = value
     return values
+
+
+def _underscored(name: str) -> str:
+    """The name of a setting without hyphens; the user's own names, below some settings, are kept."""
+    parts = name.split(".")
+    for i, part in enumerate(parts):
+        parts[i] = part.replace("-", "_")
+        if parts[i] in _OF_THE_USER:
+            break
+    return ".".join(parts)
 
 
 def _steps_of(args: argparse.Namespace, run: "AnyRun") -> int:

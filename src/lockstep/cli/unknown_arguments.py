@@ -67,10 +67,10 @@ def _is_switch(flag: str) -> bool:
 def run_of(args: argparse.Namespace) -> "AnyRun":
     """The run that the arguments describe; one with default settings if they describe none."""
     from lockstep.cli.request import requested_run
-    from lockstep.run import ALGORITHMS, OfflineRun, Run
+    from lockstep.run import ALGORITHMS, OFFLINE_ALGORITHMS, OfflineRun, Run
 
     if getattr(args, "part", None) is not None:
-        return OfflineRun(data="any", algo="bc" if args.algo == "bc" else "dqn")
+        return OfflineRun(data="any", algo=args.algo if args.algo in OFFLINE_ALGORITHMS else "dqn")
     with suppress(ConfigError):
         return requested_run(args)
     return Run(task="any", algo=args.algo if args.algo in ALGORITHMS else "ppo")

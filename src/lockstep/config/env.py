@@ -37,6 +37,8 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         """Refuse limits that leave nothing."""
+        if self.max_episode_steps is not None and self.max_episode_steps < 1:
+            raise ConfigError(f"env.max_episode_steps={self.max_episode_steps} must be at least 1, or null")
         if self.frame_stack < 1:
             raise ConfigError(f"env.frame_stack={self.frame_stack} must be at least 1")
         for name in ("clip_action", "clip_observation"):

@@ -1,5 +1,6 @@
 """Convert trees of frozen dataclasses from and to plain values, YAML and `name=value`; errors name the setting."""
 
+import datetime
 import difflib
 import math
 import re
@@ -46,7 +47,11 @@ def to_yaml(data: object, *, one_line: bool = False) -> str:
             data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=one_line, width=width
         )
     except yaml.YAMLError as error:
-        raise ConfigError(f"settings must be plain values to be written as YAML ({error.args[0]})") from None
+        found = ": ".join(map(str, error.args))
+        raise ConfigError(
+            "settings must be plain values: numbers, text (a date in quotes), true, false, null, lists and mappings "
+            f"({found})"
+        ) from None
     return text.removesuffix("\n").removesuffix("\n...") if one_line else text
 
 
@@ -143,7 +148,10 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that `_Loader` would read as a number, and never abbreviates repeated values."""
+    """Quotes text that `_Loader` would read as a number, and never abbreviates repeated values.
+
+    Dates, bytes and sets are refused: the JSON of a checkpoint cannot hold them.
+    """
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -155,6 +163,8 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 
 
 _Dumper.add_representer(str, _represent_text)
+for _class in (datetime.date, datetime.datetime, bytes, set):
+    _Dumper.add_representer(_class, yaml.SafeDumper.represent_undefined)
 for _class in (_Loader, _Dumper):
     cast(Any, _class).add_implicit_resolver(
         "tag:yaml.org,2002:float",

@@ -275,6 +275,16 @@ SYNONYMS = (
         lambda text, known: text.lower(),
     ),
     Synonym("log_std_init init_log_std", "initial_log_std"),
+    _switch("ortho_init orthogonal_init", "initialization", "orthogonal", "uniform"),
+    _switch("use_lstm lstm", "recurrent", "lstm", "none"),
+    _switch("use_rnn use_gru gru", "recurrent", "gru", "none"),
+    Synonym("rnn rnn_type rnn_name cell_type", "recurrent", "none, gru or lstm", lambda text, known: text.lower()),
+    Synonym(
+        "lstm_hidden_size rnn_hidden_size lstm_cell_size gru_hidden_size rnn_units rnn_hidden_dim", "recurrent_size"
+    ),
+    Synonym("n_lstm_layers rnn_num_layers num_rnn_layers rnn_layers", "recurrent_layers"),
+    Synonym("seq_len seq_length max_seq_len bptt bptt_len rnn_seq_len", "sequence_length"),
+    Synonym("stack_num n_stack num_stack framestack frames_stack", "frame_stack"),
     Synonym("init_noise_std init_std action_std_init", "initial_log_std", "the logarithm of the deviation", _logarithm),
     Synonym("env env_id gym_id env_name envname environment task_id", "task"),
     Synonym("algorithm algorithm_name agent alg algo_name", "algo"),

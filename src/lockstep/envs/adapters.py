@@ -105,14 +105,12 @@ class SingleEnvs:
         self, env: SyncVectorEnv | WorkerEnvs, threshold: float | None, limit: int | None, task: str, frames: int = 1
     ) -> None:
         """Adapt `env`, made of `FlatEnv`; `frames`: number of frames in an image's channels, see `EnvSpec`."""
-        spaces_of: Any = env
         self.num_envs = env.num_envs
         self._env = env
-        observed: Mapping[str, Any] = self._each("observed", [()] * self.num_envs)[0]
+        described: Mapping[str, Any] = self._each("described", [()] * self.num_envs)[0]
         self.spec = EnvSpec(
-            **observed,
+            **described,
             frames=frames,
-            action=action_spec(spaces_of.single_action_space, task),
             autoreset="same_step",
             separately_seedable=True,
             reward_threshold=threshold,
@@ -202,7 +200,7 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
             self.observation_space, self._flatten = space, np.asarray
         else:
             self.observation_space, self._flatten = flat_space(space, task), flatten_observation(space)
-        self._observed = observation_fields(env, task)
+        self._described = {**observation_fields(env, task), "action": action}
         if action.kind == "continuous":
             self.action_space = spaces.Box(np.array(action.low, np.float32), np.array(action.high, np.float32))
         elif action.kind == "discrete":
@@ -229,9 +227,9 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
         except Exception as error:
             raise RunError(f"{self._name} failed in step: {describe(error)}") from error
 
-    def observed(self) -> dict[str, Any]:
-        """The fields of an `EnvSpec` that are about observations."""
-        return self._observed
+    def described(self) -> dict[str, Any]:
+        """The fields of an `EnvSpec` that are about observations and actions, those of the environment itself."""
+        return self._described
 
     def savable(self) -> bool:
         """Whether the environment can be saved; never raises."""

@@ -197,8 +197,6 @@ def _check(config: EnvConfig, num_envs: int) -> None:
     """Refuse settings that are invalid for every task."""
     if num_envs < 1:
         raise ConfigError(f"num_envs={num_envs} must be at least 1")
-    if config.max_episode_steps is not None and config.max_episode_steps < 1:
-        raise ConfigError(f"env.max_episode_steps={config.max_episode_steps} must be at least 1, or null")
     if "render_mode" in config.kwargs:
         raise ConfigError(
             f"env.kwargs render_mode={config.kwargs['render_mode']} is set by Lockstep; remove it from env.kwargs"

@@ -33,6 +33,21 @@ class ActionSpec:
             action = action + (self.start[0] if self.kind == "discrete" else np.array(self.start))
         return action if self.shape is None else action.reshape((*action.shape[:-1], *self.shape))
 
+    def same_numbers(self, other: "ActionSpec") -> bool:
+        """Whether a policy's numbers mean the same for another action, as float32."""
+        bounds = zip(self.float32_bounds, other.float32_bounds, strict=True)
+        return (self.kind, self.sizes) == (other.kind, other.sizes) and all(np.array_equal(a, b) for a, b in bounds)
+
+    @property
+    def float32_bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """`low` and `high` as float32, rounded to the inside where there is a number between them."""
+        low, high = np.array(self.low, np.float64), np.array(self.high, np.float64)
+        least, most = low.astype(np.float32), high.astype(np.float32)
+        within = np.where(least < low, np.nextafter(least, np.float32(np.inf)), least)
+        below = np.where(most > high, np.nextafter(most, np.float32(-np.inf)), most)
+        fits = within <= below
+        return np.where(fits, within, least), np.where(fits, below, most)
+
     @property
     def num_parameters(self) -> int:
         """Outputs of a policy head: a logit per choice, or a mean per dimension."""

@@ -38,6 +38,8 @@ class LogStatistics:
     """Rows inside a trajectory after which rows are missing."""
     seen: bool = False
     """Whether the policy was trained on these rows."""
+    continuous: bool = False
+    """Whether actions are continuous: their propensities are densities."""
     no_density: bool = False
     """Whether the policy always takes the same continuous action in a state."""
 
@@ -67,7 +69,8 @@ def reasons(sums: Sums, statistics: LogStatistics) -> dict[str, str]:
     if not sums.has_ratio:
         missing = statistics.no_propensity
         which = "no row of the log has" if missing == statistics.rows else f"{missing} of {statistics.rows} rows lack"
-        why = f"{which} a propensity (action_probability), and importance weights need one for every row"
+        name = "density (log_probability)" if statistics.continuous else "propensity (action_probability)"
+        why = f"{which} a {name}, and importance weights need one for every row"
         if statistics.no_density:
             why = f"{NO_DENSITY}; and {why}" if missing else NO_DENSITY
         skipped |= dict.fromkeys((*_WEIGHTS, *_BOTH), why)

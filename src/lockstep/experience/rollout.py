@@ -368,5 +368,5 @@ def clipper(action: ActionSpec) -> Callable[[np.ndarray], np.ndarray]:
         return lambda chosen: chosen
     if not np.isfinite([*action.low, *action.high]).any():
         return lambda chosen: np.where(np.isfinite(chosen), chosen, 0)
-    low, high = np.array(action.low, np.float32), np.array(action.high, np.float32)
+    low, high = action.float32_bounds
     return lambda chosen: np.minimum(np.maximum(np.where(np.isfinite(chosen), chosen, 0), low), high)

@@ -169,7 +169,7 @@ class CheckpointWriter:
         try:
             checkpoint.commit(self._run_dir, manifest, self._num_kept)
             self._completed_at, self._warned = int(manifest["step"]), False
-        except OSError as error:
+        except (OSError, TypeError, ValueError) as error:  # or the manifest holds what JSON cannot
             self._failed(manifest, f"rank 0: {_reason(error)}")
 
     def _failed(self, manifest: Mapping[str, Any], reason: str) -> None:

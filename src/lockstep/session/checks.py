@@ -110,7 +110,7 @@ def learns_on_device(run: Run) -> bool:
         for name, needs_host in (
             ("prioritized", config.prioritized),
             ("replay_path", config.replay_path is not None),
-            ("replay_device", config.replay_device != "auto"),
+            ("replay_device", config.replay_device == ("cpu" if on_gpu else "cuda")),  # not the device itself
         ):
             if needs_host and run.env.placement == "device":
                 raise ConfigError(

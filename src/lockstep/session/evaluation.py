@@ -78,7 +78,8 @@ class Player:
                 "of discrete spaces are one-hot, and parts of a Dict or Tuple joined"
             )
         action = self.spec.action
-        return action.for_env(clipper(action)(self.choose(rows, None, self._episode)))[0]
+        found = action.for_env(clipper(action)(self.choose(rows, None, self._episode)))[0]
+        return found if action.kind == "discrete" else np.asarray(found)
 
     def choose(self, observation: np.ndarray, noise: np.random.Generator | None, actor: ActorWithState) -> np.ndarray:
         """Actions for observations [B, O]: drawn with `noise`, or the most likely ones if it is None.

@@ -140,10 +140,10 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             metadata: dict[str, Any] = json.loads(header["lockstep"])
             names = cast("list[str]", file.keys())
             tensors = {name: cast(np.ndarray, file.get_tensor(name)) for name in names}
-    except (SafetensorError, KeyError, ValueError) as error:
+            if not from_log(metadata) and metadata["format"] > _FORMAT:
+                raise newer_format_error(path, metadata)
+    except (SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is not a Lockstep policy file, or is damaged ({error})") from error
-    if not from_log(metadata) and metadata["format"] > _FORMAT:
-        raise newer_format_error(path, metadata)
     return metadata, {name: np.array(tensor) for name, tensor in tensors.items()}
 
 

@@ -24,22 +24,24 @@ _PLACEMENT = "env.placement"
 """May change from `auto` to what it meant; `restore_shard` of the collectors refuses to move environments."""
 _FIXED_OF_ALGORITHM = (
     *("normalize_observation", "normalize_return", "normalize_value", "dueling", "noisy"),
-    *("value_distribution", "num_atoms", "v_min", "v_max", "num_quantiles"),
+    *("value_distribution", "num_atoms", "v_min", "v_max", "num_quantiles", "num_critics", "layer_norm"),
 )
-"""Settings that decide the shape of normalizers and the meaning of a network's outputs."""
+"""Settings that decide the shape of normalizers and networks, and the meaning of a network's outputs."""
+_LEARNED_OR_NOT = ("algorithm.alpha", "algorithm.cql_gap")
+"""Settings whose `null` decides whether a weight is learned."""
 _FIXED_WITH_REPLAY = ("capacity", "n_step", "prioritized", "learning_starts")
 """Settings of the replay buffer; they may change where the checkpoint's buffer is left out."""
 _FIXED_WITH_LOG = ("batch_size", "estimate", "bcq_threshold")
 """Settings that decide the position in a log, counted in batches, and which networks there are."""
 _HARMLESS = (
     *("log_every", "evaluate_every", "checkpoint_every", "num_checkpoints", "check_every", "evaluate_episodes"),
-    *("evaluate_video", "devices_per_process"),
+    *("evaluate_video", "devices_per_process", "trackers", "capture", "share_gpus"),
     *("timeout_s", "startup_timeout_s", "stop_return", "stop_when_solved", "total_steps"),
     *("algorithm.replay_device", "algorithm.replay_path"),
     _PLACEMENT,
     *("data", "eval_data", "epochs", "estimate_every", "model_path"),  # changed contents of data are detected elsewhere
 )
-"""Settings without effect on any gradient."""
+"""Settings without effect on any gradient, but see `_that_end_with_the_run`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,8 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     in_algorithm += _FIXED_WITH_LOG if "data" in after else ()
     for name in changed:
         part = name.startswith(_FIXED_PARTS) and name != _PLACEMENT
-        if name in _FIXED or part or name.removeprefix("algorithm.") in in_algorithm:
+        learned = name in _LEARNED_OR_NOT and None in (before.get(name), after.get(name))
+        if name in _FIXED or part or learned or name.removeprefix("algorithm.") in in_algorithm:
             replay = name.removeprefix("algorithm.") in _FIXED_WITH_REPLAY
             raise ConfigError(
                 f"{name}={_shown(after.get(name))} differs from the {_shown(before.get(name))} that the checkpoint was "
@@ -111,12 +114,20 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     notes: list[str] = []
     for name in changed:
         effect = "; the result will differ from that of a run without the change"
-        if name in _HARMLESS:
+        if name in ("total_steps", "epochs") and (ending := _that_end_with_the_run(after)):
+            effect = f"; {' and '.join(ending)} follow the new end, unlike those of a run that had it from the start"
+        elif name in _HARMLESS:
             effect = ""
         elif name == "algorithm.learning_rate" and adaptive:
             effect = ", without effect: the adaptive schedule goes on from the rate that it has reached"
         notes.append(f"{name} is {_shown(after.get(name))} from here on, was {_shown(before.get(name))}{effect}")
     return notes
+
+
+def _that_end_with_the_run(run: Mapping[str, Any]) -> list[str]:
+    """What is scheduled by the length of the run."""
+    found = ["the learning rates"] if run.get("algorithm.learning_rate_schedule") == "linear" else []
+    return found + ["the importance weights"] * bool(run.get("algorithm.prioritized"))
 
 
 def nothing_left(found: Resumption) -> str | None:

@@ -372,7 +372,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self._checkpoints.take_if_due(num_steps, self._elapsed_s, any_busy=self._any_writes)
 
     def checkpoint_last(self, read: Callable[[], dict[str, float]]) -> None:
-        """After the loop: evaluate, write the final checkpoint, then log the metrics since the last log line, if any."""
+        """After the loop: evaluate, write the final checkpoint, then log the metrics since the last line, if any."""
         if not self.stopped_by and self.journal.evaluated_at != self.progress.env_steps:
             self.evaluate()
         self._checkpoints.checkpoint_last(self._elapsed_s)

@@ -3,15 +3,17 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 from lockstep.algorithms.task_defaults import BY_ALGORITHM, BY_TASK, Kind, Settings
 from lockstep.config.env import EnvConfig
+from lockstep.config.settings import parse
 from lockstep.envs.make import env_spec, on_device, on_tensors
 from lockstep.envs.spec import EnvSpec
 from lockstep.run import Run, override
 
 _ENV_SETTINGS = frozenset(item.name for item in fields(EnvConfig))
+_SECTIONS = ("env", "network", "algorithm")
 _LIGHT = ("jax/", "gymnax/", "envpool/")
 """Prefixes of tasks that are quick on CPUs too: thousands of environments at a time would learn more slowly there."""
 _RULED_OUT: Mapping[str, str] = {"recurrent": "num_minibatches"}
@@ -23,7 +25,7 @@ _TITLES: Mapping[Kind, str] = {
     "discrete": "discrete actions on a vector",
     "continuous": "continuous actions on a vector",
     "pixels": "pixels",
-    "device": "thousands of environments on a device",
+    "device": "environments on a device",
 }
 
 
@@ -40,6 +42,7 @@ def task_defaults(task: str, changes: Mapping[str, Any]) -> Run:
     Raises:
         ConfigError: the task cannot be made.
     """
+    changes = _by_leaf(changes)
     deciding = {name: value for name, value in changes.items() if _decides(name)}
     run = override(Run(task=task), deciding)
     tables = BY_ALGORITHM.get(run.algo)
@@ -54,6 +57,18 @@ def task_defaults(task: str, changes: Mapping[str, Any]) -> Run:
     if spec.num_agents > 1:
         settings["num_envs"] = settings.get("num_envs", Run(task=task).num_envs) * spec.num_agents
     return override(Run(task=task), {"algo": run.algo, **settings})
+
+
+def _by_leaf(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes with those of a whole section, such as `env={placement: device}`, by the names of its settings."""
+    found: dict[str, Any] = {}
+    for name, value in changes.items():
+        inner = parse(value, f"{name}={value}") if name in _SECTIONS and isinstance(value, str) else value
+        if name in _SECTIONS and isinstance(inner, Mapping):
+            found |= {f"{name}.{key}": one for key, one in cast(Mapping[str, Any], inner).items()}
+        else:
+            found[name] = value
+    return found
 
 
 def defaults_note(run: Run, spec: EnvSpec) -> str | None:

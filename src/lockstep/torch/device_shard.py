@@ -379,5 +379,5 @@ def clipper(action: ActionSpec, device: torch.device) -> Callable[[Tensor], Tens
         return lambda chosen: chosen
     if not np.isfinite([*action.low, *action.high]).any():
         return lambda chosen: chosen.nan_to_num(0.0, 0.0, 0.0)
-    low, high = (torch.tensor(bound, device=device) for bound in (action.low, action.high))
+    low, high = (torch.from_numpy(bound).to(device) for bound in action.float32_bounds)
     return lambda chosen: chosen.nan_to_num(0.0, 0.0, 0.0).clamp(low, high)

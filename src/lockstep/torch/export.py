@@ -55,7 +55,7 @@ def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
         policy.load_state_dict(_tensors(parameters))
     except RuntimeError as error:
         raise policy_file.damaged_error(path) from error
-    return policy, observations
+    return policy.eval(), observations  # `network.module` may have dropout
 
 
 def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | None) -> None:

@@ -4,8 +4,9 @@ Shapes: N rows, O observation, C the critic's own observation, P parameters of t
 recurrent policy's state, of which the actor has the first A; L steps of a sequence.
 """
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 import torch
@@ -218,12 +219,18 @@ AnyPolicy = ActingPolicy | LoggedPolicy
 """A policy of any algorithm: observations to parameters of the action distribution, and a value."""
 
 
+_LAYERS_WITH_MODES = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # pyright: ignore[reportPrivateUsage]
+"""Layers that act differently in training."""
+
+
 class TorchActor:
     """Compute distribution parameters in torch, for any network on any device."""
 
     def __init__(self, policy: AnyPolicy, device: torch.device) -> None:
         self._policy = policy
         self._staging = StagingBuffers(device)
+        # A network of the user's may have such layers; actions must not depend on torch's global generator.
+        self._has_modes = any(isinstance(layer, _LAYERS_WITH_MODES) for layer in policy.modules())
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         """[..., N, O] to [..., N, P]; one copy to the device and one back.
@@ -233,11 +240,21 @@ class TorchActor:
         assert self._policy.spec is not None
         ahead = observation.shape[: observation.ndim - 1 - len(self._policy.spec.observation_shape)]
         seen = self._staging.to_device(np.ascontiguousarray(observation))
-        with torch.inference_mode():
+        with torch.inference_mode(), self._evaluating():
             parts = seen.flatten(0, len(ahead) - 1) if ahead else seen.unsqueeze(0)
             outputs = [self._policy(part)[0].float() for part in parts]
             parameters = torch.stack(outputs).view(*ahead, *outputs[0].shape) if ahead else outputs[0]
         return self._staging.to_host(parameters)
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Generator[None]:
+        """Context in which dropout and batch normalization act as in evaluation."""
+        training = self._has_modes and self._policy.training
+        if training:
+            self._policy.eval()
+        yield
+        if training:
+            self._policy.train()
 
 
 class RecurrentTorchActor:

@@ -9,6 +9,7 @@ import pytest
 
 from lockstep.cli import main as cli
 from lockstep.cli.parser import parser
+from lockstep.cli.request import set_values
 from lockstep.config.renamed import known_settings, renaming_error
 from lockstep.config.synonyms import SYNONYMS, VARIANTS
 from lockstep.errors import ConfigError
@@ -112,6 +113,30 @@ def test_set_suggests_our_setting(given, line, capsys):
 def test_synonym_depends_on_the_algorithm(given, line, capsys):
     assert cli.main(["train", "CartPole-v1", "--algo", "dqn", "--set", given]) == 2
     assert capsys.readouterr().err.endswith(f": type {line}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["train", "Pendulum-v1", "--algo", "iql"], "lockstep offline train DATA --algo iql"),
+        (["train", "CartPole-v1", "--set", "lstm_hidden_size=32"], "type --set recurrent_size=32"),
+        (["train", "CartPole-v1", "--use-lstm"], "type --set recurrent=lstm"),
+        (["train", "CartPole-v1", "--set", "seq_len=8"], "type --set sequence_length=8"),
+        (["train", "CartPole-v1", "--set", "stack_num=4"], "type --set frame_stack=4"),
+        (["offline", "train", "data", "--algo", "iql", "--expectile", "0.8"], "type --set expectile=0.8"),
+        (["offline", "train", "data", "--algo", "td3_bc", "--temperature", "1"], "unknown argument --temperature"),
+        (["train", "CartPole-v1", "--set", "num_envs=1e0", "--set", "num_step=1"], "num_step"),
+        (["train", "CartPole-v1", "--set", "num_envs=null"], "num_envs=null must be a whole number"),
+    ],
+)
+def test_answers_that_depend_on_algorithm_and_kind(words, answer, capsys):
+    assert cli.main(words) == 2
+    assert answer in capsys.readouterr().err
+
+
+def test_names_of_the_user_keep_their_hyphens():
+    given = ["reward-boost.add-to-cart=1", "env.kwargs.my-key.b-c=2", "num-envs=4"]
+    assert [*set_values(given)] == ["reward_boost.add-to-cart", "env.kwargs.my-key.b-c", "num_envs"]
 
 
 def test_automatic_temperature(capsys):

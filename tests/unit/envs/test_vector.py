@@ -56,7 +56,6 @@ def test_bad_input_is_one_clear_line(task, config, message):
 def test_numbers_and_drawings_that_cannot_be():
     for num_envs, config, render, message in (
         (0, EnvConfig(), False, "num_envs=0"),
-        (1, EnvConfig(max_episode_steps=-1), False, "max_episode_steps=-1"),
         (1, EnvConfig(), True, "cannot be drawn"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -20,6 +20,7 @@ from lockstep.jax.device_shard import first_shard, keys_of
 from lockstep.jax.device_transitions import TransitionRollout
 from lockstep.jax.envs.packed import PackedEnv
 from lockstep.run import NetworkConfig, Run, override
+from lockstep.session import checks
 from lockstep.session.checks import learns_on_device
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
@@ -140,10 +141,13 @@ def test_actions_are_those_of_the_sampler_on_the_host(algo):
     [{"prioritized": True}, {"replay_path": "there"}, {"replay_device": "cpu"}],
     ids=lambda one: next(iter(one)),
 )
-def test_settings_of_buffers_on_the_host_keep_environments_there(changes):
+def test_settings_of_buffers_on_the_host_keep_environments_there(changes, monkeypatch):
+    monkeypatch.setattr(checks, "jax_finds_gpu", lambda: "replay_device" in changes)
     run = Run(task="device_envs:Drift", algo="sac", ml_framework="jax")
     run = override(run, {"env.kwargs": {"continuous": True}})
     assert learns_on_device(run)
     assert not learns_on_device(override(run, changes))
+    if "replay_device" in changes:  # a CPU is the host
+        assert learns_on_device(override(run, {**changes, "device": "cpu"}))
     with pytest.raises(ConfigError, match=rf"^{next(iter(changes))}=.* use env.placement=host"):
         learns_on_device(override(run, {**changes, "env.placement": "device"}))

@@ -3,13 +3,16 @@
 import dataclasses
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from safetensors.numpy import save_file
 
-from lockstep.envs.spaces import action_spec
+from lockstep.config.env import EnvConfig
+from lockstep.envs.make import make_vector_env
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.normalize import RunningMoments
@@ -24,6 +27,7 @@ SPEC = EnvSpec(
     autoreset="same_step",
     separately_seedable=True,
 )
+COUNTER = f"{Path(__file__).parents[1] / 'envs' / 'own_envs.py'}:Counter"
 NETWORK = NetworkConfig(hidden=(8,), activation="elu", shared=True, initial_log_std=-0.5)
 
 
@@ -85,6 +89,13 @@ def test_a_bad_file_is_one_clear_line_and_runs_nothing(saved, monkeypatch, damag
     assert not (folder / "it_ran").exists()
 
 
+@pytest.mark.parametrize("metadata", [{"lockstep": "{}"}, {"lockstep": "[1]"}, {"lockstep": '{"format": "x"}'}])
+def test_foreign_metadata_is_one_clear_line(tmp_path, metadata):
+    save_file({"a": np.zeros(2)}, tmp_path / POLICY_FILE, metadata)
+    with pytest.raises(ConfigError, match="is not a Lockstep policy file, or is damaged"):
+        load_policy(tmp_path)
+
+
 def test_a_missing_file_is_one_clear_line(tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
         load_policy(tmp_path)
@@ -115,17 +126,24 @@ def test_what_does_not_fit_is_refused(saved, network, normalizer, word):
     [
         *(spaces.Discrete(3), spaces.Discrete(3, start=-1), spaces.MultiDiscrete([3, 2], start=[1, 0])),
         *(spaces.MultiDiscrete([[3, 2], [2, 4]]), spaces.MultiBinary(3), spaces.MultiBinary((2, 2))),
-        *(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (2, 3))),
+        *(
+            spaces.Box(-1, 1, (3,)),
+            spaces.Box(-1, 1, (2, 3)),
+            spaces.Box(-1, 1, ()),
+            spaces.Box(-0.1, -0.05, (2,), float),
+        ),
     ],
     ids=str,
 )
 def test_a_player_acts_as_its_environment_takes_it(space, tmp_path):
-    spec = dataclasses.replace(SPEC, action=action_spec(space, "any"))
+    """The spec is that of a training run's environments, which flatten spaces."""
+    config = EnvConfig(kwargs={"action_space": space}, vectorization="sync")
+    spec = dataclasses.replace(SPEC, action=make_vector_env(COUNTER, config, 1).spec.action)
     policy = Policy(spec, dataclasses.replace(NETWORK, initial_log_std=0.0))
     save_policy(tmp_path / POLICY_FILE, policy, None, Run(task="any", network=NETWORK))
     loaded, player = load_player(tmp_path)
     assert loaded == spec
-    assert space.contains(player.act([0.1, 0.2, 0.3]))
+    assert space.contains(player.act([0.1, 0.2, 0.3])) and space.contains(player.act([9e9, 9e9, -9e9]))
 
 
 def test_a_file_from_before_starts_and_shapes_loads():

@@ -9,7 +9,7 @@ from lockstep.record import checkpoint
 from lockstep.record.checkpoint import FORMAT, write_state
 from lockstep.record.run_dir import RunDir
 from lockstep.run import Run, load, override, to_dict
-from lockstep.session.resume import prepare
+from lockstep.session.resume import compare, prepare
 
 RUN = Run(task="CartPole-v1", num_shards=4)
 REPLAY = Run(task="CartPole-v1", num_shards=4, algo="dqn")
@@ -132,8 +132,17 @@ def test_what_may_change_is_noted_with_its_effect(run_dir):
     assert found.notes == [
         "algorithm.learning_rate is 0.001 from here on, was 0.00025; "
         "the result will differ from that of a run without the change",
-        "total_steps is 1000000 from here on, was 500000",
+        "total_steps is 1000000 from here on, was 500000; "
+        "the learning rates follow the new end, unlike those of a run that had it from the start",
     ]
+
+
+@pytest.mark.parametrize("change", ["num_critics=3", "layer_norm=true", "alpha=0.2"])
+def test_what_decides_the_learned_parameters_may_not_change(run_dir, change):
+    name, value = change.split("=")
+    sac = Run(task="Pendulum-v1", algo="sac")
+    with pytest.raises(ConfigError, match=rf"algorithm.{name}=.* cannot change within a run"):
+        compare(to_dict(sac), to_dict(override(sac, {name: value})))
 
 
 def test_an_adaptive_rate_goes_on_and_the_note_says_so(run_dir):

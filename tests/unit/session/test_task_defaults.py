@@ -77,6 +77,17 @@ def test_both_frameworks_have_the_same_defaults():
     assert torch.algorithm.num_epochs == PPO["continuous"]["num_epochs"] != PPOConfig().num_epochs
 
 
+@pytest.mark.parametrize(
+    ("task", "alone", "whole"),
+    [
+        ("lockstep/Cartpole-v0", {"env.placement": "device"}, {"env": "{placement: device}"}),
+        ("CartPole-v1", {"network.recurrent": "gru"}, {"network": "{recurrent: gru}"}),
+    ],
+)
+def test_a_whole_section_decides_as_its_settings_do(task, alone, whole):
+    assert task_defaults(task, alone) == task_defaults(task, whole) != task_defaults(task, {})
+
+
 def test_settings_of_the_environment_decide_too():
     assert task_defaults("lockstep/Cartpole-v0", {}).num_envs == PPO["continuous"]["num_envs"]
     for name in ("placement", "env.placement"):

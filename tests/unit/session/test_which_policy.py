@@ -133,5 +133,9 @@ def test_an_export_replaces_no_other(tmp_path, capsys):
     assert cli.main(["export", f"{run}/policy_best.safetensors", "--out", f"{run}/policy.onnx"]) == 2
     assert "--force" in capsys.readouterr().err
     assert Path(run, "policy.onnx").read_bytes() == first
+    capsys.readouterr()
+    for words in (["--out=p.pt2", "--format=onnx"], ["--out=p", "--format=torch"], [f"--out={run}/policy.safetensors"]):
+        assert cli.main(["export", run, *words, "--force"]) == 2
+        assert "the name of a file of --format" in capsys.readouterr().err
     assert cli.main(["export", run, "--checkpoint=128", "--out", f"{run}/policy.onnx", "--force"]) == 0
     assert Path(run, "policy.onnx").read_bytes() != first

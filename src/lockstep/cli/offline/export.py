@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_policy_choice(parser)
     parser.set_defaults(call=export_command)
     add = parser.add_argument
-    add("--format", choices=("onnx", "torch"), default="onnx", help="ONNX, or torch.export's .pt2 (default: onnx)")
+    add("--format", choices=("onnx", "torch"), help="ONNX, or torch.export's .pt2 (default: by --out, else onnx)")
     add("--out", metavar="FILE", help="where to (default: policy.onnx, policy_best.onnx or policy_step_N.onnx in RUN)")
     add("--force", action="store_true", help="replace a file that is there")
     add("--data", metavar="DIR", help="prepared data to compare on (default: what the run learned from)")
@@ -31,14 +31,31 @@ def export_command(args: argparse.Namespace) -> int:
     from lockstep.session.which_policy import find_policy
 
     found = find_policy(Path(args.run), best=args.best, last=args.last, step=args.checkpoint)
-    suffix = _SUFFIXES[args.format]
+    to = _format(args.format, args.out)
+    suffix = _SUFFIXES[to]
     out = Path(args.out) if args.out else (found.run_dir or found.path.parent) / f"{found.name}{suffix}"
     if out.is_dir():
         raise ConfigError(f"--out {out} is a directory; name a file, such as {out / f'policy{suffix}'}")
     if out.exists() and not args.force:
         raise ConfigError(f"{out} exists and may hold another policy; replace it with --force, or name a file by --out")
-    print(f"{found.words}: {_exported(found, out, args.format, args.data)}")
+    print(f"{found.words}: {_exported(found, out, to, args.data)}")
     return 0
+
+
+def _format(given: "Format | None", out: str | None) -> "Format":
+    """The format of the file: as given, else that of its suffix."""
+    suffix = "" if out is None else Path(out).suffix
+    of_suffix: Format | None = next((name for name, known in _SUFFIXES.items() if known == suffix), None)
+    chosen = given or of_suffix or "onnx"
+    if (
+        suffix
+        and suffix != _SUFFIXES[chosen]
+        and (of_suffix is not None or chosen == "torch" or suffix == ".safetensors")
+    ):
+        raise ConfigError(f"--out {out}: the name of a file of --format {chosen} ends in {_SUFFIXES[chosen]}")
+    if not suffix and chosen == "torch" and out is not None:
+        raise ConfigError(f"--out {out}: the name of a file of --format torch ends in .pt2")
+    return chosen
 
 
 def _exported(found: "Found", out: Path, to: "Format", data: str | None) -> "Exported":

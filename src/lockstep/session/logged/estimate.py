@@ -123,6 +123,7 @@ def _shared(dataset: Dataset, offsets: Ints, comm: Comm, layout: Layout, scorer:
         certain=int(totals[1]),
         gaps=int(totals[2]),
         seen=scorer.policy_spec.info.digest == dataset.info.digest,
+        continuous=continuous,
         no_density=scorer.policy_spec.no_density,
     )
     return _LogCounts(trajectories, statistics, np.flatnonzero(np.sum([rank[1] for rank in gathered], 0) == 0))

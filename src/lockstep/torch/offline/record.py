@@ -276,8 +276,13 @@ def _uniform(spec: EnvSpec) -> Choice:
 
 def _by_policy(policy: Any, observations: Any, spec: EnvSpec, recording: Recording) -> Choice:
     """Actions of a run's policy. Its observations are normalized as in training; the log holds them unnormalized."""
-    if policy.spec is None or policy.spec.action != spec.action:
+    if policy.spec is None or not policy.spec.action.same_numbers(spec.action):
         raise ConfigError(f"the policy of {recording.source} does not fit this task: their actions differ")
+    if policy.spec.observation_shape != spec.observation_shape:
+        raise ConfigError(
+            f"the policy of {recording.source} was trained with observations of {list(policy.spec.observation_shape)}, "
+            f"and its task gives {list(spec.observation_shape)}: the environment or its settings (env) have changed"
+        )
     if isinstance(policy, Policy) and policy.state_size > 0:
         raise ConfigError(
             f"{recording.source} has a recurrent policy (network.recurrent), whose state a log does not hold; record a "
