@@ -164,7 +164,7 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 
 _Dumper.add_representer(str, _represent_text)
 for _class in (datetime.date, datetime.datetime, bytes, set):
-    _Dumper.add_representer(_class, yaml.SafeDumper.represent_undefined)
+    _Dumper.add_representer(_class, cast(Any, yaml.SafeDumper).represent_undefined)
 for _class in (_Loader, _Dumper):
     cast(Any, _class).add_implicit_resolver(
         "tag:yaml.org,2002:float",

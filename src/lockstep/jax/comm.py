@@ -204,7 +204,8 @@ class Comm:
         return lax.optimization_barrier(self._inside(tag).sum_slots(rows, tag))
 
     def sum(self, value: Array, tag: str = "sum") -> Array:
-        """The sum over devices; *collective*."""
+        """The sum over devices; that of booleans counts, as int32; *collective*."""
+        value = value.astype(jnp.int32) if value.dtype == bool else value
         return self._over_devices(value, jnp.add, tag)
 
     def max(self, value: Array, tag: str = "max") -> Array:

@@ -3,6 +3,7 @@
 The file format is that of `lockstep.record.checkpoint`. The `CheckpointManager`s of the backends add their tensors.
 """
 
+import operator
 import os
 import sys
 from collections.abc import Mapping
@@ -81,7 +82,8 @@ class CheckpointManager:
         """Write a checkpoint and wait until it is on the disk.
 
         Args:
-            step: number of the checkpoint, at least that of the one saved or restored before. Equal on all ranks.
+            step: number of the checkpoint, a whole number, at least that of the one saved or restored before. Equal on
+                all ranks.
             shared: state that is equal on all ranks, such as parameters and optimizer state; compared, written once.
             shards: state of each shard in `world.shards`, such as random generators and a replay buffer. Without
                 `num_shards` a rank has one shard, whose number is the rank.
@@ -90,11 +92,15 @@ class CheckpointManager:
             Whether it was written. A full disk causes a warning, and the previous checkpoint remains.
 
         Raises:
-            ConfigError: a part of the state cannot be saved, `step` is too small, or the folder holds the checkpoints
-                of an earlier loop and `restore` was not called.
+            ConfigError: a part of the state cannot be saved, `step` is no whole number or too small, or the folder
+                holds the checkpoints of an earlier loop and `restore` was not called.
             MismatchError: ranks hold different `shared` tensors.
         """
         world = self._comm.world
+        try:
+            step = operator.index(step)  # of numpy and of tensors, too
+        except TypeError:
+            raise ConfigError(f"step={step} is not a whole number; give int(...) of it") from None
         if self._unread:
             raise ConfigError(
                 f"folder={self._folder} holds a checkpoint of step {self._unread}, which saving would replace: call "

@@ -24,6 +24,7 @@ from lockstep.distributed.shared_memory import ordered
 from lockstep.distributed.timers import SYNC, Timers
 from lockstep.distributed.tree import Node, owned_nodes, tree_sum
 from lockstep.distributed.watch import Observed
+from lockstep.errors import ConfigError
 from lockstep.torch.collectives.buckets import GradientBuckets
 from lockstep.torch.collectives.checksum import checksum, identity, type_and_shape
 from lockstep.torch.collectives.group import Group, is_on_gpu
@@ -272,6 +273,8 @@ class Comm:
             sums = total[parameters.num_parameters :].clone()
             torch.div(total[: parameters.num_parameters], divisor(sums[0]), out=parameters.gradient)
             return sums
+        if not 0 <= weight < math.inf:
+            raise ConfigError(f"weight={weight} of a rank's gradient must be a finite number of at least 0")
         listed = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
         return torch.tensor([self._average_module([p for p in listed if p.requires_grad], float(weight), tag)])
 
@@ -312,7 +315,7 @@ class Comm:
         """Broadcast tensors, or the parameters and buffers of a module, from rank `source`, in place; *collective*."""
         if self.world.size == 1:
             return
-        listed = [t for _, t in sorted(tensors.state_dict().items())] if isinstance(tensors, nn.Module) else tensors
+        listed = [t for _, t in sorted(_tensors_of(tensors).items())] if isinstance(tensors, nn.Module) else tensors
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for tensor in listed:
             by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
@@ -351,7 +354,7 @@ class Comm:
         """
         if self.world.size == 1:
             return
-        given = tensors.state_dict() if isinstance(tensors, nn.Module) else tensors
+        given = _tensors_of(tensors) if isinstance(tensors, nn.Module) else tensors
         named = {name: torch.as_tensor(given[name]) for name in sorted(given)}
         shapes = torch.tensor(layout_hash({name: type_and_shape(tensor) for name, tensor in named.items()}))
         mine = torch.stack([checksum(named.values()).to(self.device), shapes.to(self.device)])
@@ -405,3 +408,8 @@ class Comm:
 def _is_narrow(value: Tensor) -> bool:
     """Whether these are floating-point numbers of fewer than 32 bits, whose sums over ranks would lose digits."""
     return value.is_floating_point() and value.element_size() < 4
+
+
+def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a module by name, also those that its `state_dict` leaves out."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

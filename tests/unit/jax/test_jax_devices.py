@@ -65,6 +65,7 @@ def test_what_ranks_tell_each_other(devices):
             mine, weight = own["row"][0], own["weight"][0]
             return {
                 "sum": comm.sum(mine),
+                "counted": comm.sum(jnp.isfinite(mine)),
                 "max": comm.max(mine),
                 "mean": comm.mean(mine),
                 "weighted": comm.mean(mine, weight),
@@ -82,6 +83,7 @@ def test_what_ranks_tell_each_other(devices):
     w = weights[:: 4 // devices, None]
     close = {"rtol": 1e-5, "atol": 1e-6}
     np.testing.assert_allclose(found["sum"], first.sum(0), **close)
+    np.testing.assert_array_equal(found["counted"], np.full(first.shape[1:], len(first)))
     np.testing.assert_array_equal(found["max"], first.max(0))
     np.testing.assert_allclose(found["mean"], first.mean(0), **close)
     weighted = (first * w).sum(0) / w.sum()

@@ -88,6 +88,15 @@ def test_the_newest_are_kept_and_a_damaged_one_is_left_out(comm, tmp_path, capfd
     assert "step_10 is damaged and skipped" in capfd.readouterr().err
 
 
+def test_step_is_a_whole_number_of_any_kind(comm, tmp_path):
+    with CheckpointManager(comm, tmp_path) as checkpoints:
+        for step in (np.int64(1), torch.tensor(2), 3):
+            assert checkpoints.save(step, {"a": 1}) is True
+        with pytest.raises(ConfigError, match=r"step=5.0 is not a whole number"):
+            checkpoints.save(5.0, {"a": 1})
+        assert checkpoints.restore().step == 3
+
+
 def test_what_cannot_be_saved_is_named(comm, tmp_path):
     with CheckpointManager(comm, tmp_path) as checkpoints:
         with pytest.raises(ConfigError, match=r"shared\.policy\[0\] is a Linear, which a checkpoint cannot hold"):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lockstep.session.which_policy import Found
     from lockstep.torch.deploy.exported_file import Exported, Format
 
-_SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
+_SUFFIXES: "dict[Format, str]" = {"onnx": ".onnx", "torch": ".pt2"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,16 +45,9 @@ def export_command(args: argparse.Namespace) -> int:
 def _format(given: "Format | None", out: str | None) -> "Format":
     """The format of the file: as given, else that of its suffix."""
     suffix = "" if out is None else Path(out).suffix
-    of_suffix: Format | None = next((name for name, known in _SUFFIXES.items() if known == suffix), None)
-    chosen = given or of_suffix or "onnx"
-    if (
-        suffix
-        and suffix != _SUFFIXES[chosen]
-        and (of_suffix is not None or chosen == "torch" or suffix == ".safetensors")
-    ):
+    chosen = given or next((name for name, known in _SUFFIXES.items() if known == suffix), "onnx")
+    if out is not None and suffix != _SUFFIXES[chosen]:
         raise ConfigError(f"--out {out}: the name of a file of --format {chosen} ends in {_SUFFIXES[chosen]}")
-    if not suffix and chosen == "torch" and out is not None:
-        raise ConfigError(f"--out {out}: the name of a file of --format torch ends in .pt2")
     return chosen
 
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from lockstep.distributed.network.rendezvous import rendezvous
 from lockstep.distributed.watch import MARGIN_S
-from lockstep.errors import PeerError
+from lockstep.errors import ConfigError, PeerError
 from lockstep.system.bounded import bounded
 from lockstep.torch.collectives.stores import TorchStoreBackend
 from lockstep.world import World
@@ -26,9 +26,15 @@ def connect(world: World, backend: str, timeout_s: float, startup_timeout_s: flo
         startup_timeout_s: bound on this call.
 
     Raises:
-        ConfigError: ranks contradict each other, or cannot reach each other at the given address.
+        ConfigError: ranks contradict each other, or cannot reach each other at the given address, or this process has a
+            process group already.
         PeerError: some did not come, or ended.
     """
+    if dist.is_initialized():
+        raise ConfigError(
+            "this process has a process group of torch.distributed already; leave init_process_group out, which Comm "
+            "does, or close the other Comm first"
+        )
     deadline = time.monotonic() + startup_timeout_s
     store = rendezvous(TorchStoreBackend(), world, startup_timeout_s)
 
