@@ -45,7 +45,7 @@ def export_command(args: argparse.Namespace) -> int:
 def _format(given: "Format | None", out: str | None) -> "Format":
     """The format of the file: as given, else that of its suffix."""
     suffix = "" if out is None else Path(out).suffix
-    chosen = given or next((name for name, known in _SUFFIXES.items() if known == suffix), "onnx")
+    chosen: Format = given or ("torch" if suffix == _SUFFIXES["torch"] else "onnx")
     if out is not None and suffix != _SUFFIXES[chosen]:
         raise ConfigError(f"--out {out}: the name of a file of --format {chosen} ends in {_SUFFIXES[chosen]}")
     return chosen
