@@ -63,4 +63,5 @@ def write_pictures(rows: list[dict], folder: Path, libraries: Mapping[str, str])
     """Write `folder/TASK.svg` for all tasks; `libraries` are names of what trained, if that was not Lockstep."""
     folder.mkdir(exist_ok=True)
     for task, labels in curves(rows, libraries).items():
-        (folder / f"{task}.svg").write_text(picture(task, labels))
+        name = task.rpartition("/")[2]  # without lockstep/
+        (folder / f"{name}.svg").write_text(picture(task, labels))
