@@ -111,29 +111,38 @@ def begin_together(backend: Any, world: World, folder: str) -> dict[str, Any]:
 
 
 def initialized_from(backend: Any, world: World, folder: str) -> dict[str, Any]:
-    """Every rank finds another policy file (on another host, say), and nothing is learned after."""
-    algorithm, kept = backend.sac, {}
+    return started_from_files(backend, world, folder, "sac")
 
-    class Kept(algorithm.SAC):
+
+def td3_initialized_from(backend: Any, world: World, folder: str) -> dict[str, Any]:
+    return started_from_files(backend, world, folder, "td3")
+
+
+def started_from_files(backend: Any, world: World, folder: str, algo: str) -> dict[str, Any]:
+    """Every rank finds another policy file (on another host, say), and nothing is learned after."""
+    algorithm, kept = getattr(backend, algo), {}
+
+    class Kept(getattr(algorithm, algo.upper())):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             kept["learner"] = self
 
     settings = {"timeout_s": backend.RUN_BOUND_S, "env.kwargs": {"lengths": [4, 4]}, "learning_starts": 10_000}
-    run = small_actor_critic("sac", "rank_envs:Pushing", **settings)
+    run = small_actor_critic(algo, "rank_envs:Pushing", **settings)
     spec = dataclasses.replace(SPEC, autoreset="same_step", action=ActionSpec("continuous", (1,), (-1.0,), (1.0,)))
     home = Path(folder).parent
     mine = algorithm.ContinuousPolicy(spec, run.network, run.algorithm, seed=100 + world.rank)
-    backend.save_policy(home / f"policy_{world.rank}.safetensors", mine, None, run)
-    names = tuple(str(home / f"policy_{r}.safetensors") for r in range(world.size))
-    with mock.patch.object(algorithm, "SAC", Kept):
+    backend.save_policy(home / f"{algo}_{world.rank}.safetensors", mine, None, run)
+    names = tuple(str(home / f"{algo}_{r}.safetensors") for r in range(world.size))
+    with mock.patch.object(algorithm, algo.upper(), Kept):
         outcome = backend.train(world, folder, run, init_from=names)
     networks = backend.actor_critic_networks(kept["learner"])
     return {"error": outcome.error, **networks, "given": backend.parameters(mine)}
 
 
 SEAMS = [
-    start_equal, initialized_from, gradient_mean, td3_gradient_mean, importance_weights, data_shards, begin_together,
+    start_equal, initialized_from, td3_initialized_from, gradient_mean, td3_gradient_mean, importance_weights,
+    data_shards, begin_together,
 ]  # fmt: skip
 
 

@@ -50,3 +50,13 @@ class Leaving(pettingzoo.ParallelEnv):
     def restore(self, state):
         self.agents, self.steps = list(state["agents"]), state["steps"]
         self.generator.bit_generator.state = state["generator"]
+
+
+class Lingering(Leaving):
+    """Goes on naming agents that have ended, until all have."""
+
+    def step(self, actions):
+        self.agents = list(actions)
+        found = super().step(actions)
+        self.agents = list(self.possible_agents) if self.agents else []
+        return found

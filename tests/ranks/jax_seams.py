@@ -124,12 +124,13 @@ def by_part(named: dict[str, Any], scale: float = 1.0) -> dict[str, np.ndarray]:
     return {part: np.concatenate(vectors) for part, vectors in parts.items()}
 
 
-def actor_critic_networks(learner: sac.SAC) -> dict[str, dict[str, np.ndarray]]:
+def actor_critic_networks(learner: sac.SAC | td3.TD3) -> dict[str, dict[str, np.ndarray]]:
     """Every copy of the parameters, and all arrays that are compared between ranks."""
-    target = learner.flat_critics.split(learner.comm.read(learner.state).target)
+    target = learner.flat_target.split(learner.comm.read(learner.state).target)
+    prefix = "critics." if isinstance(learner, sac.SAC) else ""  # TD3 has a target of the actor, too
     return {
         "policy": parameters(learner.policy),
-        "target": {f"critics.{name}": np.array(value) for name, value in target.items()},
+        "target": {f"{prefix}{name}": np.array(value) for name, value in target.items()},
         "shared": learner.shared_arrays(),
     }
 

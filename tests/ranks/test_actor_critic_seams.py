@@ -47,6 +47,15 @@ def test_initialized_from(seam):
         assert same(rank["target"], critics), "the target critics are not those of the file of rank 0"
 
 
+@slow_in_jax
+def test_td3_initialized_from(seam):
+    ranks = seam["td3_initialized_from"]
+    assert [rank["error"] for rank in ranks] == ["", ""], "ranks continued from different policies"
+    for rank in ranks:
+        assert same(rank["policy"], ranks[0]["given"]), "the policy is not that of the file of rank 0"
+        assert same(rank["target"], ranks[0]["given"]), "the target networks are not those of the file of rank 0"
+
+
 # -- a plain reference: one process, the whole batch, the equations of the papers --------------------------------------
 
 

@@ -102,10 +102,11 @@ def actor_critic_gradient(learner: sac.SAC | td3.TD3) -> dict[str, np.ndarray]:
     return {name: gradient for part in parts for name, gradient in part.items()}
 
 
-def actor_critic_networks(learner: sac.SAC) -> dict[str, dict[str, np.ndarray]]:
+def actor_critic_networks(learner: sac.SAC | td3.TD3) -> dict[str, dict[str, np.ndarray]]:
     """Every copy of the parameters, and all arrays that are compared between ranks."""
     shared = {name: tensor.numpy(force=True).copy() for name, tensor in learner.shared_tensors().items()}
-    target = {f"critics.{name}": p for name, p in parameters(learner.target).items()}
+    prefix = "critics." if isinstance(learner, sac.SAC) else ""  # TD3 has a target of the actor, too
+    target = {f"{prefix}{name}": p for name, p in parameters(learner.target).items()}
     return {"policy": parameters(learner.policy), "target": target, "shared": shared}
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -95,7 +96,7 @@ class VectorizedTask:
 
     def close(self) -> None:
         """Close the task."""
-        self._env.close()
+        close_or_warn(self._env, self._task)
 
 
 class SingleEnvs:
@@ -251,7 +252,7 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
 
     def close(self) -> None:
         """Close the environment."""
-        self.env.close()
+        close_or_warn(self.env, self._name)
 
 
 @dataclass(frozen=True)
@@ -304,6 +305,14 @@ def config_errors(task: str) -> Generator[None]:
 def _not_installed(task: str, module: str) -> ConfigError:
     install = install_line(module) if module in EXTRAS else f"pip install {module}"
     return ConfigError(f"task={task} needs the Python package {module}: {install}")
+
+
+def close_or_warn(env: Any, name: str) -> None:
+    """Close an environment; what its `close` raises is a warning, since all that it gave is there."""
+    try:
+        env.close()
+    except Exception as error:
+        print(f"lockstep: warning: {name} failed in close: {describe(error)}", file=sys.stderr, flush=True)
 
 
 def describe(error: Exception) -> str:

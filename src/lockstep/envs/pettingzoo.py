@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.config.env import EnvConfig
-from lockstep.envs.adapters import config_errors, describe
+from lockstep.envs.adapters import close_or_warn, config_errors, describe
 from lockstep.envs.groups import refuse_groups
 from lockstep.envs.load import near
 from lockstep.envs.package_folders import package_folders
@@ -126,6 +126,7 @@ class ParallelEnvs:
         self._seeds, self._episodes = np.zeros((2, len(envs)), np.int64)
         self._observation = np.zeros((self.num_envs, *flat.shape), self.spec.observation_dtype)
         self._acting = np.zeros(self.num_envs, bool)
+        self._ended = np.zeros(self.num_envs, bool)  # in this episode; some environments go on naming such agents
         self._waiting = np.zeros(self.num_envs, bool)
         self._steps = np.zeros(len(envs), np.int64)
 
@@ -159,7 +160,8 @@ class ParallelEnvs:
                 if agent in observed:
                     self._observation[row] = self._flatten(observed[agent])
             over = terminated[rows] | truncated[rows]
-            present = np.array([agent in env.agents for agent in self._agents]) & ~over
+            self._ended[rows] |= over
+            present = np.array([agent in env.agents for agent in self._agents]) & ~self._ended[rows]
             if (self._acting[rows] & ~over & ~present).any():
                 raise RunError(f"environment {e}: an agent left without being terminated or truncated")
             self._acting[rows] = present & (not at_limit)
@@ -183,6 +185,7 @@ class ParallelEnvs:
         return {
             "environments": [env.unwrapped.state() for env in self._envs],
             "acting": self._acting,
+            "ended": self._ended,
             "steps": self._steps,
             "seeds": self._seeds,
             "episodes": self._episodes,
@@ -196,11 +199,12 @@ class ParallelEnvs:
         self._acting[:], self._steps[:] = state["acting"], state["steps"]
         self._seeds[:], self._episodes[:] = state["seeds"], state["episodes"]
         self._observation[:] = state["observation"]
+        self._ended[:] = state.get("ended", False)
 
     def close(self) -> None:
         """Close every environment."""
-        for env in self._envs:
-            env.close()
+        for e, env in enumerate(self._envs):
+            close_or_warn(env, f"environment {e}")
 
     def _rows(self, e: int) -> np.ndarray:
         """The rows of the agents of environment `e`."""
@@ -219,6 +223,7 @@ class ParallelEnvs:
         self._episodes[e] += 1
         observed = self._call("reset", env, e, seed)[0]
         self._steps[e] = 0
+        self._ended[self._rows(e)] = False
         for agent, row in zip(self._agents, self._rows(e), strict=True):
             self._acting[row] = agent in env.agents
             self._observation[row] = self._flatten(observed[agent]) if self._acting[row] else 0

@@ -127,7 +127,7 @@ def restore_action(space: Any, spec: ActionSpec) -> Convert | None:
         spec: its `action_spec`.
     """
     dtype = space.dtype
-    same_type = spec.kind == "discrete" or dtype == (np.float32 if spec.kind == "continuous" else np.int64)
+    same_type = dtype == (np.float32 if spec.kind == "continuous" else np.int64)
     if same_type and not spec.start and spec.shape is None:
         return None
     if spec.kind == "continuous" and not same_type:  # a bound that float32 rounds may lie outside

@@ -42,7 +42,8 @@ class ActionSpec:
     def float32_bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """`low` and `high` as float32, rounded to the inside where there is a number between them."""
         low, high = np.array(self.low, np.float64), np.array(self.high, np.float64)
-        least, most = low.astype(np.float32), high.astype(np.float32)
+        with np.errstate(over="ignore"):
+            least, most = low.astype(np.float32), high.astype(np.float32)
         within = np.where(least < low, np.nextafter(least, np.float32(np.inf)), least)
         below = np.where(most > high, np.nextafter(most, np.float32(-np.inf)), most)
         fits = within <= below

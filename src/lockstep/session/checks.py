@@ -140,13 +140,15 @@ def _check_actor_critic(run: Run, spec: EnvSpec) -> None:
         kind = "one of several choices" if action.kind == "discrete" else "several choices at once"
         other = "--algo dqn or --algo ppo" if action.kind == "discrete" else "--algo ppo"
         raise ConfigError(f"algo={run.algo} needs continuous actions, and task={run.task} takes {kind}; use {other}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        widths = np.subtract(*reversed(action.float32_bounds))
     for d, (low, high) in enumerate(zip(action.low, action.high, strict=True)):
         if low == high:
             raise ConfigError(
                 f"algo={run.algo} needs actions that can vary, and dimension {d} of task={run.task} has the bounds "
                 f"[{low}, {high}]; leave it out of the action space, or use --algo ppo"
             )
-        if not np.isfinite([low, high]).all() or not low < high:
+        if not np.isfinite(float(widths[d])) or not low < high:
             raise ConfigError(
                 f"algo={run.algo} needs finite bounds of actions, and dimension {d} of task={run.task} has "
                 f"[{low}, {high}]; set bounds with env.clip_action=1.0, say, or use --algo ppo"

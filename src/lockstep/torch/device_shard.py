@@ -104,9 +104,10 @@ class _Buffer:
     def __init__(self, like: Tensor, num_steps: int, moments: DeviceMoments | None, *, same_step: bool) -> None:
         shape = like.shape
         self.moments = moments
-        self.raw = like.new_zeros(num_steps + 1, *shape)
+        dtype = like.dtype if like.dtype == torch.uint8 else torch.float32  # as the spec says; copies convert
+        self.raw = like.new_zeros(num_steps + 1, *shape, dtype=dtype)
         self.seen = self.raw if moments is None else torch.zeros_like(self.raw)
-        self.final = like.new_zeros(num_steps, *shape) if same_step else None
+        self.final = like.new_zeros(num_steps, *shape, dtype=dtype) if same_step else None
 
     def normalized(self, rows: Tensor) -> Tensor:
         """Rows as the network receives them."""

@@ -141,12 +141,26 @@ ACTIONS = [
         [[1, 2], [3, 4]],
     ),
     (spaces.MultiBinary(2), "multi_discrete", (2, 2), np.array([[0, 1]]), [0, 1]),
+    (spaces.Discrete(3, dtype=np.int8), "discrete", (3,), np.array([2]), 2),
     (spaces.Box(-2, 3, (2, 1), np.float64), "continuous", (2,), np.array([[-2, 0.5]], np.float32), [[-2], [0.5]]),
     (spaces.Box(-np.inf, np.inf, (1,), np.float32), "continuous", (1,), np.array([[7]], np.float32), [7]),
     (spaces.Box(-1, 1, (), np.float32), "continuous", (1,), np.array([[0.5]], np.float32), 0.5),
     # The float32 next to pi is larger than pi.
     (spaces.Box(-np.pi, np.pi, (1,), np.float64), "continuous", (1,), np.array([[np.pi]], np.float32), [np.pi]),
 ]
+
+
+def test_failure_of_close_is_a_warning_and_the_others_are_closed(monkeypatch, capfd):
+    closed = []
+
+    def close(self):
+        closed.append(self)
+        raise OSError("the display is gone")
+
+    monkeypatch.setattr(Counter, "close", close)
+    make_vector_env("own_envs:Counter", SYNC, 2).close()
+    assert len(closed) == 2
+    assert "lockstep: warning: environment 1 failed in close: OSError: the display is gone" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("space", "kind", "sizes", "action", "raw"), ACTIONS)

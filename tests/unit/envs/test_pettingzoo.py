@@ -45,8 +45,8 @@ class First:
     mode = None
 
 
-def collected(config=THREE, steps=8, rows=6):
-    env, actor = make_vector_env(LEAVING, config, rows), First()
+def collected(config=THREE, steps=8, rows=6, task=LEAVING):
+    env, actor = make_vector_env(task, config, rows), First()
     world = World(size=1, num_shards=1)
     collector = Collector(world, [env], actor, actor, num_steps=steps, seed=3, timers=Timers())
     (rollout,) = collector.collect()
@@ -73,6 +73,12 @@ def test_agent_that_ended_waits_for_the_others_with_weight_0():
     states = np.stack(actor.states)[:, 0, :3, 0].T.tolist()
     assert states[2] == [0, 1, 2, 3] * 2, "the state of an earlier episode"
     assert [states[0][t] for t in (0, 1, 4, 5)] == [0, 1] * 2, "the state of an earlier episode"
+
+
+def test_agent_that_ended_does_not_act_again_though_its_environment_names_it():
+    *_, left = collected()
+    *_, lingering = collected(task=LEAVING.replace("Leaving", "Lingering"))
+    assert lingering.weight.tolist() == left.weight.tolist() and lingering.ended.tolist() == left.ended.tolist()
 
 
 def test_environments_are_seeded_by_their_global_number_and_episode():

@@ -140,7 +140,7 @@ class _Recorder:
         while any(self._left):
             noise = np.stack([generator.random(self._width) for generator in self._noise])
             action, likelihood = self._choice(observation, noise)
-            after, reward, terminated, truncated, final = env.step(action)
+            after, reward, terminated, truncated, final = env.step(action.copy())  # an environment may change it
             true_next = after if final is None else np.where((terminated | truncated)[:, None], final, after)
             seen = [i for i in range(size) if self._left[i] and not ended[i]]
             self._check_finite(seen, observation, true_next, reward)
