@@ -46,7 +46,7 @@ def _format(given: "Format | None", out: str | None) -> "Format":
     """The format of the file: as given, else that of its suffix."""
     suffix = "" if out is None else Path(out).suffix
     chosen: Format = given or ("torch" if suffix == _SUFFIXES["torch"] else "onnx")
-    if out is not None and suffix != _SUFFIXES[chosen]:
+    if out is not None and suffix != _SUFFIXES[chosen] and not Path(out).is_dir():
         raise ConfigError(f"--out {out}: the name of a file of --format {chosen} ends in {_SUFFIXES[chosen]}")
     return chosen
 

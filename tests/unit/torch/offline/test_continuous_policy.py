@@ -166,7 +166,7 @@ def test_a_log_without_densities_is_refused_by_its_reason(tmp_path):
     dataset, run, policy = made(tmp_path, policy="sampled")
     with Comm(World(), device="cpu") as comm:
         left_out = estimate(PolicyScorer(policy, run), dataset, comm, run).to_dict()["left_out"]
-    assert "no row of the log has a propensity" in left_out["decision_ips"]
+    assert "no row of the log has a density (log_probability)" in left_out["decision_ips"]
 
 
 @pytest.mark.parametrize(
