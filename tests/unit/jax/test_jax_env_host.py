@@ -126,7 +126,6 @@ def test_continuous_actions_reach_it():
         ("jax/Cartpole-v1", EnvConfig(), "did you mean CartPole-v1"),
         ("jax/CartPole-v1", EnvConfig(wrappers=("a:B",)), "lives on the device"),
         ("jax/CartPole-v1", EnvConfig(vectorization="async"), "env.vectorization=async"),
-        ("jax/CartPole-v1", EnvConfig(max_episode_steps=0), "max_episode_steps=0"),
         ("jax/CartPole-v1", EnvConfig(kwargs={"gravity": 3}), "gravity"),
         (DRIFT, EnvConfig(kwargs={"pushh": 3}), "did you mean push"),
         (DRIFT.replace("Drift", "DriftState"), EnvConfig(), "."),
