@@ -3,6 +3,9 @@
 import json
 import os
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,21 @@ class Sweeps:
     def run(self, *words: str) -> int:
         """Run a command of `lockstep`."""
         return cli.main(list(words))
+
+    def run_interrupted(self, ready: Callable[[], bool], number: int, *words: str) -> int:
+        """Run a command, and send a signal to it once `ready`."""
+
+        def interrupt() -> None:
+            while not ready():
+                time.sleep(0.02)
+            time.sleep(0.2)
+            os.kill(os.getpid(), number)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        code = self.run(*words)
+        thread.join()
+        return code
 
     def events(self, path: str) -> list[dict]:
         return [json.loads(line) for line in (self.path / path / "events.jsonl").read_text().splitlines()]

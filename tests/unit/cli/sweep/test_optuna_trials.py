@@ -1,10 +1,7 @@
 """`lockstep sweep --sampler optuna`, with Optuna itself and its SQLite storage."""
 
-import os
 import signal
 import sys
-import threading
-import time
 
 import pytest
 
@@ -34,17 +31,12 @@ def test_killed_search_goes_on_with_the_same_trials(sweeps):
     sweeps.write(SEARCH.replace("trials: 6", "trials: 3"))
     sweeps.behave({"trial_001/seed_0": "wait"})
     folder = sweeps.path / "runs/my"
+    events = folder / "events.jsonl"
 
-    def interrupt():
-        events = folder / "events.jsonl"
-        while not events.exists() or events.read_text().count('"done"') < 2:
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGTERM)
+    def two_are_done():
+        return events.exists() and events.read_text().count('"done"') >= 2
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    assert sweeps.run("sweep", "my.yaml", "--jobs", "2") == 143
-    thread.join()
+    assert sweeps.run_interrupted(two_are_done, signal.SIGTERM, "sweep", "my.yaml", "--jobs", "2") == 143
     states = [trial.state.name for trial in study_of(folder).trials]
     assert states == ["COMPLETE", "RUNNING", "COMPLETE"]
     before = study_of(folder).trials[1].params

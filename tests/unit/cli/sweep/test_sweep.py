@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -127,17 +126,8 @@ def test_sweep_is_continued_from_anywhere(sweeps, monkeypatch, capsys):
 def test_signal_ends_all_runs_and_the_next_start_resumes_them(sweeps, capsys, number):
     sweeps.behave({"seed_0": "wait", "seed_1": "wait"})
     words = ("train", "cartpole", "--seeds", "0:3", "--run-dir", "three", "--jobs", "2")
-
-    def interrupt():
-        while not all((sweeps.path / f"three/seed_{seed}/metrics.jsonl").exists() for seed in (0, 1)):
-            time.sleep(0.02)
-        time.sleep(0.2)
-        os.kill(os.getpid(), number)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    assert sweeps.run(*words) == 128 + number
-    thread.join()
+    begun = [sweeps.path / f"three/seed_{seed}/metrics.jsonl" for seed in (0, 1)]
+    assert sweeps.run_interrupted(lambda: all(file.exists() for file in begun), number, *words) == 128 + number
     assert "go on with: lockstep sweep three" in capsys.readouterr().out
     ends = {event["run"]: event["status"] for event in sweeps.events("three") if event["event"] == "end"}
     assert ends == {"seed_0": "interrupted", "seed_1": "interrupted"}
@@ -319,17 +309,8 @@ def test_interrupted_continuation_keeps_the_scores_of_earlier_starts(sweeps):
     before = {trial["name"]: trial["runs"] for trial in sweeps.results("runs/my")["trials"]}
     sweeps.behave({"seed_0": "wait"})
     sweeps.write("train: cartpole\nsettings: {learning_rate: [2e-3, 1e-3, 3e-3]}")
-
-    def interrupt():
-        while not (sweeps.path / "runs/my/learning_rate=0.002/seed_0/metrics.jsonl").exists():
-            time.sleep(0.02)
-        time.sleep(0.2)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    assert sweeps.run("sweep", "my.yaml", "--jobs", "1") == 143
-    thread.join()
+    begun = sweeps.path / "runs/my/learning_rate=0.002/seed_0/metrics.jsonl"
+    assert sweeps.run_interrupted(begun.exists, signal.SIGTERM, "sweep", "my.yaml", "--jobs", "1") == 143
     found = {trial["name"]: trial["runs"] for trial in sweeps.results("runs/my")["trials"]}
     assert before["learning_rate=0.001"] == found["learning_rate=0.001"] and "learning_rate=0.003" not in found
 
