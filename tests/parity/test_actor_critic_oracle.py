@@ -1,7 +1,7 @@
 """Gradient steps of SAC and TD3 against a plain reference in float64: one network at a time, torch's own distributions.
 
 Two shards with unequal priorities live on one rank. Only what was drawn is taken over: the transitions with their
-weights, and the noise. Targets, losses, log-probabilities, gradients, Adam and the target networks are computed anew.
+weights, the noise, and the seeds of dropout masks. Targets, losses, log-probabilities, gradients, Adam and the target networks are computed anew.
 """
 
 import math
@@ -40,8 +40,10 @@ VARIANTS = {
     "sac, prioritized": SACConfig(**BASE, **PRIORITIZED, target_entropy=-0.5, initial_alpha=0.2),
     "redq": SACConfig(**BASE, num_critics=4, target_critics=2, policy_delay=2),
     "layer norm": SACConfig(**BASE, layer_norm=True),
+    "droq": SACConfig(**BASE, layer_norm=True, dropout=0.3, target_critics=2, policy_delay=2),
     "td3": TD3Config(**BASE),
     "td3, prioritized": TD3Config(**BASE, **PRIORITIZED, noise_clip=0.1, max_grad_norm=0.1),
+    "td3, dropout": TD3Config(**BASE, dropout=0.3),
     "ddpg": TD3Config(**BASE, num_critics=1, policy_delay=1, target_noise=0.0),
 }
 
@@ -64,6 +66,37 @@ class Reference:
         of_critics = [p for critic in self.critics for p in critic.parameters()]
         self.critic_adam = torch.optim.Adam(of_critics, lr=config.critic_learning_rate)
         self.steps = 0
+        self.masks = []
+
+    def draw_masks(self, seeds, sizes, hidden):
+        """What dropout keeps in the target, the learned and the policy's critics, [C, N, H] for each hidden layer.
+
+        Each shard's generator draws them in this order, for the rows of its own part.
+        """
+        last = 1 if not self.soft and self.c.target_critics is None else self.c.num_critics
+        uses = [self.c.num_critics, self.c.num_critics, last]
+        if (self.steps + 1) % self.c.policy_delay:
+            uses.pop()
+        parts = []
+        for seed, rows in zip(seeds, sizes, strict=True):
+            generator = torch.Generator().manual_seed(seed)
+            parts.append(
+                [[torch.rand(c, rows, h, generator=generator) >= self.c.dropout for h in hidden] for c in uses]
+            )
+        self.masks = [[torch.cat(layer, 1) for layer in zip(*use, strict=True)] for use in zip(*parts, strict=True)]
+
+    def q(self, critics, s, action, use):
+        """Values [N] of the critics numbered so, their hidden units dropped by the masks of this use."""
+        values = {}
+        for c, critic in critics:
+            x, masks = torch.cat([s, action], -1), iter(self.masks[use] if self.masks else [])
+            for module in critic:
+                x = module(x)
+                mask = next(masks, None) if isinstance(module, nn.Linear) else None
+                if mask is not None:
+                    x = x * mask[c] / (1 - self.c.dropout)
+            values[c] = x[:, 0]
+        return list(values.values())
 
     @staticmethod
     def copied(layers, norms, critic):
@@ -98,7 +131,7 @@ class Reference:
         else:
             smoothing = (noise * self.c.target_noise).clamp(-self.c.noise_clip, self.c.noise_clip)
             action, bonus = (self.target_actor(s).tanh() + smoothing).clamp(-1, 1), 0.0
-        q = [self.target_critics[c](torch.cat([s, action], -1))[:, 0] for c in chosen]
+        q = self.q([(c, self.target_critics[c]) for c in chosen], s, action, 0)
         return rows["reward"] + rows["discount"] * (torch.stack(q).min(0).values + bonus)
 
     def step(self, rows, noise, chosen):
@@ -108,7 +141,7 @@ class Reference:
         action = 2 * (rows["action"] - torch.tensor(LOW)) / torch.tensor(HIGH - LOW) - 1
         with torch.no_grad():
             y = self.target(rows, noise[:, 0], chosen)
-        q = [critic(torch.cat([s, action], -1))[:, 0] for critic in self.critics]
+        q = self.q(enumerate(self.critics), s, action, 1)
         weight = rows["weight"] / rows["weight"].max()
         loss = sum((weight * (y - one).square()).mean() / 2 for one in q)
         of_critics = [p for critic in self.critics for p in critic.parameters()]
@@ -133,9 +166,9 @@ class Reference:
             action, log_prob = self.drawn_action(s, noise[:, 1])
         else:
             action, log_prob = self.actor(s).tanh(), torch.zeros(len(s), dtype=torch.float64)
-        q = torch.stack([critic(torch.cat([s, action], -1))[:, 0] for critic in self.critics])
-        valued = q.min(0).values if self.soft else q[0]
-        q = valued if c.target_critics is None else q.mean(0)
+        used = self.critics[:1] if not self.soft and c.target_critics is None else self.critics
+        q = torch.stack(self.q(enumerate(used), s, action, 2))
+        q = q.min(0).values if c.target_critics is None else q.mean(0)
         loss = (self.log_alpha.detach().exp() * log_prob - q).mean()
         for p, g in zip(self.actor.parameters(), torch.autograd.grad(loss, list(self.actor.parameters())), strict=True):
             p.grad = g
@@ -214,7 +247,8 @@ def test_gradient_steps_follow_the_equations(variant):
     progress = Progress(SHARDS * ENVS * STEPS * 10)
     with Comm(World().with_shards(SHARDS), device="cpu") as comm:
         learner = (SAC if soft else TD3)(run, policy, comm)
-        learner_step, losses = learner._step, []
+        learner_step, drawn_seeds, losses, seeds = learner._step, learner._shards.seeds, [], []
+        learner._shards.seeds = lambda: seeds
 
         def step(parts, drawn):
             columns = {name: torch.cat([p.columns()[name].double() for p in parts]) for name in parts[0].columns()}
@@ -223,6 +257,9 @@ def test_gradient_steps_follow_the_equations(variant):
             chosen = range(config.num_critics)
             if count is not None:
                 chosen = learner._shards.target_critics(config.num_critics, count)
+            if config.dropout:
+                seeds[:] = drawn_seeds()
+                reference.draw_masks(seeds, [len(part.reward) for part in parts], network.hidden)
             losses.append(reference.step(columns, noise, chosen))
             return learner_step(parts, drawn)
 

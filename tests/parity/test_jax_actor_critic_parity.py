@@ -1,8 +1,8 @@
 """SAC and TD3 in JAX take the gradient steps that they take in torch: same parameters, transitions and noise.
 
 Two shards with unequal rewards are on one rank. Each backend fills its own replay buffers with the same rollouts and
-draws from them by the same streams, so that whole updates are compared. Dropout masks are drawn by the frameworks
-themselves and differ.
+draws from them by the same streams, so that whole updates are compared. Each framework draws dropout masks with its own
+generators, so torch gets those of JAX here.
 """
 
 from dataclasses import replace
@@ -13,8 +13,8 @@ import pytest
 
 from quick import others_slow
 
-pytest.importorskip("torch")
-pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
 
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
@@ -25,7 +25,7 @@ from lockstep.jax.continuous_policy import ContinuousPolicy as JaxPolicy
 from lockstep.record.progress import Progress
 from lockstep.run import NetworkConfig, Run
 from lockstep.torch.comm import Comm
-from lockstep.torch.continuous_policy import ContinuousPolicy
+from lockstep.torch.continuous_policy import ContinuousPolicy, Critics
 from lockstep.world import World
 
 SIZE, WIDTH, ENVS, STEPS, SHARDS, SEED = 4, 2, 2, 12, 2, 7
@@ -42,6 +42,7 @@ VARIANTS = {
     },
     "one critic": {"num_critics": 1, "policy_delay": 1},
     "layer norm": {"layer_norm": True, "max_grad_norm": 0.1},
+    "droq": {"layer_norm": True, "dropout": 0.3, "num_critics": 3, "target_critics": 2, "policy_delay": 2},
 }  # fmt: skip
 OWN = {
     "sac": {"fixed temperature": {"alpha": 0.2}, "target entropy": {"target_entropy": -0.5, "initial_alpha": 0.1}},
@@ -79,6 +80,22 @@ def both(algo, config, comms):
     return learners[0](run, policy, comms[0]), learners[1](run, mirror, comms[1])
 
 
+def give_masks_of_jax(learner, monkeypatch):
+    """Let the three critics of torch's learner draw the masks that JAX draws from the same seed of a part."""
+    target = learner.target.critics if isinstance(learner.config, TD3Config) else learner.target
+    calls: dict[int, int] = {}
+
+    def kept(critics, x):
+        use = [one is critics for one in (target, learner.policy.critics, learner.critics)].index(True)
+        layer = calls.get(use, 0) % len(critics.norms)
+        calls[use] = calls.get(use, 0) + 1
+        key = jax.random.split(jax.random.key(np.uint32(critics.generator.initial_seed())), 3)[use]
+        mask = jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - critics.dropout, x.shape)
+        return torch.from_numpy(np.array(mask))
+
+    monkeypatch.setattr(Critics, "kept", kept)
+
+
 def moments(learner, mirror):
     """Adam's first moments of both backends by parameter: after one step a tenth of the gradient."""
     of_torch = {}
@@ -95,13 +112,15 @@ def moments(learner, mirror):
     return of_torch, {**found, **{f"critics.{name}": value for name, value in critics.items()}}
 
 
-@pytest.mark.parametrize(("algo", "variant"), others_slow(CASES, ("sac", "all"), ("td3", "all"), several=True))
-def test_updates_equal_those_of_torch(algo, variant):
+@pytest.mark.parametrize(("algo", "variant"), others_slow(CASES, ("sac", "all"), ("td3", "all"), ("sac", "droq"), several=True))
+def test_updates_equal_those_of_torch(algo, variant, monkeypatch):
     base = {"sac": SACConfig, "td3": TD3Config}[algo](**BASE)
     config = replace(base, **{**VARIANTS, **OWN[algo]}[variant])
     world, progress = World().with_shards(SHARDS), Progress(SHARDS * ENVS * STEPS * 10)
     with Comm(world, device="cpu") as comm, JaxComm(world, device="cpu") as other:
         learner, mirror = both(algo, config, (comm, other))
+        if config.dropout:
+            give_masks_of_jax(learner, monkeypatch)
         before = {name: tensor.numpy().copy() for name, tensor in learner.shared_tensors().items()}
         for number in range(4):
             for one in (learner, mirror):
