@@ -1,7 +1,8 @@
 """Gradient steps of SAC and TD3 against a plain reference in float64: one network at a time, torch's own distributions.
 
 Two shards with unequal priorities live on one rank. Only what was drawn is taken over: the transitions with their
-weights, the noise, and the seeds of dropout masks. Targets, losses, log-probabilities, gradients, Adam and the target networks are computed anew.
+weights, the noise, and the seeds of dropout masks. Targets, losses, log-probabilities, gradients, Adam and the target
+networks are computed anew.
 """
 
 import math

@@ -13,8 +13,11 @@ import pytest
 
 from quick import others_slow
 
-torch = pytest.importorskip("torch")
-jax = pytest.importorskip("jax")
+pytest.importorskip("torch")
+pytest.importorskip("jax")
+
+import jax
+import torch
 
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
@@ -112,7 +115,9 @@ def moments(learner, mirror):
     return of_torch, {**found, **{f"critics.{name}": value for name, value in critics.items()}}
 
 
-@pytest.mark.parametrize(("algo", "variant"), others_slow(CASES, ("sac", "all"), ("td3", "all"), ("sac", "droq"), several=True))
+@pytest.mark.parametrize(
+    ("algo", "variant"), others_slow(CASES, ("sac", "all"), ("sac", "droq"), ("td3", "all"), several=True)
+)
 def test_updates_equal_those_of_torch(algo, variant, monkeypatch):
     base = {"sac": SACConfig, "td3": TD3Config}[algo](**BASE)
     config = replace(base, **{**VARIANTS, **OWN[algo]}[variant])

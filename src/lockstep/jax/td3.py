@@ -52,7 +52,7 @@ class TD3(ActorCritic[TD3Config]):
     ) -> tuple[Array, tuple[Array, Array]]:
         """The critics' loss as a weighted *sum* over rows [N]; metric sums, row count first; priorities [N].
 
-        a'  = clip(mu'(s') + clip(target_noise e, -noise_clip, noise_clip), -1, 1),  e standard normal
+        a'  = clip(pi'(s') + clip(target_noise e, -noise_clip, noise_clip), -1, 1),  e standard normal
         y   = R + discount min_c Q'_c(s', a')
         L_Q = w sum_c (y - Q_c(s, a))^2 / 2
         """
@@ -77,7 +77,7 @@ class TD3(ActorCritic[TD3Config]):
     ) -> tuple[Array, Array]:
         """The loss of the actor as a *sum* over rows [N]; metric sums, row count first.
 
-        L_mu = -Q_1(s, mu(s)), or minus the mean of all critics with `target_critics`
+        L_pi = -Q_1(s, pi(s)), or minus the mean of all critics with `target_critics`
         """
         policy, batch, precision = self.policy, part.batch, self._precision
         action = jnp.tanh(policy.parameters(actor, batch.observation, precision))

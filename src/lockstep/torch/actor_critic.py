@@ -124,8 +124,28 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         )
 
     @abstractmethod
+    def critic_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """The critics' loss as a weighted *sum* over rows [N]; row count and metric sums; priorities [N]."""
+
+    @abstractmethod
+    def policy_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
+        """The policy's loss as a *sum* over rows [N]; row count and metric sums."""
+
     def loss(self, batch: TransitionBatch, moves_policy: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """The *sum* of the losses over the rows [N], its sums [S], priorities [N]."""
+        """Both losses, each with a gradient with respect to its own parameters only.
+
+        Args:
+            batch: transitions of one shard, with the noise of the actions that are drawn for them.
+            moves_policy: whether to compute the policy's loss; its sums are 0 otherwise.
+
+        Returns:
+            The *sum* of the losses over the rows [N]; the sums of the critics and of the policy; priorities [N].
+        """
+        loss, sums, priority = self.critic_loss(batch)
+        if not moves_policy:
+            return loss, torch.cat([sums, sums.new_zeros(1 + len(self._policy_sums))]), priority
+        of_policy, policy_sums = self.policy_loss(batch)
+        return loss + of_policy, torch.cat([sums, policy_sums]), priority
 
     def _set_learning_rates(self, fraction: float) -> None:
         """Set the learning rates for a run of which this fraction is completed."""

@@ -76,59 +76,52 @@ class SAC(ActorCritic[SACConfig, Critics]):
         self._add_metrics(replayed, totals_of_steps)
         return totals
 
-    def loss(self, batch: TransitionBatch, moves_policy: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """The losses of critics, policy and temperature; each has a gradient with respect to its own parameters only.
+    def critic_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """The critics' loss as a weighted *sum* over rows [N]; row count and metric sums; priorities [N].
 
-        y       = R + discount (min_c Q'_c(s', a') - alpha log pi(a'|s')),  a' ~ pi(.|s')
-        L_Q     = w sum_c (y - Q_c(s, a))^2 / 2
-        L_pi    = alpha log pi(b|s) - min_c Q_c(s, b),  b ~ pi(.|s)
-        L_alpha = -log alpha (log pi(b|s) + target entropy)
-
-        Args:
-            batch: transitions of one shard, with the noise of a' and b.
-            moves_policy: whether to compute L_pi and L_alpha.
-
-        Returns:
-            The *sum* of the losses over the rows [N]; rows and sums of `VALUE_METRICS`, then rows and sums of the
-            policy; priorities [N].
+        y   = R + discount (min_c Q'_c(s', a') - alpha log pi(a'|s')),  a' ~ pi(.|s')
+        L_Q = w sum_c (y - Q_c(s, a))^2 / 2
         """
-        c = self.config
         policy = self.policy
         assert batch.noise is not None
-        next_noise, noise = batch.noise.unbind(1)
-        alpha = self.temperature()
         with torch.no_grad():
             with self._precision:
                 parameters = policy.actor(batch.next_observation).float()
-            action, log_prob = self._distribution.scaled_action_and_log_prob(parameters, next_noise)
+            action, log_prob = self._distribution.scaled_action_and_log_prob(parameters, batch.noise[:, 0])
             with self._precision:
-                following = self.target(batch.next_observation, action).float()
-            following = following[self._target_critics].amin(0) - alpha * log_prob
-            y = losses.td_target(batch.reward, batch.discount, following)
+                next_q = self.target(batch.next_observation, action).float()
+            next_value = next_q[self._target_critics].amin(0) - self.temperature() * log_prob
+            y = losses.td_target(batch.reward, batch.discount, next_value)
         with self._precision:
             q = policy.critics(batch.observation, policy.scaled(batch.action)).float()
         error = y - q
         row = 0.5 * error.square().sum(0)
-        total = torch.dot(batch.weight, row)
         with torch.no_grad():
-            ones = torch.ones_like(row)
             priority = error.abs().mean(0)
-            value_sums = torch.stack([ones, batch.weight * row, q.mean(0), y, priority]).sum(1)
-        if not moves_policy:
-            return total, torch.cat([value_sums, value_sums.new_zeros(1 + len(_POLICY_SUMS))]), priority
+            sums = torch.stack([torch.ones_like(row), batch.weight * row, q.mean(0), y, priority]).sum(1)
+        return torch.dot(batch.weight, row), sums, priority
 
+    def policy_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
+        """The loss of actor and temperature as a *sum* over rows [N]; row count and metric sums.
+
+        L_pi    = alpha log pi(b|s) - min_c Q_c(s, b),  b ~ pi(.|s)
+        L_alpha = -log alpha (log pi(b|s) + target entropy)
+        """
+        assert batch.noise is not None
         with self._precision:
-            parameters = policy.actor(batch.observation).float()
-        action, log_prob = self._distribution.scaled_action_and_log_prob(parameters, noise)
+            parameters = self.policy.actor(batch.observation).float()
+        action, log_prob = self._distribution.scaled_action_and_log_prob(parameters, batch.noise[:, 1])
         with self._precision:
             q = self.critics(batch.observation, action).float()
-        policy_row = alpha * log_prob - (q.amin(0) if c.target_critics is None else q.mean(0))
-        total = total + policy_row.sum()
-        if c.alpha is None:
-            total = total - self.temperature.log_alpha * (log_prob.detach() + self._target_entropy).sum()
+        alpha = self.temperature()
+        row = alpha * log_prob - (q.amin(0) if self.config.target_critics is None else q.mean(0))
+        loss = row.sum()
+        if self.config.alpha is None:
+            loss = loss - self.temperature.log_alpha * (log_prob.detach() + self._target_entropy).sum()
         with torch.no_grad():
-            policy_sums = torch.stack([ones, policy_row, -log_prob, alpha * ones]).sum(1)
-        return total, torch.cat([value_sums, policy_sums]), priority
+            ones = torch.ones_like(row)
+            sums = torch.stack([ones, row, -log_prob, alpha * ones]).sum(1)
+        return loss, sums
 
     def copy_to_target(self) -> None:
         """Make the target critics equal to the critics."""

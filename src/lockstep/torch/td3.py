@@ -72,51 +72,44 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
         self._add_metrics(replayed, totals_of_steps)
         return totals
 
-    def loss(self, batch: TransitionBatch, moves_policy: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """The losses of critics and policy; each has a gradient with respect to its own parameters only.
+    def critic_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """The critics' loss as a weighted *sum* over rows [N]; row count and metric sums; priorities [N].
 
-        a'   = clip(pi'(s') + clip(target_noise e, -noise_clip, noise_clip), -1, 1),  e standard normal
-        y    = R + discount min_c Q'_c(s', a')
-        L_Q  = w sum_c (y - Q_c(s, a))^2 / 2
-        L_pi = -Q_1(s, pi(s)), or minus the mean of all critics with `target_critics`
-
-        Args:
-            batch: transitions of one shard, with the noise e.
-            moves_policy: whether to compute L_pi.
-
-        Returns:
-            The *sum* of the losses over the rows [N]; rows and sums of `VALUE_METRICS`, then rows and sums of the
-            policy; priorities [N].
+        a'  = clip(pi'(s') + clip(target_noise e, -noise_clip, noise_clip), -1, 1),  e standard normal
+        y   = R + discount min_c Q'_c(s', a')
+        L_Q = w sum_c (y - Q_c(s, a))^2 / 2
         """
         c = self.config
         policy = self.policy
         assert batch.noise is not None
         with torch.no_grad():
-            smoothing = (c.target_noise * batch.noise[:, 0]).clamp(-c.noise_clip, c.noise_clip)
+            noise = (c.target_noise * batch.noise[:, 0]).clamp(-c.noise_clip, c.noise_clip)
             with self._precision:
                 action = self.target.actor(batch.next_observation).float().tanh()
-                following = self.target.critics(batch.next_observation, (action + smoothing).clamp(-1.0, 1.0)).float()
-            y = losses.td_target(batch.reward, batch.discount, following[self._target_critics].amin(0))
+                next_q = self.target.critics(batch.next_observation, (action + noise).clamp(-1.0, 1.0)).float()
+            y = losses.td_target(batch.reward, batch.discount, next_q[self._target_critics].amin(0))
         with self._precision:
             q = policy.critics(batch.observation, policy.scaled(batch.action)).float()
         error = y - q
         row = 0.5 * error.square().sum(0)
-        total = torch.dot(batch.weight, row)
         with torch.no_grad():
-            ones = torch.ones_like(row)
             priority = error.abs().mean(0)
-            value_sums = torch.stack([ones, batch.weight * row, q.mean(0), y, priority]).sum(1)
-        if not moves_policy:
-            return total, torch.cat([value_sums, value_sums.new_zeros(1 + len(_POLICY_SUMS))]), priority
+            sums = torch.stack([torch.ones_like(row), batch.weight * row, q.mean(0), y, priority]).sum(1)
+        return torch.dot(batch.weight, row), sums, priority
 
+    def policy_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
+        """The actor's loss as a *sum* over rows [N]; row count and metric sums.
+
+        L_pi = -Q_1(s, pi(s)), or minus the mean of all critics with `target_critics`
+        """
+        policy = self.policy
+        count = 1 if self.config.target_critics is None else self.config.num_critics
         with self._precision:
-            count = 1 if c.target_critics is None else c.num_critics
             q = self.critics(batch.observation, policy.actor(batch.observation).tanh(), count).float()
-        policy_row = -q.mean(0)
-        total = total + policy_row.sum()
+        row = -q.mean(0)
         with torch.no_grad():
-            policy_sums = torch.stack([ones, policy_row]).sum(1)
-        return total, torch.cat([value_sums, policy_sums]), priority
+            sums = torch.stack([torch.ones_like(row), row]).sum(1)
+        return row.sum(), sums
 
     def copy_to_target(self) -> None:
         """Make the target networks equal to the policy and its critics."""
