@@ -62,6 +62,11 @@ def everything(rank: int, port: int, way: str, num_shards: int) -> dict[str, Any
                 "mean": comm.mean(first, jnp.float32(1.0)),
                 "lonely": comm.mean(first, own["weight"][0]),
                 "max": comm.max(first),
+                "narrow": {
+                    "sum": comm.sum(first.astype(jnp.bfloat16)).astype(jnp.float32),
+                    "mean": comm.mean(first.astype(jnp.float16), 30_000.0).astype(jnp.float32),
+                    "max": comm.max(first.astype(jnp.bfloat16)).astype(jnp.float32),
+                },
                 "moments": comm.moments(own["row"]),
                 "gradients": comm.average_gradients({"a": first[:4].reshape(2, 2), "b": first[4:6]}),
             }

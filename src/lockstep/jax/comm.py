@@ -213,11 +213,17 @@ class Comm:
         return self._over_devices(value, jnp.maximum, tag)
 
     def mean(self, value: Array, weight: Array | float = 1.0, tag: str = "mean") -> Array:
-        """The mean over devices, weighted by `weight`; a device of weight 0 is ignored; *collective*."""
-        return jnp.divide(*self._weighted_sum(value, weight, tag)).reshape(value.shape)
+        """The mean over devices, weighted by `weight`; a device of weight 0 is ignored; *collective*.
+
+        That of integers is float32. One device has the mean of its own value, whatever the weight.
+        """
+        value = value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(jnp.float32)
+        if self._has_one_device:
+            return value
+        wide = value.astype(jnp.float32) if _is_narrow(value) else value
+        return jnp.divide(*self._weighted_sum(wide, weight, tag)).reshape(value.shape).astype(value.dtype)
 
     def _weighted_sum(self, value: Array, weight: Array | float, tag: str) -> tuple[Array, Array]:
-        value = value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(jnp.float32)
         weight = jnp.asarray(weight, value.dtype)
         part = jnp.where(weight > 0, value * weight, jnp.zeros_like(value))
         summed = self.sum(jnp.concatenate([part.reshape(-1), weight.reshape(1)]), tag)
@@ -271,7 +277,15 @@ class Comm:
             )
         return self._transport
 
+    @property
+    def _has_one_device(self) -> bool:
+        return len(self._device_map.shards) == 1
+
     def _over_devices(self, value: Array, add: Any, tag: str) -> Array:
+        if self._has_one_device:
+            return value  # without a barrier, which XLA's CPU compiler does not take within some loops
+        if _is_narrow(value):
+            return self._over_devices(value.astype(jnp.float32), add, tag).astype(value.dtype)
         every = self._inside(tag).gather(lax.optimization_barrier(value.reshape(-1)), tag)
         values: dict[Node, Array] = {(device, device + 1): row for device, row in enumerate(every)}
         return tree_sum(values, (0, len(self._device_map.shards)), add).reshape(value.shape)
@@ -340,3 +354,8 @@ class Comm:
     def barrier(self, tag: str = "barrier") -> None:
         """Wait for all processes; *collective*."""
         self.gather_object(None, tag)
+
+
+def _is_narrow(value: Array) -> bool:
+    """Whether these are floating-point numbers of fewer than 32 bits, whose sums over devices would lose digits."""
+    return jnp.issubdtype(value.dtype, jnp.floating) and value.dtype.itemsize < 4

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from lockstep.experience.normalize import LIMIT
@@ -19,7 +18,9 @@ from lockstep.jax.device_shard import (
     Shard,
     StepRecord,
     add_episodes,
+    all_numbers_finite,
     checksum,
+    clipper,
     env_keys,
     find_non_finite,
     first_shard,
@@ -67,7 +68,7 @@ class DeviceRollout:
         self._reward_scale = reward_scale
         self._limit = observation_limit
         self._symmetry = symmetry
-        self._clip = _clipper(env.spec)
+        self._clip = clipper(env.spec.action)
 
     def begin(self, keys: Array, action_key: Array, order_key: Array) -> Shard:
         """The shard with new episodes in all environments."""
@@ -160,7 +161,8 @@ class DeviceRollout:
             new = jax.vmap(self._env.reset)(drawn.reset)
             observation = select_rows(ended, jax.vmap(self._env.observe)(new), final)
             value = none if recurrent else self._value(params, self._normalized(normalizers, final))
-            return select_rows(ended, new, state), observation, value
+            # A saturated layer, or the limit of normalized observations, would hide that the observation is not finite.
+            return select_rows(ended, new, state), observation, jnp.where(all_numbers_finite(final), value, jnp.nan)
 
         # Resets are rare and expensive, so they run only in steps in which an episode ended.
         state, observation, value = jax.lax.cond(ended.any(), begin, lambda: (state, final, none))
@@ -198,16 +200,3 @@ class DeviceRollout:
 def _columns_first(params: Params) -> Params:
     """The parameters with matrices in the memory layout of a product with rows: transposed once, not in every step."""
     return {name: jax.lax.optimization_barrier(x.T).T if x.ndim == 2 else x for name, x in params.items()}
-
-
-def _clipper(spec: Any) -> Any:
-    """Clips actions to the bounds, as `lockstep.experience.rollout.clipper`."""
-    if spec.action.kind != "continuous":
-        return lambda action: action
-    low, high = np.array(spec.action.low, np.float32), np.array(spec.action.high, np.float32)
-
-    def clip(action: Array) -> Array:
-        bounds = (jnp.broadcast_to(bound, action.shape) for bound in (low, high))
-        return jnp.clip(jnp.where(jnp.isfinite(action), action, 0.0), *bounds)
-
-    return clip

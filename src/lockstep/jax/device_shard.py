@@ -3,6 +3,7 @@
 Shapes: T steps, B environments of a shard, O observation, S numbers of a recurrent policy's state, 0 without one.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lockstep.envs.spec import ActionSpec
 from lockstep.jax.batch import Steps
 from lockstep.jax.envs.interface import Observation
 from lockstep.jax.envs.packed import Packed, PackedEnv, wrap_key
@@ -95,6 +97,7 @@ class StepRecord(NamedTuple):
     terminated: Array
     ended: Array
     final_value: Array
+    """NaN where the observation is not finite. A recurrent policy values it later."""
     is_final: Array
     returned: Array
     length: Array
@@ -178,8 +181,7 @@ def find_non_finite(seen: StepRecord, last: Observation) -> NonFiniteValue:
 
     whole = jax.tree.map(as_numbers, seen.observation if seen.raw is None else seen.raw, last)
     raw = jnp.concatenate(jax.tree.leaves(whole), -1)
-    value_of_final = seen.final_value if seen.final is None else _nan_of_non_finite(seen.final)
-    final = jnp.where(seen.is_final > 0, value_of_final, 0.0)  # NaN where the final observation is NaN
+    final = jnp.where(seen.is_final > 0, seen.final_value, 0.0)
     healthy = jnp.isfinite(seen.reward).all() & jnp.isfinite(raw).all() & jnp.isfinite(final).all()
 
     def find() -> NonFiniteValue:
@@ -207,10 +209,22 @@ def find_non_finite(seen: StepRecord, last: Observation) -> NonFiniteValue:
     return jax.lax.cond(healthy, all_finite, find)
 
 
-def _nan_of_non_finite(observation: Observation) -> Array:
-    """NaN [T, B] where a number of the observation is not finite, and 0 elsewhere."""
-    parts = [jnp.isfinite(part).reshape(*part.shape[:2], -1).all(-1) for part in jax.tree.leaves(observation)]
-    return jnp.where(jnp.stack(parts).all(0), 0.0, jnp.nan)
+def all_numbers_finite(observation: Observation) -> Array:
+    """Whether all numbers [B, ...] of an environment's observation are finite, [B]."""
+    parts = [jnp.isfinite(part).reshape(len(part), -1).all(-1) for part in jax.tree.leaves(observation)]
+    return jnp.stack(parts).all(0)
+
+
+def clipper(action: ActionSpec) -> Callable[[Array], Array]:
+    """The function that clips actions for the environment, as `lockstep.experience.rollout.clipper`."""
+    if action.kind != "continuous":
+        return lambda chosen: chosen
+
+    def clip(chosen: Array) -> Array:
+        low, high = (jnp.broadcast_to(bound, chosen.shape) for bound in action.float32_bounds)
+        return jnp.clip(jnp.where(jnp.isfinite(chosen), chosen, 0.0), low, high)
+
+    return clip
 
 
 def checksum(steps: Steps, noise: Array) -> Array:

@@ -17,7 +17,9 @@ from lockstep.jax.device_shard import (
     Shard,
     StepRecord,
     add_episodes,
+    all_numbers_finite,
     checksum,
+    clipper,
     env_keys,
     find_non_finite,
 )
@@ -39,6 +41,7 @@ class TransitionRollout:
     def __init__(self, env: PackedEnv, policy: ContinuousPolicy, num_steps: int, shard_envs: int) -> None:
         self._env, self._policy = env, policy
         self._num_steps, self._size = num_steps, shard_envs
+        self._clip = clipper(env.spec.action)
 
     def rollout(self, actor: Params, shard: Shard, update: Array, random: Array) -> tuple[Shard, Transitions]:
         """Step every environment T times.
@@ -83,7 +86,7 @@ class TransitionRollout:
         state, seen, returned, length = carry
         action = policy.act(actor, seen.policy, drawn.noise)
         action = jnp.where(random, policy.unscaled(drawn.noise), jnp.where(jnp.isfinite(action), action, 0.0))
-        state, final, reward, terminated, truncated = jax.vmap(self._env.step)(state, action, drawn.step)
+        state, final, reward, terminated, truncated = jax.vmap(self._env.step)(state, self._clip(action), drawn.step)
         ended, is_final = terminated | truncated, truncated & ~terminated
 
         def begin() -> tuple[Packed, Observation]:
@@ -96,7 +99,7 @@ class TransitionRollout:
         returned, length = returned + counted, length + 1
         record = StepRecord(
             None, seen, action, action, reward, terminated.astype(jnp.float32), ended.astype(jnp.float32),
-            jnp.where(jnp.isfinite(final.policy).all(-1), 0.0, jnp.nan), is_final.astype(jnp.float32),
+            jnp.where(all_numbers_finite(final), 0.0, jnp.nan), is_final.astype(jnp.float32),
             returned, length, None,
         )  # fmt: skip
         # What follows a termination has no value: it is not stored, since it may be not finite.

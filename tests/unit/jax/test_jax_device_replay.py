@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.jax.continuous_policy import ContinuousPolicy
@@ -117,6 +118,32 @@ def test_a_state_that_has_no_value_is_not_stored():
     np.testing.assert_array_equal(
         np.asarray(steps.next_observation)[:-1][goes_on[:-1]], np.asarray(steps.observation)[1:][goes_on[:-1]]
     )
+
+
+class Bounded:
+    """The reward is how far the action lies beyond the bounds."""
+
+    on_device = True
+    spec = EnvSpec(2, ActionSpec("continuous", (1,), (0.1,), (0.7,)), "same_step", True)
+
+    def reset(self, key):
+        return jnp.zeros((), jnp.int32)
+
+    def observe(self, state):
+        return jnp.ones(2)
+
+    def step(self, state, action, key):
+        least, most = self.spec.action.float32_bounds
+        beyond = jnp.maximum(least[0] - action[0], action[0] - most[0])
+        return state + 1, jnp.ones(2), beyond, state == 20, jnp.asarray(False)
+
+
+def test_the_environment_gets_actions_within_its_bounds():
+    config, env = TD3Config(num_steps=5, exploration_noise=50.0), PackedEnv(Bounded())
+    policy = ContinuousPolicy(env.spec, NetworkConfig(hidden=(4,)), config)
+    rollout = jax.jit(TransitionRollout(env, policy, 5, 20).rollout)
+    _, steps = rollout(policy.params, first_shard(env, *keys_of(0, 0, 20)), jnp.int32(0), jnp.asarray(False))
+    assert np.asarray(steps.reward).max() == 0, "a rounded action lies beyond, or none lies on a bound"
 
 
 def test_shards_draw_with_keys_of_their_own():

@@ -297,3 +297,22 @@ def test_a_collective_of_compiled_code_outside_of_it_names_the_way_out():
             RunError, match=r"sum was called outside .* compiled by comm\.spmd\(function\); outside, sum_"
         ):
             call()
+
+
+def test_one_device_has_its_own_mean_and_takes_collectives_in_a_loop():
+    def step(shared, own):
+        def body(total, x):
+            return comm.sum(total + x), comm.mean(x, 0.1)
+
+        total, means = jax.lax.scan(body, jnp.zeros(2), jnp.ones((3, 2)))
+        own_mean = comm.mean(shared["narrow"], 30_000.0)
+        return {"total": total, "means": means, "narrow": own_mean, "ignored": comm.mean(total, 0.0)}, own
+
+    with comm_of(1, 1) as comm:
+        shared = comm.replicate({"narrow": np.full(1, 3, np.float16)})
+        found = comm.read(comm.spmd(step, donate=False)(shared, comm.shard([{"x": np.zeros(1, np.float32)}]))[0])
+        assert found["total"].tolist() == [3.0, 3.0]
+        assert found["means"].tolist() == [[1.0, 1.0]] * 3
+        assert found["narrow"].dtype == np.float16
+        assert found["narrow"].tolist() == [3.0]
+        assert found["ignored"].tolist() == [3.0, 3.0]

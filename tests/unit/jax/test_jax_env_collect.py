@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.envs.spec import ActionSpec
 from lockstep.experience.normalize import DiscountedReturns, RunningMoments
 from lockstep.jax import moments
 from lockstep.jax.batch_builder import batch_of
 from lockstep.jax.device_rollout import DeviceRollout
-from lockstep.jax.device_shard import OBSERVATION, REWARD, keys_of
+from lockstep.jax.device_shard import OBSERVATION, REWARD, clipper, keys_of
 from lockstep.jax.envs.packed import PackedEnv, wrap_key
 from lockstep.jax.envs.pixel_pong import PixelPong
 from lockstep.jax.networks import Policy
@@ -201,6 +202,24 @@ def test_the_first_bad_number_is_found(spoil, what):
     assert (int(fault.what), int(fault.step), int(fault.env)) == (what, 4, 0)
     assert not np.isfinite(fault.value)
     assert np.isfinite(after.returned).all()
+
+
+@pytest.mark.parametrize(("recurrent", "normalizers"), [("none", {}), ("none", FROZEN), ("gru", FROZEN)])
+def test_a_bad_observation_at_a_truncation_is_found(recurrent, normalizers):
+    env = PackedEnv(Drift(spoil="observation", spoil_at=5, max_episode_steps=5, push=0.0))
+    policy = Policy(env.spec, NetworkConfig(hidden=(8,), recurrent=recurrent), seed=1)  # tanh of infinity is finite
+    collect = DeviceRollout(env, policy, num_steps=T, shard_envs=B, gamma=GAMMA)
+    shard = collect.begin(*keys_of(0, 1, B))
+    after, *_ = jax.jit(collect.rollout)(policy.params, normalizers, shard, jnp.int32(0))
+    assert (int(after.fault.what), int(after.fault.step), int(after.fault.env)) == (OBSERVATION, 4, 0)
+
+
+def test_actions_are_clipped_to_bounds_rounded_to_the_inside():
+    action = ActionSpec("continuous", (2,), (-0.1, 1.0), (0.3, 2.0))
+    found = np.asarray(clipper(action)(jnp.array([[-9.0, jnp.nan], [9.0, 1.5]])), np.float64)
+    assert (found >= action.low).all()
+    assert (found <= action.high).all()
+    np.testing.assert_allclose(found, [[-0.1, 1.0], [0.3, 1.5]], rtol=1e-6)
 
 
 def test_a_healthy_rollout_after_a_spoiled_one_is_healthy():

@@ -7,7 +7,7 @@ accesses the memory of its inputs and output. No compiler is needed; `native` is
 
 import ctypes
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
 from typing import Any, cast
 
@@ -129,12 +129,12 @@ class Callback:
         """The number of calls made in C since the last call."""
         return 0 if self._native_sum is None else self._native_sum.take_native_calls()
 
-    def __call__(self, value: Array, shape: tuple[int, ...]) -> Array:
-        """The function's output [*shape], of the input's type; inside compiled code."""
+    def __call__(self, value: Array, shape: tuple[int, ...], after: Sequence[Array] = ()) -> Array:
+        """The function's output [*shape], of the input's type; inside compiled code. It waits until `after` exist."""
         if value.dtype not in _DTYPES.values():
             raise TypeError(f"{value.dtype} cannot be sent between ranks; send float32 or int32")
         target, number = (self._target, None) if self._native_sum is None else (native.TARGET, self._native_sum.number)
-        return cast(Array, _call.bind(value, target=target, shape=shape, number=number))
+        return cast(Array, _call.bind(value, *after, target=target, shape=shape, number=number))
 
     def _handle(self, address: Any) -> int | None:
         frame = address.contents
@@ -158,13 +158,13 @@ class Callback:
         return None
 
 
-def _output(value: Any, *, target: str, shape: tuple[int, ...], number: int | None) -> Any:
+def _output(value: Any, *after: Any, target: str, shape: tuple[int, ...], number: int | None) -> Any:
     return cast(Any, jax).core.ShapedArray(shape, value.dtype)
 
 
-def _lower(context: Any, value: Any, *, target: str, shape: tuple[int, ...], number: int | None) -> Any:
+def _lower(context: Any, *values: Any, target: str, shape: tuple[int, ...], number: int | None) -> Any:
     attributes = {} if number is None else {"number": np.int64(number)}
-    return cast(Any, jax.ffi.ffi_lowering(target, has_side_effect=True))(context, value, **attributes)
+    return cast(Any, jax.ffi.ffi_lowering(target, has_side_effect=True))(context, *values, **attributes)
 
 
 # `jax.ffi.ffi_call` with a side effect makes JAX dispatch every call in Python, which takes several times as long. Here

@@ -17,6 +17,11 @@ from lockstep.jax.collectives.mesh import AXIS, DeviceMap
 from lockstep.jax.collectives.processes import Processes
 from lockstep.jax.collectives.same_program import SameProgram
 
+try:
+    from jax.extend.core import get_opaque_trace_state
+except ImportError:  # older JAX
+    from jax.core import get_opaque_trace_state
+
 Tree = Any
 Function = Callable[[Tree, Tree], tuple[Tree, Tree]]
 Exchange = Callable[[np.ndarray, np.ndarray], None]
@@ -91,8 +96,8 @@ class MeshTransport:
 class ProcessTransport:
     """Messages between processes, each of which compiles for its own CPU devices.
 
-    Sums follow the shard tree, in numpy. Each use in a function has a unique tag, which detects ranks whose compilers
-    ordered the collectives differently.
+    Sums follow the shard tree, in numpy. Each use in a function takes the output of the use before as an operand, so
+    that all compilers keep their order; a unique tag detects ranks that have another.
     """
 
     def __init__(self, device_map: DeviceMap, mesh: Mesh | None, device: Any, processes: Processes) -> None:
@@ -104,12 +109,15 @@ class ProcessTransport:
         self._shards = range(own_shards[0].start, own_shards[-1].stop)
         self._calls: list[CollectiveCall] = []
         self._tag_counts: Counter[str] = Counter()
+        self._last: tuple[Any, Array] | None = None
+        """The trace and the output of the last use of a collective in the function that is traced."""
 
     def compiled(self, function: Function, *, donate: tuple[int, ...]) -> Function:
         """Compile for this process; errors of a collective are raised with their own type."""
 
         def counted(shared: Tree, own: Tree) -> tuple[Tree, Tree]:
             self._tag_counts.clear()
+            self._last = None
             return function(shared, own)
 
         counted.__name__ = getattr(function, "__name__", "spmd")
@@ -149,7 +157,7 @@ class ProcessTransport:
         def exchange(value: np.ndarray, out: np.ndarray) -> None:
             np.copyto(out, self._processes.gather(value.reshape(-1), unique_tag).reshape(out.shape))
 
-        return self._call(exchange, unique_tag).callback(own, (len(self._device_map.shards), *flat.shape))
+        return self._in_order(self._call(exchange, unique_tag), own, (len(self._device_map.shards), *flat.shape))
 
     def sum_slots(self, rows: Array, tag: str) -> Array:
         """One message per process, with the sums of its complete subtrees."""
@@ -169,7 +177,15 @@ class ProcessTransport:
         call = self._call(exchange, unique_tag)
         if self._local is None and parts.dtype == jnp.float32:
             call.use_native(self._processes, parts[0].size)
-        return call.callback(parts, rows.shape[1:])
+        return self._in_order(call, parts, rows.shape[1:])
+
+    def _in_order(self, call: "CollectiveCall", value: Array, shape: tuple[int, ...]) -> Array:
+        """The output of a call that follows the last one of the same trace: a loop's body has a trace of its own."""
+        trace = get_opaque_trace_state()
+        after = [self._last[1]] if self._last is not None and self._last[0] == trace else []
+        output = call.callback(value, shape, after)
+        self._last = trace, output
+        return output
 
     def _unique_tag(self, tag: str) -> str:
         self._tag_counts[tag] += 1
