@@ -75,7 +75,7 @@ def train(rank: int, run: Run, run_dir: Path | None = None) -> dict:
     with Session(run, run_dir=run_dir) as session:  # environments, logs, evaluations, checkpoints, the end
         policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init")).to(session.comm.device)
         a2c = A2C(run, policy, session.comm)
-        session.begin(policy, None, a2c)
+        session.begin(policy, a2c)
         collector = session.make_collector(actor_of(policy, session.comm.device), policy.distribution)
         progress, batch_size = Progress(run.total_steps), run.num_envs * run.algorithm.num_steps
         with session.training(progress, collector):

@@ -19,7 +19,7 @@ from lockstep.experience.rollout import Collector  # noqa: E402
 from lockstep.jax.comm import Comm  # noqa: E402
 from lockstep.jax.networks import Policy, actor_of  # noqa: E402
 from lockstep.jax.ppo import PPO  # noqa: E402
-from lockstep.jax.tensor_rollout import TensorCollector, on_host  # noqa: E402
+from lockstep.jax.tensor_rollout import TensorCollector, rollout_on_host  # noqa: E402
 from lockstep.run import NetworkConfig, Run  # noqa: E402
 from lockstep.torch.envs.dlpack import DLPackEnv, maker  # noqa: E402
 from lockstep.torch.envs.interface import TensorStep  # noqa: E402
@@ -86,7 +86,12 @@ class Learner:
         policy = Policy(spec, run.network, seed=0)
         self.ppo = PPO(run, policy, comm)
         sampler, device = policy.sampler, comm.devices[0]
-        given = {"num_steps": STEPS, "seed": 3, "timers": Timers(), "observation_moments": self.ppo.observations}
+        given = {
+            "num_steps": STEPS,
+            "seed": 3,
+            "timers": Timers(),
+            "observation_moments": self.ppo.normalizers.observations,
+        }
         if on_tensors:
             make, kind = maker(WALK, settings, "cpu", 0)
             assert kind == "cpu"
@@ -118,7 +123,7 @@ class Learner:
 def check_equal_rollouts(expected, found):
     for one, other in zip(expected, found, strict=True):
         assert isinstance(other.observation, Array), "observations went through the host"
-        other = on_host(other)
+        other = rollout_on_host(other)
         for name in COLUMNS:
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
         assert by_row(one.final).keys() == by_row(other.final).keys()
@@ -164,7 +169,7 @@ def test_a_rollout_is_not_changed_by_later_steps(comm, env):
     learner, host = Learner(comm, on_tensors=True, env=env), Learner(comm, on_tensors=False)
     first = learner.collector.collect()
     check_equal_rollouts(host.collector.collect(), first)
-    kept = [on_host(rollout) for rollout in first]
+    kept = [rollout_on_host(rollout) for rollout in first]
     copies = [
         [np.array(part) for part in (rollout.observation, rollout.reward, *by_row(rollout.final).values())]
         for rollout in kept
@@ -213,5 +218,5 @@ def test_a_saved_shard_continues_on_tensors_with_the_same_bits(comm, recurrent, 
     assert resumed.collector.fingerprint() == whole.collector.fingerprint()
     expected = whole.collector.collect()
     if was_on_tensors:
-        expected = [on_host(rollout) for rollout in expected]
+        expected = [rollout_on_host(rollout) for rollout in expected]
     check_equal_rollouts(expected, resumed.collector.collect())

@@ -127,7 +127,7 @@ def learn(rank: int, task: Task) -> dict[str, Any]:
         ppo = PPO(run, policy, comm)
         collector = Collector(
             comm.world, envs, actor_of(policy, comm.device), policy.distribution, num_steps=STEPS, seed=0,
-            timers=Timers(), observation_moments=ppo.observations, report_non_finite=True,
+            timers=Timers(), observation_moments=ppo.normalizers.observations, report_non_finite=True,
         )  # fmt: skip
         progress = Progress(run.total_steps)
         while not progress.finished:

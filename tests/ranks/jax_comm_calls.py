@@ -88,6 +88,7 @@ def everything(rank: int, port: int, way: str, num_shards: int) -> dict[str, Any
             "local": np.asarray(comm.local(told)["total"]),
             "facts": comm.sum_statistics(rows[mine].astype(np.float64)),
             "broadcast": comm.read(comm.broadcast({"x": np.full(3, rank, np.float32)}, comm.world.size - 1))["x"],
+            "narrow": comm.read(comm.broadcast(jnp.full((), 2.5 + rank, jnp.bfloat16), comm.world.size - 1)),
             "object": comm.broadcast_object([1, "é"] if rank == 0 else None),
             "objects": comm.gather_object({"rank": rank, "array": np.arange(rank)}),
             "any": [comm.any(rank == 0), comm.any(False)],

@@ -98,7 +98,7 @@ def starts(rank: int, port: int, folder: str, files: list[str]) -> dict[str, Any
     run = replace(RUN, algorithm=replace(RUN.algorithm, normalize_observation=True))
     with Session(run, World(rank=rank, size=2, port=port), run_dir=folder, init_from=Path(files[rank])) as session:
         learner = PPO(run, Policy(session.spec, run.network), session.comm)
-        session.begin(learner.policy, learner.observations, learner)
+        session.begin(learner.policy, learner, observation_moments=learner.normalizers.observations)
         held = {f"held.{name}": np.asarray(array) for name, array in learner.policy.params.items()}
-        moments = {f"normalizer.{name}": array for name, array in learner.observations.state().items()}
+        moments = {f"normalizer.{name}": array for name, array in learner.normalizers.observations.state().items()}
         return learner.shared_arrays() | held | moments

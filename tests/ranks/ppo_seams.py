@@ -42,8 +42,8 @@ def one_update(backend: Any, world: World, run: Run, **kwargs: Any) -> dict[str,
         return {
             **backend.ppo_state(ppo),
             "messages": dict(ppo.comm.num_messages),
-            "observations": ppo.observations and ppo.observations.state(),
-            "returns": ppo.returns and ppo.returns.state(),
+            "observations": ppo.normalizers.observations and ppo.normalizers.observations.state(),
+            "returns": ppo.normalizers.returns and ppo.normalizers.returns.state(),
             "targets": ppo.normalizers.values and ppo.normalizers.values.state(),
             "seen": seen,
         }
@@ -123,7 +123,7 @@ def reset_rows(backend: Any, world: World, folder: str) -> dict[str, Any]:
             ppo.update(rollouts, np.zeros((len(rollouts), 1)))
             stages.append({
                 **backend.ppo_state(ppo),
-                "observations": {name: array.copy() for name, array in ppo.observations.state().items()},
+                "observations": {name: array.copy() for name, array in ppo.normalizers.observations.state().items()},
                 "messages": {tag: ppo.comm.num_messages[tag] for tag in ("moments", "average_gradients")},
             })  # fmt: skip
     return {"stages": stages}
@@ -183,7 +183,8 @@ def seeds(backend: Any, world: World, folder: str) -> dict[str, Any]:
         def __init__(self, run: Run, policy: Any, comm: Any) -> None:
             kept["init"] = backend.parameters(policy)
             super().__init__(run, policy, comm)
-            kept["minibatch"] = [ahead(s) for s in self._streams]
+            orders = getattr(self, "_orders", self)  # of torch
+            kept["minibatch"] = [ahead(s) for s in orders._streams]
 
     class KeptCollector(session.Collector):
         def __init__(self, *args: Any, **kwargs: Any) -> None:

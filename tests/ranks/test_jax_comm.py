@@ -60,6 +60,7 @@ def test_collectives(way):
         np.testing.assert_array_equal(found["rows"], rows[found["shards"]] * scale[None])
         np.testing.assert_allclose(found["facts"], rows.astype(np.float64).sum(0), rtol=1e-12, atol=1e-12)
         assert found["broadcast"].tolist() == [1.0, 1.0, 1.0]
+        assert (str(found["narrow"].dtype), float(found["narrow"])) == ("bfloat16", 3.5)
         assert found["object"] == [1, "é"]
         assert [one["array"].tolist() for one in found["objects"]] == [[], [0]]
         assert found["any"] == [True, False]

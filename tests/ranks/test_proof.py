@@ -9,7 +9,7 @@ from lockstep import spawn
 from lockstep.launch.rank_environment import free_port
 
 STEPS = 128  # of an update
-OF_A_STEP = {"flat.gradient", "flat.rows", "_gradient._flat.gradient", "_gradient._flat.rows", "optimizer._gradient"}
+OF_A_STEP = {"flat.gradient", "flat.rows", "_backward._flat.gradient", "_backward._flat.rows", "optimizer._gradient"}
 """Made anew in every gradient step: what differs there has gone into the parameters."""
 OF_A_SHARD = {"normalizers.discounted.0.value", "_builder._normalizers.discounted.0.value"}
 """One array, by both of its paths: different on every rank, as it has to be."""
@@ -29,11 +29,15 @@ def test_whatever_an_update_changes_is_proved_equal(told):
     for rank in told:
         found = rank["compared"]
         known = {"optimizer.moment", "optimizer.square", "optimizer.steps", "learning_rate", "metrics.table"}
-        known |= {f"{of}.{name}" for of in ("observations", "returns") for name in ("_count", "mean", "variance")}
+        known |= {
+            f"normalizers.{of}.{name}" for of in ("observations", "returns") for name in ("_count", "mean", "variance")
+        }
         known |= {"flat.values", "env_steps", "updates", "episodes", *OF_A_STEP, *OF_A_SHARD}
         assert known <= found.keys(), "the update changed less than it should; the test proves less"
         missed = {path for path, said in found.items() if not said.startswith("ranks 0 and 1 hold different ")}
-        orders = {path for path in missed if path.startswith("_drawn_ahead.0.")}  # a shard's, of its next update
+        orders = {
+            path for path in missed if path.startswith("_orders._drawn_ahead.0.")
+        }  # a shard's, of its next update
         assert orders and missed - orders == OF_A_STEP | OF_A_SHARD, f"not compared: {sorted(missed - orders)}"
 
 

@@ -55,14 +55,14 @@ def parameters(policy: torch.nn.Module) -> dict[str, np.ndarray]:
 
 def record_loss(learner: ppo.PPO, seen: list[dict[str, Any]]) -> None:
     """Have each gradient step append its local sums and the first number of each of its observations."""
-    loss = learner._gradient._loss
+    loss = learner._backward._loss
 
     def recorded(part: Any) -> Any:
         value, sums = loss(part)
         seen.append({"sums": sums.tolist(), "ids": part.observation[:, 0].tolist()})
         return value, sums
 
-    learner._gradient._loss = recorded
+    learner._backward._loss = recorded
 
 
 def copied(observation: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

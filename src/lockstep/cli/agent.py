@@ -10,7 +10,7 @@ from lockstep.config import settings
 from lockstep.config.agents.reader import AgentSettings
 from lockstep.config.agents.settings import LIBRARIES, agent_settings
 from lockstep.envs import isaac
-from lockstep.envs.make import on_tensors
+from lockstep.envs.make import is_tensor_task
 from lockstep.errors import ConfigError
 from lockstep.launch.gpus import visible_gpus
 from lockstep.run import Run, override
@@ -78,7 +78,7 @@ def _with_file(run: Run, path: str, num_envs: int | None) -> Run:
         )
     envs = num_envs or run.num_envs
     found = _with_groups_of(run.task, library, agent_settings(library, config, envs))
-    if not on_tensors(run.task) and "obs_groups" in config:
+    if not is_tensor_task(run.task) and "obs_groups" in config:
         _print_note(
             f"obs_groups of {path} are those of tasks on torch tensors, and left out; for task={run.task} "
             "env.policy_keys and env.critic_keys choose"
@@ -121,7 +121,7 @@ def _with_groups_of(task: str, library: str, found: AgentSettings) -> AgentSetti
     Only files of rsl_rl name groups; those of the others mean Isaac Lab's `policy` for the value network. Mjlab calls
     it `actor`. Tasks on the host have none of a suite's groups.
     """
-    if not on_tensors(task):
+    if not is_tensor_task(task):
         kept = {name: value for name, value in found.settings.items() if not name.endswith("_keys")}
         return replace(found, settings=kept)
     name = "env.critic_keys"

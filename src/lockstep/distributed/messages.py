@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ARRAY = "__array__"
+_REGISTERED = 2
+"""`isbuiltin` of types that JAX registers with numpy, such as bfloat16."""
 
 
 def encode(value: Any) -> bytes:
@@ -20,9 +22,11 @@ def encode(value: Any) -> bytes:
             return cast(Any, item).item()
         if isinstance(item, np.ndarray):
             array = cast(NDArray[Any], item)
-            if array.dtype.kind in "biuf":
+            registered = array.dtype.isbuiltin == _REGISTERED
+            if array.dtype.kind in "biuf" or registered:
                 blobs.append(array.tobytes())
-                return {_ARRAY: [array.dtype.str, list(array.shape), len(blobs[-1])]}
+                dtype = array.dtype.name if registered else array.dtype.str
+                return {_ARRAY: [dtype, list(array.shape), len(blobs[-1])]}
         raise TypeError(f"{kind} cannot be sent between ranks; send numbers, text, lists, dicts or arrays")
 
     text = json.dumps(value, default=replace).encode()

@@ -20,12 +20,12 @@ from lockstep.envs.vector import (
 )
 from lockstep.errors import ConfigError
 
-ON_DEVICE = ("jax", "gymnax", "brax", "playground")
+JAX_PREFIXES = ("jax", "gymnax", "brax", "playground")
 """Prefixes of tasks `FAMILY/NAME` whose environments are written in JAX."""
-ON_TENSORS = (*isaac.PREFIXES, "Mjlab-", "envpool/")
+TENSOR_PREFIXES = (*isaac.PREFIXES, "Mjlab-", "envpool/")
 """Prefixes of tasks whose environments are on torch tensors, from adapters of `lockstep.torch.envs`."""
-PIXELS_ANYWHERE = "lockstep/PixelPong-v0"
-ANYWHERE = ("lockstep/Cartpole-v0", PIXELS_ANYWHERE)
+PIXELS_OF_BOTH = "lockstep/PixelPong-v0"
+TASKS_OF_BOTH = ("lockstep/Cartpole-v0", PIXELS_OF_BOTH)
 """Tasks written in numpy, torch and JAX."""
 
 
@@ -56,11 +56,11 @@ def _make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training
     """The environments without the limits of `lockstep.envs.limits`."""
     if render:  # without this SDL, which Gymnasium's tasks render with, searches for a display and prints errors
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    if on_device(task):
+    if is_jax_task(task):
         if render:
             raise cannot_be_drawn(task)
         return jax_module("host", task).make(task, without_limits(config), num_envs)
-    if on_tensors(task):
+    if is_tensor_task(task):
         make = torch_module("host", task).make
         return make(task, without_limits(config), num_envs, render=render, training=training)
     if task in BUILT_IN:
@@ -106,9 +106,9 @@ def env_spec(task: str, config: EnvConfig) -> EnvSpec:
 
     Makes one environment and closes it, so that tasks that cannot be made are refused before a run starts.
     """
-    if on_device(task) or on_tensors(task):
+    if is_jax_task(task) or is_tensor_task(task):
         _check(config, 1)
-        if on_device(task):
+        if is_jax_task(task):
             spec: EnvSpec = jax_module("subprocess_spec", task).device_env_spec(task, config)
         else:
             spec = torch_module("make", task).tensor_env_spec(task, config)
@@ -120,16 +120,16 @@ def env_spec(task: str, config: EnvConfig) -> EnvSpec:
         env.close()
 
 
-def on_device(task: str) -> bool:
-    """Whether environments of `task` are written in JAX: those of `ON_DEVICE`, and classes with `on_device = True`."""
-    return task.partition("/")[0] in ON_DEVICE if ":" not in task else _class_flag(task, "on_device")
+def is_jax_task(task: str) -> bool:
+    """Whether environments of `task` are written in JAX: `JAX_PREFIXES`, and classes with `on_device = True`."""
+    return task.partition("/")[0] in JAX_PREFIXES if ":" not in task else _class_flag(task, "on_device")
 
 
-def on_tensors(task: str) -> bool:
-    """Whether environments of `task` are on torch tensors: `ON_TENSORS`, and classes with `on_tensors = True`."""
+def is_tensor_task(task: str) -> bool:
+    """Whether environments of `task` are on torch tensors: `TENSOR_PREFIXES`, and classes with `on_tensors = True`."""
     if isaac.is_isaac(task) and not isaac.is_installed():
         raise isaac.refusal(task)
-    return task.startswith(ON_TENSORS) if ":" not in task else _class_flag(task, "on_tensors")
+    return task.startswith(TENSOR_PREFIXES) if ":" not in task else _class_flag(task, "on_tensors")
 
 
 def stays_on_device(task: str, config: EnvConfig, framework: Literal["torch", "jax"], *, preferred: bool) -> bool:
@@ -143,10 +143,10 @@ def stays_on_device(task: str, config: EnvConfig, framework: Literal["torch", "j
         framework: of the learner.
         preferred: `auto` for tasks that are both on the host and on the device.
     """
-    native = on_device(task) if framework == "jax" else on_tensors(task)
+    native = is_jax_task(task) if framework == "jax" else is_tensor_task(task)
     if framework == "jax" and reads_tensors(task, config):
         return False
-    if config.placement == "device" and not native and task not in ANYWHERE:
+    if config.placement == "device" and not native and task not in TASKS_OF_BOTH:
         kind = "JAX" if framework == "jax" else "torch tensors"
         raise ConfigError(f"env.placement=device: task={task} is not written for {kind}; use auto or host")
     if config.frame_stack > 1:
@@ -158,12 +158,12 @@ def stays_on_device(task: str, config: EnvConfig, framework: Literal["torch", "j
         return False
     if config.placement != "auto":
         return config.placement == "device"
-    return native or (task in ANYWHERE and preferred)
+    return native or (task in TASKS_OF_BOTH and preferred)
 
 
 def reads_tensors(task: str, config: EnvConfig) -> bool:
     """Whether PPO in JAX reads the torch tensors of `task` through DLPack, instead of copies on the host."""
-    return on_tensors(task) and config.placement != "host" and config.frame_stack == 1
+    return is_tensor_task(task) and config.placement != "host" and config.frame_stack == 1
 
 
 def _class_flag(task: str, name: str) -> bool:

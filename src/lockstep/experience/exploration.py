@@ -71,14 +71,14 @@ class UniformStart:
 
     Args:
         action: of the task; every dimension needs finite bounds.
-        policy: its action distribution.
+        sampler: of the policy.
 
     Attributes:
         random: changed between rollouts.
     """
 
-    def __init__(self, action: ActionSpec, policy: SquashedGaussian | NoisyDeterministic) -> None:
-        self._policy = policy
+    def __init__(self, action: ActionSpec, sampler: SquashedGaussian | NoisyDeterministic) -> None:
+        self._sampler = sampler
         self._width = action.sizes[0]
         self._center, self._half_range = center_and_half_range(action)
         self.random = True
@@ -87,17 +87,17 @@ class UniformStart:
         """Numbers in [-1, 1), or the policy's noise; [*shape, D]."""
         if self.random:
             return generator.random((*shape, self._width), dtype=np.float32) * 2 - 1
-        return self._policy.draw_noise(generator, shape)
+        return self._sampler.draw_noise(generator, shape)
 
     def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions [..., D] from the policy's parameters [..., P] and noise [..., D]."""
         if self.random:
             return self._center + self._half_range * noise
-        return self._policy.sample(parameters, noise)
+        return self._sampler.sample(parameters, noise)
 
     def mode(self, parameters: np.ndarray) -> np.ndarray:
         """The policy's most likely actions."""
-        return self._policy.mode(parameters)
+        return self._sampler.mode(parameters)
 
 
 class NoisyActor:

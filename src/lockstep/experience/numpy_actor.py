@@ -88,10 +88,10 @@ class NumpyCell(NamedTuple):
             out = new + update * (state - new)
             return out, out
         projected += hidden
-        take, forget = _sigmoid(projected[..., :size]), _sigmoid(projected[..., size : 2 * size])
-        new, give = np.tanh(projected[..., 2 * size : 3 * size]), _sigmoid(projected[..., 3 * size :])
-        cell = forget * state[..., size:] + take * new
-        out = give * np.tanh(cell)
+        i, f = _sigmoid(projected[..., :size]), _sigmoid(projected[..., size : 2 * size])
+        g, o = np.tanh(projected[..., 2 * size : 3 * size]), _sigmoid(projected[..., 3 * size :])
+        cell = f * state[..., size:] + i * g
+        out = o * np.tanh(cell)
         return out, np.concatenate([out, cell], -1)
 
 

@@ -200,17 +200,6 @@ def center_and_half_range(action: ActionSpec) -> tuple[np.ndarray, np.ndarray]:
     return ((high + low) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
 
 
-Sampler = (
-    Categorical
-    | MultiCategorical
-    | DiagonalGaussian
-    | StateDependentGaussian
-    | SquashedGaussian
-    | NoisyDeterministic
-    | ClippedGaussian
-)
-
-
 def gumbel(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Standard Gumbel noise, float32, at most 16.7: -log of an exponential variate."""
     # One in 2**23 of numpy's float32 variates is 0, in place of about 2**-24. Its logarithm would let any action

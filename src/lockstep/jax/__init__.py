@@ -1,10 +1,13 @@
 """The algorithms in JAX.
 
-`ppo.py` and `dqn.py` are the algorithms, `ppo_on_device.py` and
-`actor_critic_on_device.py` train in environments that are written in JAX (`envs/`).
-`tensor_rollout.py` collects from environments on torch tensors, which `transfer.py` imports through DLPack.
-`comm.py` has all communication between ranks, `collectives/` its transports. `offline/` learns from logged data,
-`scoring/` has its networks.
+`ppo.py`, `dqn.py`, `sac.py` and `td3.py` are the algorithms: maths in the losses, a round of learning in `update`, the
+loop in `train`. `actor_critic.py` is the base of SAC and TD3. `ppo_on_device.py` and `actor_critic_on_device.py`
+train in environments that are written in JAX (`envs/`); the files `device_*.py` are their rollouts and replay buffers.
+`networks.py`, `q_networks.py` and `continuous_policy.py` are the policies, of `encoders.py`, `recurrent.py` and
+`distributions.py`; `value_losses.py` and `returns.py` have their targets. `batch_builder.py` makes the batches of PPO,
+`transitions.py` those of a replay buffer. `tensor_rollout.py` collects from environments on torch tensors, which
+`transfer.py` imports through DLPack. `comm.py` has all communication between ranks, `collectives/` its transports,
+`session.py` the context of a loop. `offline/` learns from logged data, `scoring/` has its networks.
 """
 
 import lazy_loader

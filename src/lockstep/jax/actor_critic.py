@@ -103,8 +103,8 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         if on_device:
             self.schedule = GradientSchedule(run, comm.world)
         else:
-            self.observations = ReplayObservations(run, policy.spec, comm)
-            self._shards = ShardReplays(run, policy.spec, comm, self.observations.storage)
+            self.replay_observations = ReplayObservations(run, policy.spec, comm)
+            self._shards = ShardReplays(run, policy.spec, comm, self.replay_observations.storage)
             self.schedule = self._shards
             self.replays = self._shards.replays
         self.rows = self.schedule.rows
@@ -170,7 +170,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         if isinstance(self.schedule, ShardReplays):
             self._shards.restore_shard(k, state)
 
-    def begin(self, fraction: float) -> None:
+    def begin_update(self, fraction: float) -> None:
         """Reset the sums, and set the learning rates for a run of which this fraction is completed."""
         rates = self.initial_rates
         if self.config.learning_rate_schedule == "linear":
@@ -206,7 +206,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
             steps = list(islice(draws, length))
             if length > 1:
                 own = self.comm.shard(stacked([parts for parts, _ in steps]))
-                self.state, _ = self._steps(self.state, (own, self.observations.rows()))
+                self.state, _ = self._steps(self.state, (own, self.replay_observations.rows()))
             else:
                 self._learn_one(*steps[0])
             if self._stop_on_non_finite:
@@ -217,7 +217,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         """Take a gradient step on a minibatch, of which each local shard has its part."""
         moves_policy = int(self.counters[TAKEN]) % self.config.policy_delay == 0
         step = self._step if moves_policy else self._critic_step
-        self.state, priorities = step(self.state, (self.comm.shard(parts), self.observations.rows()))
+        self.state, priorities = step(self.state, (self.comm.shard(parts), self.replay_observations.rows()))
         if self.config.prioritized:
             self._shards.update_priorities(drawn, self.comm.unshard(priorities))
 
@@ -333,17 +333,19 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         state: State = self.comm.replicate(self.comm.read(self.state))
         for length in sorted(self._calls.occurring()):
             if length > 1:
-                state, _ = self._steps(state, (self.comm.shard(stacked([blank] * length)), self.observations.rows()))
+                state, _ = self._steps(
+                    state, (self.comm.shard(stacked([blank] * length)), self.replay_observations.rows())
+                )
                 continue
             for step in [self._step] if self.config.policy_delay == 1 else [self._step, self._critic_step]:
-                state, priorities = step(state, (self.comm.shard(blank), self.observations.rows()))
+                state, priorities = step(state, (self.comm.shard(blank), self.replay_observations.rows()))
                 self.comm.unshard(priorities)
         state, _ = self._copy(state, ())
         self._named(*self.comm.local((state.policy, state.critics)))
 
     def _blank(self) -> ActorCriticPart:
         """A shard's part of a minibatch of zeros."""
-        return self.observations.blank(ActorCriticPart.blank(self.policy, self.rows, self.num_actions))
+        return self.replay_observations.blank(ActorCriticPart.blank(self.policy, self.rows, self.num_actions))
 
     def current_params(self) -> Params:
         """The parameters of the policy by name, on this process' first device."""
@@ -353,7 +355,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         """All parameters of the policy by name, from the vectors [P] and [Q]."""
         return self.flat.split(policy) | with_prefix("critics", self.flat_critics.split(critics))
 
-    def _locate_non_finite(
+    def _non_finite_error(
         self, rollouts: list[Rollout], minibatches: list[list[ActorCriticPart]], progress: Progress
     ) -> NonFiniteError:
         state, number = self.comm.local(self.state), jnp.zeros((), jnp.int32)
@@ -363,7 +365,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
             return jnp.split(self._shard_sums(state, number, part, moves_policy=True)[0], [end])
 
         reader = LossReader(gradient_and_sums, self.rows)
-        batches = [self.observations.on_host(parts) for parts in minibatches]
+        batches = [self.replay_observations.on_host(parts) for parts in minibatches]
         return locate_non_finite_replayed(self.comm, rollouts, batches, progress, reader)
 
     def _add_metrics(self, replayed: Replayed, sums: np.ndarray) -> None:

@@ -81,7 +81,7 @@ class Outcome(NamedTuple):
     """Updates left."""
 
 
-class DeviceTrainer(DeviceSource):
+class DeviceLoop(DeviceSource):
     """The environments and the transitions of this process' shards on its devices, and the loop that learns from them.
 
     Args:
@@ -155,7 +155,7 @@ class DeviceTrainer(DeviceSource):
         shared, shards, replay = carry
         run, config, learner = self._run, self._config, self._learner
         state, update, stops = shared.state, shared.update, run.non_finite == "stop"
-        random = shared.rollouts < -(-config.learning_starts // self._batch_size)
+        random = shared.rollouts < -(-config.learning_starts // self._new_steps)
         new_shards, facts = list[Shard](), list[Array]()
         for slot, shard in enumerate(shards):
             # The barriers isolate the shard's computation: other shards on this device must not change its bits.
@@ -171,7 +171,7 @@ class DeviceTrainer(DeviceSource):
         halted = shared.halted | ((faults > 0) & stops)
         due = jnp.where(halted | (unready > 0), 0, shared.due[len(shared.due) - shared.left])
         if config.learning_rate_schedule == "linear":
-            remaining = 1.0 - shared.rollouts * (self._batch_size / run.total_steps)
+            remaining = 1.0 - shared.rollouts * (self._new_steps / run.total_steps)
             state = state._replace(learning_rates=learner.initial_rates * jnp.maximum(remaining, 0.0))
         shared = self._take_steps(shared._replace(state=state, halted=halted), new_shards, replay, due)
         share, learned = faults * (1.0 / self._comm.world.num_shards), (due > 0).astype(jnp.float32)
@@ -238,7 +238,7 @@ class DeviceTrainer(DeviceSource):
         steps = np.zeros(self._calls, np.int32)
         steps[len(steps) - len(due) :] = due
         taken = int(learner.counters[TAKEN])
-        rollouts = np.float32(progress.env_steps / self._batch_size)
+        rollouts = np.float32(progress.env_steps / self._new_steps)
         counters = (np.int32(progress.updates), rollouts, np.int32(len(due)))
         host = (np.bool_(False), *counters, steps, np.int32(taken), np.zeros(4, np.float32))
         shared = Shared(learner.state, *comm.inputs(host))
@@ -248,16 +248,16 @@ class DeviceTrainer(DeviceSource):
         learner.counters[TAKEN] = after
         return Outcome(int(after) - taken, counted, bool(halted), int(left))
 
-    def advance(self, progress: Progress) -> int:
+    def run_until_due(self, progress: Progress) -> int:
         """Collect and learn until the next host synchronization; *collective*. Returns the number of updates.
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
-        learner, size = self._learner, self._batch_size
+        learner, size = self._learner, self._new_steps
         count = min(self.until_due(progress), self._calls)
         due = [learner.schedule.take_due(progress.env_steps + i * size, size, ready=True) for i in range(count)]
-        learner.begin(progress.fraction)
+        learner.begin_update(progress.fraction)
         rest = due[0] - _MAX_STEPS if count == 1 else 0
         outcome = self._call(self._updates, progress, [min(due[0], _MAX_STEPS)] if rest > 0 else due)
         taken, counted, left = outcome.taken, outcome.counted, outcome.left
@@ -266,7 +266,7 @@ class DeviceTrainer(DeviceSource):
             outcome = self._call(self._more_steps, progress, [min(rest, _MAX_STEPS)])
             taken, rest = taken + outcome.taken, rest - outcome.taken
         if outcome.halted:
-            raise self._locate_non_finite(progress.updates + count - left - 1)
+            raise self._non_finite_error(progress.updates + count - left - 1)
         learner.metrics.add(("replay/size", "replay/skipped"), counted[:2], count)
         learner.metrics.add(("optim/learning_rate",), counted[2:3], float(counted[3]))
         learner.add_step_metrics(taken, self._comm.read(learner.state.sums))
@@ -303,7 +303,7 @@ class DeviceTrainer(DeviceSource):
                 self._restored = []
         return super().restore_shard(k, state, step)
 
-    def _locate_non_finite(self, update: int) -> NonFiniteError:
+    def _non_finite_error(self, update: int) -> NonFiniteError:
         """The error that names the environment that a non-finite number comes from; *collective*."""
         cause, where = self.find_fault(), f"update {update + 1} (non_finite=stop)"
         if cause is None:
@@ -332,18 +332,18 @@ def train(session: Session) -> None:
     warn_if_nothing_is_learned(session.journal, run, config)
     policy = ContinuousPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init"))
     learner = make(run, policy, comm, on_device=True)
-    session.begin(policy, None, learner)
+    session.begin(policy, learner)
     learner.copy_to_target()  # `session.begin` may have loaded another run's policy
-    trainer = DeviceTrainer(run, PackedEnv(make_device_env(run.task, run.env)), learner)
-    trainer.warmup()
-    progress, batch_size = Progress(run.total_steps), run.num_envs * config.num_steps
-    with session.training(progress, trainer):
+    loop = DeviceLoop(run, PackedEnv(make_device_env(run.task, run.env)), learner)
+    loop.warmup()
+    progress, new_steps = Progress(run.total_steps), run.num_envs * config.num_steps
+    with session.training(progress, loop):
         while not session.over:
             timers.enter(LEARN)
-            count = trainer.advance(progress)
+            count = loop.run_until_due(progress)
             timers.enter(OTHER)
             statistics = session.local_statistics()
-            trainer.report_episodes(statistics, session.journal.episodes, progress.updates)
-            session.advance(count * batch_size, comm.sum_statistics(statistics, "facts"), updates=count)
-            session.log_evaluate_checkpoint(count * batch_size, learner.metrics.read)
+            loop.report_episodes(statistics, session.journal.episodes, progress.updates)
+            session.advance(count * new_steps, comm.sum_statistics(statistics, "facts"), updates=count)
+            session.log_evaluate_checkpoint(count * new_steps, learner.metrics.read)
         session.checkpoint_last(learner.metrics.read)

@@ -42,24 +42,24 @@ class DeviceSource:
     def __init__(self, run: Run, comm: Comm, num_steps: int) -> None:
         self._run, self._comm = run, comm
         self._size = comm.world.shard_size(run.num_envs, "num_envs")
-        self._batch_size = run.num_envs * num_steps
+        self._new_steps = run.num_envs * num_steps
         self.episodes = [EpisodeStats(self._size) for _ in comm.world.shards]
 
     def until_due(self, progress: Progress) -> int:
         """The number of updates until the next host synchronization."""
-        run, size = self._run, self._batch_size
+        run, size = self._run, self._new_steps
         periods = filter(None, (run.log_every, run.evaluate_every, run.checkpoint_every))
         ends = [(progress.env_steps // every + 1) * every for every in periods]
         steps = min([run.total_steps, *ends]) - progress.env_steps
         return max(min(-(-steps // size), run.check_every - progress.updates % run.check_every), 1)
 
     def report_episodes(self, statistics: np.ndarray, recent: Sequence[RecentEpisodes], first: int) -> None:
-        """Report the episodes that ended in `advance`.
+        """Report the episodes that ended in `run_until_due`.
 
         Args:
             statistics: [K, ...], of which the first three columns are set: number, returns, lengths.
             recent: of each local shard; the newest episodes are appended.
-            first: number of the first update of `advance`.
+            first: number of the first update of `run_until_due`.
         """
         for k, totals in enumerate(self._comm.unshard(self._own.totals)):
             returns = np.float64(totals.returns) + np.float64(totals.returns_rest)

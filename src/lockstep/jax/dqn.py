@@ -1,7 +1,7 @@
 """Deep Q-learning (Mnih et al., 2015) with its standard improvements (Hessel et al., 2018, arXiv:1710.02298).
 
-Shapes: K shards of this process, L of them on a device, S of all ranks, B environments of a shard, N transitions of a
-shard's part of a minibatch, A actions, Z points of a return's distribution, P parameters.
+Shapes: K shards of this process, L of them on a device, N transitions of a shard's part of a minibatch, P
+parameters, M numbers of the caller.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -84,8 +84,8 @@ class DQN:
         self.policy = policy
         self.comm = comm
         self._seed = run.seed
-        self.observations = ReplayObservations(run, policy.spec, comm)
-        self._shards = ShardReplays(run, policy.spec, comm, self.observations.storage)
+        self.replay_observations = ReplayObservations(run, policy.spec, comm)
+        self._shards = ShardReplays(run, policy.spec, comm, self.replay_observations.storage)
         self.rows = self._shards.rows
         self.replays = self._shards.replays
         self.counters = self._shards.counters
@@ -124,7 +124,7 @@ class DQN:
         c, progress = self.config, progress or Progress(1)
         replayed, totals = self._shards.extend(rollouts, extra_sums, progress)
         if replayed.skipped and self._stop_on_non_finite:
-            raise self._locate_non_finite(rollouts, [], progress)
+            raise self._non_finite_error(rollouts, [], progress)
         rate = c.learning_rate * (1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0)
         if replayed.due:
             fresh = self.comm.replicate({"learning_rate": np.float32(rate), "sums": _NO_SUMS})
@@ -138,14 +138,15 @@ class DQN:
         # One host sync per rollout; acting would wait for the device anyway.
         sums = self.comm.read(self.state.sums)
         if sums[-1] and self._stop_on_non_finite:
-            raise self._locate_non_finite(rollouts, minibatches, progress)
+            raise self._non_finite_error(rollouts, minibatches, progress)
         statistics = [epsilon(c, progress.env_steps), replayed.size, replayed.skipped]
         self.metrics.add(METRICS[-3:], statistics, 1.0)
         if replayed.due:
             self.policy.params = self._split(self.comm.local(self.state.values))
-            self.metrics.add(VALUE_METRICS, sums[1:-2], sums[0])
-            self.metrics.add(("optim/grad_norm",), sums[-2:-1], replayed.due - sums[-1])
-            self.metrics.add(("optim/skipped",), sums[-1:], replayed.due)
+            weight, *means, norm, skipped = sums
+            self.metrics.add(VALUE_METRICS, means, weight)
+            self.metrics.add(("optim/grad_norm",), [norm], replayed.due - skipped)
+            self.metrics.add(("optim/skipped",), [skipped], replayed.due)
             self.metrics.add(("optim/learning_rate",), [rate], 1.0)
         return totals
 
@@ -166,10 +167,10 @@ class DQN:
         copies = np.arange(taken - len(steps) + 1, taken + 1) % c.target_update_every == 0
         if len(steps) > 1:
             own = self.comm.shard(stacked([parts for parts, _ in steps]))
-            (self.state, _), _ = self._steps((self.state, copies), (own, self.observations.rows()))
+            (self.state, _), _ = self._steps((self.state, copies), (own, self.replay_observations.rows()))
             return
         ((parts, drawn),) = steps
-        self.state, priorities = self._step(self.state, (self.comm.shard(parts), self.observations.rows()))
+        self.state, priorities = self._step(self.state, (self.comm.shard(parts), self.replay_observations.rows()))
         if c.target_rate is None and copies[-1]:
             self.copy_to_target()
         if c.prioritized:
@@ -280,16 +281,18 @@ class DQN:
         state: State = self.comm.replicate(self.comm.read(self.state))
         for length in sorted(self._calls.occurring()):
             if length > 1:
-                own = self.comm.shard(stacked([blank] * length)), self.observations.rows()
+                own = self.comm.shard(stacked([blank] * length)), self.replay_observations.rows()
                 (state, _), _ = self._steps((state, np.zeros(length, np.bool_)), own)
             else:
-                state, priorities = self._step(state, (self.comm.shard(blank), self.observations.rows()))
+                state, priorities = self._step(state, (self.comm.shard(blank), self.replay_observations.rows()))
                 self.comm.unshard(priorities)
         self._split(self.comm.local(self._copy(state.values, ())[0]))
 
     def _blank(self) -> Part:
         """A shard's part of a minibatch of zeros."""
-        return self.observations.blank(Part(TransitionBatch.blank(self.policy.spec, self.rows), *self._draw_noise()))
+        return self.replay_observations.blank(
+            Part(TransitionBatch.blank(self.policy.spec, self.rows), *self._draw_noise())
+        )
 
     def copy_to_target(self) -> None:
         """Copy the online network into the target network."""
@@ -299,7 +302,7 @@ class DQN:
     def _copied(self, values: Array, own: tuple[()]) -> tuple[Array, tuple[()]]:
         return jnp.copy(values), own
 
-    def _locate_non_finite(
+    def _non_finite_error(
         self, rollouts: list[Rollout], minibatches: list[list[Part]], progress: Progress
     ) -> NonFiniteError:
         state, number = self.comm.local(self.state), jnp.zeros((), jnp.int32)
@@ -308,7 +311,7 @@ class DQN:
             return jnp.split(self._shard_sums(state, number, part)[0], [self.flat.num_parameters])
 
         reader = LossReader(gradient_and_sums, self.rows)
-        batches = [self.observations.on_host(parts) for parts in minibatches]
+        batches = [self.replay_observations.on_host(parts) for parts in minibatches]
         return locate_non_finite_replayed(self.comm, rollouts, batches, progress, reader)
 
     def _draw_noise(self) -> list[np.ndarray | None]:
@@ -339,9 +342,9 @@ def train(session: Session) -> None:
     assert isinstance(config, DQNConfig)
     policy = QPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init"))
     dqn = DQN(run, policy, comm)
-    session.begin(policy, None, dqn)
+    session.begin(policy, dqn)
     dqn.copy_to_target()  # `session.begin` may have loaded another run's policy
-    announce(session.journal, run, policy.spec, comm.world, dqn.observations.storage)
+    announce(session.journal, run, policy.spec, comm.world, dqn.replay_observations.storage)
     envs = [block(run.num_envs, comm.world.num_shards, shard) for shard in comm.world.shards]
     actor = noisy_actor(policy, run.seed, envs, device) if config.noisy else actor_of(policy, device)
     explorer = EpsilonGreedy(session.spec.action)
@@ -349,7 +352,7 @@ def train(session: Session) -> None:
     dqn.warmup()
     shape = len(envs), len(envs[0])
     ActorWithState(actor, shape)(np.zeros((*shape, *policy.spec.observation_shape), policy.spec.observation_dtype))
-    progress, batch_size = Progress(run.total_steps), run.num_envs * config.num_steps
+    progress, new_steps = Progress(run.total_steps), run.num_envs * config.num_steps
     with session.training(progress, collector):
         while not session.over:
             explorer.epsilon = epsilon(config, progress.env_steps)
@@ -359,6 +362,6 @@ def train(session: Session) -> None:
             session.timers.enter(LEARN)
             totals = dqn.update(rollouts, session.local_statistics(), progress)
             session.timers.enter(OTHER)
-            session.advance(batch_size, totals)
-            session.log_evaluate_checkpoint(batch_size, dqn.metrics.read)
+            session.advance(new_steps, totals)
+            session.log_evaluate_checkpoint(new_steps, dqn.metrics.read)
         session.checkpoint_last(dqn.metrics.read)

@@ -15,7 +15,7 @@ from jax import Array
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.numpy_actor import Layer, NumpyActor, NumpyCell, RecurrentNumpyActor
-from lockstep.experience.sampling import Sampler
+from lockstep.experience.rollout import Sampler
 from lockstep.jax.continuous_policy import ContinuousPolicy
 from lockstep.jax.distributions import LOG_STD, DiagonalGaussian, distribution_of
 from lockstep.jax.encoders import (
@@ -31,7 +31,7 @@ from lockstep.jax.encoders import (
 )
 from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.jax.q_networks import QNetwork, QPolicy
-from lockstep.jax.recurrent import Core, Sequences
+from lockstep.jax.recurrent import RecurrentLayers, Sequences
 from lockstep.jax.scoring.logged_policy import LoggedPolicy
 from lockstep.run import NetworkConfig
 
@@ -81,9 +81,9 @@ class ActorCritic:
         self.core, self.critic_core = None, None
         if config.recurrent != "none":
             size, layers = config.recurrent_size, config.recurrent_layers
-            self.core = Core(config.recurrent, of_actor[0], size, layers)
+            self.core = RecurrentLayers(config.recurrent, of_actor[0], size, layers)
             if self.body is None or spec.critic_size is not None:
-                self.critic_core = Core(config.recurrent, of_critic[0], size, layers)
+                self.critic_core = RecurrentLayers(config.recurrent, of_critic[0], size, layers)
             of_actor, of_critic = (size, *of_actor[1:]), (size, *of_critic[1:])
         self.actor_state_size = 0 if self.core is None else self.core.state_size
         self.state_size = self.actor_state_size * (1 if self.critic_core is None else 2)
@@ -93,7 +93,7 @@ class ActorCritic:
 
     def initialize(self, draws: InitStreams) -> dict[str, np.ndarray]:
         """Draw initial parameters."""
-        parts: dict[str, Encoder | Core] = {"actor": self.actor, "critic": self.critic}
+        parts: dict[str, Encoder | RecurrentLayers] = {"actor": self.actor, "critic": self.critic}
         optional = {"body": self.body, "critic_body": self.critic_body}
         optional |= {"core": self.core, "critic_core": self.critic_core}
         parts |= {name: part for name, part in optional.items() if part is not None}
@@ -128,7 +128,7 @@ class ActorCritic:
         assert valued is not None
         steps, size = sequences.begins.shape, self.actor_state_size
 
-        def remembered(name: str, core: Core, x: Array, state: Array) -> tuple[Array, Array]:
+        def remembered(name: str, core: RecurrentLayers, x: Array, state: Array) -> tuple[Array, Array]:
             given = Sequences(state, sequences.begins)
             out, states = core.apply(subtree(params, name), x.reshape(*steps, x.shape[-1]), given)
             return out.reshape(-1, core.size), states.reshape(-1, core.state_size)

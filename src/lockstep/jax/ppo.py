@@ -1,7 +1,7 @@
 """Proximal policy optimization (Schulman et al., 2017, arXiv:1707.06347).
 
 Shapes: K shards of this process, L of them on a device, T steps of a rollout, B environments of a shard, E epochs, N
-transitions of a shard's part of a minibatch, O observation, P parameters of the policy.
+transitions of a shard's part of a minibatch, P parameters of the policy, M numbers of the caller.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ from lockstep.jax.non_finite import LossReader
 from lockstep.jax.ppo_state import State
 from lockstep.jax.session import Session
 from lockstep.jax.symmetry import Symmetry, augmented
-from lockstep.jax.tensor_rollout import TensorCollector, on_device, on_host
+from lockstep.jax.tensor_rollout import TensorCollector, rollout_on_device, rollout_on_host
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
@@ -71,8 +71,6 @@ class PPO:
         self.symmetry = Symmetry(config.symmetry, policy.spec) if config.symmetry else None
         self._builder = BatchBuilder(config, policy, comm, shard_envs, run.precision, self.symmetry)
         self.normalizers = self._builder.normalizers
-        self.observations = self.normalizers.observations
-        self.returns = self.normalizers.returns
         self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]
         self._stop_on_non_finite = run.non_finite == "stop"
         self._precision = run.precision
@@ -149,14 +147,18 @@ class PPO:
         parts = order.reshape(len(batches), c.num_minibatches, self.rows).swapaxes(0, 1)
         state, totals = repeat(self._scan, step, state, parts)
         sums = totals.sum(0)
-        table = self.metrics.add(state.table, _SUMS, sums[1:-3], sums[0])
-        table = self.metrics.add(table, ("optim/grad_norm",), sums[-3:-2], sums[-2])
-        table = self.metrics.add(table, ("optim/skipped",), sums[-1:], sums[-2] + sums[-1])
-        state = state._replace(table=table)
+        state = state._replace(table=self._add_step_metrics(state.table, sums))
         state = self._adapt_learning_rate(state, "epoch", sums)
         if c.target_kl is not None:
             state = state._replace(stopped=state.stopped | (_kl(sums) > c.target_kl))
         return state, totals
+
+    def _add_step_metrics(self, table: Array, sums: Array) -> Array:
+        """The table of metrics with those of some gradient steps, given the sum of their results."""
+        weight, means, norm, taken, skipped = jnp.split(sums, np.cumsum([1, len(_SUMS), 1, 1]))
+        table = self.metrics.add(table, _SUMS, means, weight)
+        table = self.metrics.add(table, ("optim/grad_norm",), norm, taken)
+        return self.metrics.add(table, ("optim/skipped",), skipped, taken + skipped)
 
     def _adapt_learning_rate(self, state: State, at: str, sums: Array) -> State:
         """Follow the KL of `sums` over all ranks, if that is the schedule; a KL of no rows, NaN, changes nothing."""
@@ -220,7 +222,7 @@ class PPO:
             if self._stop_on_non_finite:
                 if self._builder.fault:
                     raise NormalizerError(*self._builder.fault, progress)
-                raise self._locate_non_finite(rollouts, batches, UpdateStatistics(scale=1.0), progress)
+                raise self._non_finite_error(rollouts, batches, UpdateStatistics(scale=1.0), progress)
             steps = np.full(1, c.num_epochs * c.num_minibatches, np.float32)
             table = self.metrics.add(comm.read(self.state.table), ("optim/skipped",), steps, steps[0])
             self.state = self.state._replace(table=comm.replicate(table))
@@ -240,7 +242,7 @@ class PPO:
         values, halted = comm.read((self.state.values, self.state.halted))
         self.policy.params = self.flat.split(values)
         if halted:
-            raise self._locate_non_finite(rollouts, batches, statistics, progress)
+            raise self._non_finite_error(rollouts, batches, statistics, progress)
         return totals
 
     def _draw_order(self, generator: np.random.Generator, rows: int) -> np.ndarray:
@@ -260,7 +262,7 @@ class PPO:
         blank, num_shards = self._builder.blank(), len(self.comm.world.shards)
         seen, _ = split_groups(blank.observation[0], self.policy.spec)
         if device is not None:
-            blank = on_device(blank, device)
+            blank = rollout_on_device(blank, device)
         first = np.stack([seen] * num_shards)
         ActorWithState(actor, first.shape[:2])(first)
         batches = self._builder.batches(self.state.values, [blank] * num_shards)
@@ -331,7 +333,7 @@ class PPO:
         if "critic_state" in state:
             self._builder.critic_states[k] = state["critic_state"]
 
-    def _locate_non_finite(
+    def _non_finite_error(
         self, rollouts: list[Rollout], batches: Batch, statistics: UpdateStatistics, progress: Progress
     ) -> NonFiniteError:
         parts = [self.normalized(part, statistics) for part in self.comm.unshard(batches)]
@@ -341,7 +343,7 @@ class PPO:
             return jnp.split(self._shard_sums(values, part, 1), [self.flat.num_parameters])
 
         reader = LossReader(gradient_and_sums, self.rows)
-        hosts = [on_host(rollout) for rollout in rollouts]
+        hosts = [rollout_on_host(rollout) for rollout in rollouts]
         return locate_non_finite(self.comm, hosts, parts, progress, reader, self.rows)
 
 
@@ -355,7 +357,7 @@ def host_collector(session: Session, ppo: PPO, actor: Actor | RecurrentActor) ->
     return session.make_collector(
         actor,
         ppo.policy.sampler,
-        observation_moments=ppo.observations,
+        observation_moments=ppo.normalizers.observations,
         with_critic=session.spec.critic_size is not None,
     )
 
@@ -372,7 +374,7 @@ def tensor_collector(session: Session, ppo: PPO, actor: Actor | RecurrentActor) 
         num_steps=run.algorithm.num_steps,
         seed=run.seed,
         timers=session.timers,
-        observation_moments=ppo.observations,
+        observation_moments=ppo.normalizers.observations,
     )
 
 
@@ -381,18 +383,18 @@ def train(session: Session) -> None:
     run, comm, timers = session.run, session.comm, session.timers
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init"))
     ppo = PPO(run, policy, comm)
-    session.begin(policy, ppo.observations, ppo)
+    session.begin(policy, ppo, observation_moments=ppo.normalizers.observations)
     actor = actor_of(policy, comm.devices[0])
     on_tensors = reads_tensors(run.task, run.env)
     ppo.warmup(actor, comm.devices[0] if on_tensors else None)
     collector = tensor_collector(session, ppo, actor) if on_tensors else host_collector(session, ppo, actor)
-    progress, batch_size = Progress(run.total_steps), run.num_envs * run.algorithm.num_steps
+    progress, new_steps = Progress(run.total_steps), run.num_envs * run.algorithm.num_steps
     with session.training(progress, collector):
         while not session.over:
             rollouts = collector.collect()
             timers.enter(LEARN)
             totals = ppo.update(rollouts, session.local_statistics(), progress)
             timers.enter(OTHER)
-            session.advance(batch_size, totals)
-            session.log_evaluate_checkpoint(batch_size, ppo.read_metrics)
+            session.advance(new_steps, totals)
+            session.log_evaluate_checkpoint(new_steps, ppo.read_metrics)
         session.checkpoint_last(ppo.read_metrics)

@@ -34,7 +34,7 @@ from lockstep.jax.session import Session
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.non_finite import NonFiniteError
-from lockstep.session.normalizers import NormalizerError, UpdateStatistics, begin
+from lockstep.session.normalizers import NormalizerError, UpdateStatistics, set_first_means
 from lockstep.world import stream_seed
 
 _CALL_PART = 0.2
@@ -57,7 +57,7 @@ class Shared(NamedTuple):
     """int32: the first normalizer column whose moments would overflow in the last update, -1 for none; see `merged`."""
 
 
-class DeviceCollector(DeviceSource):
+class DeviceLoop(DeviceSource):
     """The environments of this process' shards, on its devices, and the compiled loop that learns from them.
 
     Args:
@@ -83,7 +83,7 @@ class DeviceCollector(DeviceSource):
         # normalized rewards are clipped at 10 deviations, which bounds the effect of a small first deviation.
         hosts = (ppo.normalizers.observations, ppo.normalizers.critic_observations)
         first = [(host, [p.observation[i] for p in parts]) for i, host in enumerate(hosts) if host is not None]
-        begin(comm, first, [np.ones(size)] * len(parts))
+        set_first_means(comm, first, [np.ones(size)] * len(parts))
         self._own: Shard = comm.shard(parts)
         self._updates = comm.spmd(self._make_updates, donate_own=True)  # environments and rollouts: most of the memory
 
@@ -101,7 +101,7 @@ class DeviceCollector(DeviceSource):
         (state, normalizers, update, rollouts, left, _), shards = carry
         ppo, c = self._ppo, self._ppo.config
         if c.learning_rate_schedule == "linear":
-            remaining = 1.0 - rollouts * (self._batch_size / self._run.total_steps)
+            remaining = 1.0 - rollouts * (self._new_steps / self._run.total_steps)
             state = state._replace(learning_rate=c.learning_rate * jnp.maximum(remaining, 0.0))
         new_shards, batches, rows, orders = list[Shard](), list[Batch](), list[Array](), list[Array]()
         for shard in shards:
@@ -196,7 +196,7 @@ class DeviceCollector(DeviceSource):
         """Make `count` updates. Returns the normalizers, whether the run must stop, the updates left, and `bad`."""
         ppo, comm = self._ppo, self._comm
         on_host = {name: moments.read(host) for name, host in ppo.normalizers.named().items()}
-        counters = (np.int32(progress.updates), np.float32(progress.env_steps / self._batch_size), np.int32(count))
+        counters = (np.int32(progress.updates), np.float32(progress.env_steps / self._new_steps), np.int32(count))
         rate = np.float32(ppo.config.learning_rate)
         rate, normalizers, *counters = comm.inputs((rate, on_host, *counters, np.int32(-1)))
         constant = ppo.config.learning_rate_schedule == "constant"
@@ -208,7 +208,7 @@ class DeviceCollector(DeviceSource):
         ppo.policy.params = ppo.flat.split(values)
         return normalizers, bool(halted), int(left), int(bad)
 
-    def advance(self, progress: Progress) -> int:
+    def run_until_due(self, progress: Progress) -> int:
         """Collect and learn until the next host synchronization; *collective*. Returns the number of updates.
 
         Raises:
@@ -219,13 +219,13 @@ class DeviceCollector(DeviceSource):
         for name, host in self._ppo.normalizers.named().items():
             moments.write(normalizers[name], host)
         if halted:
-            raise self._locate_non_finite(progress.updates + count - left - 1, bad)
+            raise self._non_finite_error(progress.updates + count - left - 1, bad)
         if self._longest_call is None:
             slowest = max(self._comm.gather_object((time.monotonic() - started) / count, "first call"))
             self._longest_call = max(int(_CALL_PART * self._run.timeout_s / slowest), 1)
         return count
 
-    def _locate_non_finite(self, update: int, bad: int) -> NonFiniteError:
+    def _non_finite_error(self, update: int, bad: int) -> NonFiniteError:
         """The error that names the environment or the normalizer that a non-finite value comes from; *collective*."""
         cause = self.find_fault()
         where = f"update {update + 1} (non_finite=stop)"
@@ -254,17 +254,17 @@ def train(session: Session) -> None:
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init"))
     ppo = PPO(run, policy, comm, in_loop=True)
     env = PackedEnv(make_device_env(run.task, run.env))
-    session.begin(policy, ppo.observations, ppo)
-    collector = DeviceCollector(run, env, ppo)
-    collector.warmup()
-    progress, batch_size = Progress(run.total_steps), run.num_envs * ppo.config.num_steps
-    with session.training(progress, collector):
+    session.begin(policy, ppo, observation_moments=ppo.normalizers.observations)
+    loop = DeviceLoop(run, env, ppo)
+    loop.warmup()
+    progress, new_steps = Progress(run.total_steps), run.num_envs * ppo.config.num_steps
+    with session.training(progress, loop):
         while not session.over:
             timers.enter(LEARN)
-            count = collector.advance(progress)
+            count = loop.run_until_due(progress)
             timers.enter(OTHER)
             statistics = session.local_statistics()
-            collector.report_episodes(statistics, session.journal.episodes, progress.updates)
-            session.advance(count * batch_size, comm.sum_statistics(statistics, "facts"), updates=count)
-            session.log_evaluate_checkpoint(count * batch_size, ppo.read_metrics)
+            loop.report_episodes(statistics, session.journal.episodes, progress.updates)
+            session.advance(count * new_steps, comm.sum_statistics(statistics, "facts"), updates=count)
+            session.log_evaluate_checkpoint(count * new_steps, ppo.read_metrics)
         session.checkpoint_last(ppo.read_metrics)

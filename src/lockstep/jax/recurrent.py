@@ -26,7 +26,7 @@ class Sequences(NamedTuple):
     """[L, N]: 1 where an episode begins; the state is 0 there."""
 
 
-class Core:
+class RecurrentLayers:
     """Layers of GRU or LSTM cells.
 
     Args:
@@ -88,9 +88,9 @@ class Core:
             reset, update = gates[:, :size], gates[:, size:]
             new = jnp.tanh(projected[:, 2 * size :] + reset * hidden[:, 2 * size :])
             return new + update * (state - new)
-        take, forget, new, give = jnp.split(projected + hidden, 4, -1)
-        cell = jax.nn.sigmoid(forget) * state[:, size:] + jax.nn.sigmoid(take) * jnp.tanh(new)
-        return jnp.concatenate([jax.nn.sigmoid(give) * jnp.tanh(cell), cell], -1)
+        i, f, g, o = jnp.split(projected + hidden, 4, -1)
+        cell = jax.nn.sigmoid(f) * state[:, size:] + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return jnp.concatenate([jax.nn.sigmoid(o) * jnp.tanh(cell), cell], -1)
 
 
 def finite_state(state: Array) -> Array:

@@ -76,20 +76,20 @@ class Jax:
         """A no-op: `open` shares the cores, because JAX is in use by now."""
 
     def start_from(
-        self, path: Path, comm: Comm, policy: AnyPolicy, observations: RunningMoments | None, learner: Learner
+        self, path: Path, comm: Comm, policy: AnyPolicy, observation_moments: RunningMoments | None, learner: Learner
     ) -> None:
         """Load parameters and normalizer from a policy file, equal on all ranks; *collective*."""
-        start_from(path, policy, observations)
+        start_from(path, policy, observation_moments)
         params: Mapping[str, np.ndarray] = comm.read(comm.broadcast(policy.params))
         shared = learner.shared_arrays() | {f"policy.{name}": array for name, array in params.items()}
-        if observations is not None:
-            observations.restore(comm.broadcast_object(observations.state()))
-            shared |= {f"observations.{name}": array for name, array in observations.state().items()}
+        if observation_moments is not None:
+            observation_moments.restore(comm.broadcast_object(observation_moments.state()))
+            shared |= {f"observations.{name}": array for name, array in observation_moments.state().items()}
         learner.load_shared(shared)
 
-    def player(self, policy: AnyPolicy, comm: Comm, observations: RunningMoments | None) -> Player:
+    def player(self, policy: AnyPolicy, comm: Comm, observation_moments: RunningMoments | None) -> Player:
         """The player for evaluations, with the current parameters."""
-        return Player(policy.sampler, actor_of(policy, comm.devices[0]), observations)
+        return Player(policy.sampler, actor_of(policy, comm.devices[0]), observation_moments)
 
     def restorable(self, learner: Learner, comm: Comm) -> LearnerState:
         """The learner as checkpoints save it."""
@@ -99,11 +99,11 @@ class Jax:
         """The trained parameters by name, float32."""
         return {name: np.asarray(array, np.float32) for name, array in policy.params.items()}
 
-    def save(self, path: Path, policy: AnyPolicy, observations: RunningMoments | None, run: AnyRun) -> None:
+    def save(self, path: Path, policy: AnyPolicy, observation_moments: RunningMoments | None, run: AnyRun) -> None:
         """Write a policy file atomically."""
-        save_policy(path, policy, observations, run)
+        save_policy(path, policy, observation_moments, run)
 
-    def leave(self, error: BaseException, run_dir: Path, comm: Comm, tensors: Mapping[str, Any]) -> None:
+    def dump_error(self, error: BaseException, run_dir: Path, comm: Comm, tensors: Mapping[str, Any]) -> None:
         """Save a debug dump of the arrays that a failed run's error refers to, one per device."""
         devices = comm.devices if isinstance(error, MismatchError) else comm.devices[:1]
         for d, device in enumerate(devices):

@@ -1,8 +1,6 @@
 """Twin delayed deep deterministic policy gradient (TD3; Fujimoto et al., 2018, arXiv:1802.09477), also as DDPG.
 
-Shapes: K shards of this process, L of them on a device, S of all ranks, N transitions of a shard's part of a minibatch,
-D dimensions of an action, C critics, P parameters of the actor, Q of the critics. Actions inside the losses
-are scaled to [-1, 1].
+Shapes: N transitions of a shard's part of a minibatch. Actions inside the losses are scaled to [-1, 1].
 """
 
 from collections.abc import Sequence
@@ -93,14 +91,14 @@ class TD3(ActorCritic[TD3Config]):
         progress = progress or Progress(1)
         replayed, totals = self._shards.extend(rollouts, extra_sums, progress)
         if replayed.skipped and self._stop_on_non_finite:
-            raise self._locate_non_finite(rollouts, [], progress)
+            raise self._non_finite_error(rollouts, [], progress)
         if replayed.due:
-            self.begin(progress.fraction)
+            self.begin_update(progress.fraction)
         minibatches = self._learn(replayed)
         # One host sync per rollout; acting would wait for the device anyway.
         sums = self.comm.read(self.state.sums)
         if sums[-1] and self._stop_on_non_finite:
-            raise self._locate_non_finite(rollouts, minibatches, progress)
+            raise self._non_finite_error(rollouts, minibatches, progress)
         self._add_metrics(replayed, sums)
         if replayed.due:
             self.policy.params = self.current_params()
@@ -115,13 +113,13 @@ def train(session: Session) -> None:
     check_task(run, session.spec)
     policy = ContinuousPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init"))
     td3 = TD3(run, policy, comm)
-    session.begin(policy, None, td3)
+    session.begin(policy, td3)
     td3.copy_to_target()  # `session.begin` may have loaded another run's policy
-    announce(session.journal, run, policy.spec, comm.world, td3.observations.storage)
+    announce(session.journal, run, policy.spec, comm.world, td3.replay_observations.storage)
     explorer = UniformStart(session.spec.action, policy.sampler)
     collector = session.make_collector(actor_of(policy, comm.devices[0]), explorer)
     td3.warmup()
-    progress, batch_size = Progress(run.total_steps), run.num_envs * config.num_steps
+    progress, new_steps = Progress(run.total_steps), run.num_envs * config.num_steps
     with session.training(progress, collector):
         while not session.over:
             explorer.random = progress.env_steps < config.learning_starts
@@ -129,6 +127,6 @@ def train(session: Session) -> None:
             session.timers.enter(LEARN)
             totals = td3.update(rollouts, session.local_statistics(), progress)
             session.timers.enter(OTHER)
-            session.advance(batch_size, totals)
-            session.log_evaluate_checkpoint(batch_size, td3.metrics.read)
+            session.advance(new_steps, totals)
+            session.log_evaluate_checkpoint(new_steps, td3.metrics.read)
         session.checkpoint_last(td3.metrics.read)

@@ -28,13 +28,13 @@ from lockstep.jax.transfer import to_device
 from lockstep.world import World, stream, stream_seed
 
 
-def on_device(rollout: Rollout, device: Any) -> Rollout:
+def rollout_on_device(rollout: Rollout, device: Any) -> Rollout:
     """A rollout in numpy with its observations on a device, as those of `TensorCollector`."""
     final: list[Any] = [(np.full(len(envs), t), envs, jax.device_put(rows, device)) for t, envs, rows in rollout.final]
     return replace(rollout, observation=jax.device_put(rollout.observation, device), final=final)
 
 
-def on_host(rollout: Rollout) -> Rollout:
+def rollout_on_host(rollout: Rollout) -> Rollout:
     """The rollout in numpy."""
     return replace(rollout, observation=np.asarray(rollout.observation), final=_final_on_host(rollout.final))
 
@@ -139,7 +139,7 @@ class _Shard:
         observation: Any = to_device(steps.observation, self._device)
         rollout = Rollout(observation, self.action, steps.reward, steps.terminated, ended, weight, final)
         if not steps.is_finite:
-            host = on_host(rollout)
+            host = rollout_on_host(rollout)
             numbers = [(t, rows, numbers_of(last, self.env.spec)) for t, rows, last in host.final]
             observed = numbers_of(host.observation, self.env.spec)
             rollout.fault = find_non_finite(observed, host.reward, numbers, first_env)

@@ -56,12 +56,17 @@ class Backend(Protocol[SomeComm, SomePolicy, SomeLearner]):
         ...
 
     def start_from(
-        self, path: Path, comm: SomeComm, policy: SomePolicy, observations: RunningMoments | None, learner: SomeLearner
+        self,
+        path: Path,
+        comm: SomeComm,
+        policy: SomePolicy,
+        observation_moments: RunningMoments | None,
+        learner: SomeLearner,
     ) -> None:
         """Load the parameters and the normalizer of a policy file, equal on all ranks; *collective*."""
         ...
 
-    def player(self, policy: SomePolicy, comm: SomeComm, observations: RunningMoments | None) -> Player:
+    def player(self, policy: SomePolicy, comm: SomeComm, observation_moments: RunningMoments | None) -> Player:
         """The policy for evaluations, always with the newest parameters."""
         ...
 
@@ -73,10 +78,10 @@ class Backend(Protocol[SomeComm, SomePolicy, SomeLearner]):
         """Trained parameters by name, float32."""
         ...
 
-    def save(self, path: Path, policy: SomePolicy, observations: RunningMoments | None, run: AnyRun) -> None:
+    def save(self, path: Path, policy: SomePolicy, observation_moments: RunningMoments | None, run: AnyRun) -> None:
         """Write a policy file atomically. Raises `RunError` if it cannot be written."""
         ...
 
-    def leave(self, error: BaseException, run_dir: Path, comm: SomeComm, tensors: Mapping[str, Any]) -> None:
+    def dump_error(self, error: BaseException, run_dir: Path, comm: SomeComm, tensors: Mapping[str, Any]) -> None:
         """Save the tensors or batches of a failed run's error. Never raises, so that `error` itself is reported."""
         ...

@@ -10,7 +10,7 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
-from lockstep.envs.make import PIXELS_ANYWHERE, make_vector_env, on_tensors, stays_on_device
+from lockstep.envs.make import PIXELS_OF_BOTH, is_tensor_task, make_vector_env, stays_on_device
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.exploration import EpsilonGreedy
@@ -87,7 +87,7 @@ def _check_placement(run: Run) -> None:
             f"env.placement=device: algo={run.algo} with ml_framework={run.ml_framework} steps environments on the "
             "host; use auto or host"
         )
-    if run.env.placement == "device" and run.ml_framework == "jax" and run.algo != "ppo" and on_tensors(run.task):
+    if run.env.placement == "device" and run.ml_framework == "jax" and run.algo != "ppo" and is_tensor_task(run.task):
         raise ConfigError(
             f"env.placement=device: algo={run.algo} in JAX steps task={run.task}, which is on torch tensors, through "
             "the host; use auto or host"
@@ -103,7 +103,7 @@ def learns_on_device(run: Run) -> bool:
     config = run.algorithm
     # On CPUs convolutions are many times slower within compiled loops.
     on_gpu = run.device != "cpu" and jax_finds_gpu()
-    preferred = run.task != PIXELS_ANYWHERE or on_gpu
+    preferred = run.task != PIXELS_OF_BOTH or on_gpu
     if isinstance(config, DQNConfig) or not stays_on_device(run.task, run.env, "jax", preferred=preferred):
         return False
     if isinstance(config, SACConfig | TD3Config):

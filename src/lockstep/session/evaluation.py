@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.distributed.comm import Comm
-from lockstep.envs.make import make_vector_env, on_device
+from lockstep.envs.make import is_jax_task, make_vector_env
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv
 from lockstep.errors import ConfigError
@@ -126,7 +126,7 @@ class Evaluation:
             if num_envs and shard not in self._envs:
                 self._envs[shard] = env = make_vector_env(self._task, self._run.env, num_envs, training=False)
                 self._check(env.spec)
-                if on_device(self._task):  # compiled by the first reset and step, which may take minutes
+                if is_jax_task(self._task):  # compiled by the first reset and step, which may take minutes
                     env.reset([0] * num_envs)
                     shape = (num_envs,) if env.spec.action.kind == "discrete" else (num_envs, env.spec.action.width)
                     env.step(np.zeros(shape, np.float32 if env.spec.action.kind == "continuous" else np.int64))

@@ -170,7 +170,7 @@ class Normalizers:
             scale = np.float32(self.reward_scale)
             rows["returns"] = [returns.update(r.reward * scale, r.ended).reshape(-1, 1) for returns, r in pairs]
         named = self.named()
-        begin(comm, [(named[name], rows[name]) for name in rows], weights)
+        set_first_means(comm, [(named[name], rows[name]) for name in rows], weights)
         return [
             np.concatenate([np.zeros(0), *(named[name].sums(rows[name][k], weight) for name in rows)])
             for k, weight in enumerate(weights)
@@ -228,7 +228,7 @@ class Normalizers:
             place += moments.num_sums
 
 
-def begin(
+def set_first_means(
     comm: Comm, normalizers: Sequence[tuple[RunningMoments, Sequence[np.ndarray]]], weights: Sequence[np.ndarray]
 ) -> None:
     """Set the origin of the first update to the mean over all shards; *collective*, one message per run.

@@ -228,25 +228,27 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         check_agents(num_envs, self.world.num_shards, self.spec)
         return envs
 
-    def begin(self, policy: SomePolicy, observations: RunningMoments | None, learner: SomeLearner) -> None:
+    def begin(
+        self, policy: SomePolicy, learner: SomeLearner, *, observation_moments: RunningMoments | None = None
+    ) -> None:
         """Register the policy and its algorithm; with `init_from`, load and broadcast the parameters. *Collective*.
 
         Args:
             policy: evaluated, and written to policy files.
-            observations: normalizer of the policy's observations, if any.
             learner: checkpointed by its `shared_tensors` (JAX: `shared_arrays`), `shard_state`, `restore_shard`.
+            observation_moments: normalizer of the policy's observations, if any.
         """
         self.backend.share_cores(self.run, self.world, policy)
         self._policy = policy
-        self._observations = observations
+        self._observation_moments = observation_moments
         self._learner = self.backend.restorable(learner, self.comm)
         if isinstance(run := self.run, Run):
             add_forecast(self._preflight, self._forecast(run, learner))
         self._preflight.report(self.journal)
         if self._init_from is not None:
-            self.backend.start_from(self._init_from, self.comm, policy, observations, learner)
+            self.backend.start_from(self._init_from, self.comm, policy, observation_moments, learner)
         if self._spec is not None:
-            player = self.backend.player(policy, self.comm, observations)
+            player = self.backend.player(policy, self.comm, observation_moments)
             self._evaluation = Evaluation(self.run, self.comm, self._spec, player, self.journal)
             self._stack.callback(self._evaluation.close)
 
@@ -417,7 +419,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self.comm.check_equal(self._state.tensors())
 
     def _save(self, name: str) -> None:
-        self.backend.save(self.journal.path / name, self._policy, self._observations, self.run)
+        self.backend.save(self.journal.path / name, self._policy, self._observation_moments, self.run)
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, PeerError):
@@ -425,7 +427,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         message = str(error) if isinstance(error, RunError | ConfigError) else f"{type(error).__name__}: {error}"
         rank: int | None = getattr(error, "rank", None)
         tensors = self._state.tensors() if self._state and isinstance(error, MismatchError) else {}
-        self.backend.leave(error, self.journal.path, self.comm, tensors)
+        self.backend.dump_error(error, self.journal.path, self.comm, tensors)
         elapsed_s = self._elapsed_s if hasattr(self, "_started") else 0.0
         self.journal.fail(self.world.rank if rank is None else rank, message, self.progress, elapsed_s)
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from lockstep.algorithms.task_defaults import BY_ALGORITHM, BY_TASK, Kind, Settings
 from lockstep.config.env import EnvConfig
 from lockstep.config.settings import parse
-from lockstep.envs.make import env_spec, on_device, on_tensors
+from lockstep.envs.make import env_spec, is_jax_task, is_tensor_task
 from lockstep.envs.spec import EnvSpec
 from lockstep.run import Run, override
 
@@ -96,7 +96,7 @@ def kind_of(run: Run, spec: EnvSpec) -> tuple[Kind, str]:
     if run.env.placement == "device":
         return "device", "env.placement is device"
     if run.env.placement == "auto" and _is_simulator(run.task):
-        return "device", f"{run.task} is a simulator on {'JAX arrays' if on_device(run.task) else 'torch tensors'}"
+        return "device", f"{run.task} is a simulator on {'JAX arrays' if is_jax_task(run.task) else 'torch tensors'}"
     seen = f"{spec.observation_size} numbers{' with images among them' * bool(spec.image_parts)}"
     if action.kind == "continuous":
         actions = f"{action.width} real number{'s' * (action.width != 1)}"
@@ -112,7 +112,7 @@ def _is_simulator(task: str) -> bool:
     """Whether a task is one of a suite for accelerators, or the user's own on torch tensors."""
     if task.startswith(_LIGHT):
         return False
-    return on_tensors(task) or (":" not in task and on_device(task))
+    return is_tensor_task(task) or (":" not in task and is_jax_task(task))
 
 
 def _decides(name: str) -> bool:

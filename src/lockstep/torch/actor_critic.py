@@ -115,10 +115,10 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self._target_critics = slice(None) if count is None else torch.zeros(count, dtype=torch.int64, device=device)
         self._stop_on_non_finite = run.non_finite == "stop"
         self._halted = torch.zeros((), dtype=torch.bool, device=device)
-        self._skipped = torch.tensor([0.0] * (self._num_sums + 2) + [1.0], device=device)
+        self._if_skipped = torch.tensor([0.0] * (self._num_sums + 2) + [1.0], device=device)
         bfloat16 = run.precision == "bfloat16"
         self._precision = torch.autocast(device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext()
-        self._gradient = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
+        self._backward = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
         self._accumulate, self._apply, self._take_step = capture_step(
             run, comm, self.flat, self._accumulate_gradients, self._apply_gradient, self._gradient_step
         )
@@ -191,7 +191,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         for k, part in enumerate(parts):
             if self.dropout is not None:
                 self.dropout.manual_seed(seeds[k])
-            priorities += self._gradient(k, [part, moves_policy], self._one_hot_shard[k] * part.weight.max())
+            priorities += self._backward(k, [part, moves_policy], self._one_hot_shard[k] * part.weight.max())
         return priorities
 
     def _gradient_step(
@@ -209,7 +209,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
             self._critic_gradient.mul_(scale)
             sums[1] *= scale
         norms = torch.stack([self._clip(self._critic_gradient), self._clip(self._actor_gradient)])
-        totals = torch.cat([sums, norms, self._skipped[:1]])
+        totals = torch.cat([sums, norms, self._if_skipped[:1]])
         # x - x is 0 except for NaN and infinity. Equal on all ranks, and computed without a host sync.
         skipped = (totals - totals).any()
         if self._stop_on_non_finite:  # later steps are skipped too: the error reports the parameters of this one
@@ -217,7 +217,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self.critic_adam.step(skipped.float())
         if moves_policy:
             self.policy_adam.step(skipped.float())
-        return torch.where(skipped, self._skipped, totals)
+        return torch.where(skipped, self._if_skipped, totals)
 
     def _clip(self, gradient: Tensor) -> Tensor:
         """Clip a part of the gradient to `max_grad_norm`, in place; returns its norm before."""
@@ -252,7 +252,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         """Return a function that takes a gradient step on `rows` rows of zeros, without messages or effects."""
         batch = TransitionBatch.blank(self.policy.spec, rows, self.comm.device, self._num_actions)
         weights = torch.zeros_like(self._one_hot_shard[0])
-        return warmup([self.critic_adam, self.policy_adam], lambda: self._gradient(0, [batch, True], weights))
+        return warmup([self.critic_adam, self.policy_adam], lambda: self._backward(0, [batch, True], weights))
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """State that is equal on all ranks, by name; a resumed run writes into these tensors."""

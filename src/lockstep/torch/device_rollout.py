@@ -16,7 +16,7 @@ from lockstep.distributed.fingerprint import combine, digest
 from lockstep.distributed.timers import ACT, ENV, OTHER, Timers
 from lockstep.errors import ConfigError
 from lockstep.experience.rollout import step_error
-from lockstep.session.normalizers import Normalizers, begin
+from lockstep.session.normalizers import Normalizers, set_first_means
 from lockstep.torch.comm import Comm
 from lockstep.torch.device_shard import TensorRollout, TensorShard
 from lockstep.torch.envs.interface import Observation, TensorVectorEnv, can_save
@@ -127,7 +127,7 @@ class TensorCollector:
             for i, host in enumerate(hosts)
             if host is not None
         ]
-        begin(comm, rows, [np.ones(shard.env.num_envs) for shard in self._shards])
+        set_first_means(comm, rows, [np.ones(shard.env.num_envs) for shard in self._shards])
 
     @property
     def savable(self) -> bool:

@@ -1,7 +1,6 @@
 """Deep Q-learning (Mnih et al., 2015) with its standard improvements (Hessel et al., 2018, arXiv:1710.02298).
 
-Shapes: K shards of this rank, S of all ranks, T steps of a rollout, B environments of a shard, N transitions of a
-shard's part of a minibatch, A actions, Z points of a return's distribution.
+Shapes: K shards of this rank, N transitions of a shard's part of a minibatch, M numbers of the caller.
 """
 
 import copy
@@ -85,9 +84,9 @@ class DQN:
         self.metrics = Metrics(METRICS, comm.device)
         self._stop_on_non_finite = run.non_finite == "stop"
         self._halted = torch.zeros((), dtype=torch.bool, device=comm.device)
-        self._skipped = torch.tensor([0.0] * (1 + len(VALUE_METRICS)) + [0.0, 1.0], device=comm.device)
+        self._if_skipped = torch.tensor([0.0] * (1 + len(VALUE_METRICS)) + [0.0, 1.0], device=comm.device)
         self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=run.precision == "bfloat16")
-        self._gradient = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
+        self._backward = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
         self._accumulate, self._apply, self._take_step = capture_step(
             run, comm, self.flat, self._accumulate_gradients, self._apply_gradient, self._gradient_step
         )
@@ -113,7 +112,7 @@ class DQN:
             raise self._non_finite_error(rollouts, [], progress)
         remaining = 1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0
         self.learning_rate.fill_(c.learning_rate * remaining)
-        sums = torch.zeros_like(self._skipped)
+        sums = torch.zeros_like(self._if_skipped)
         minibatches: list[list[TransitionBatch]] = []
         for drawn, weights in self._shards.minibatches(replayed):
             parts = [TransitionBatch.of(*pair, self._copies) for pair in zip(drawn, weights, strict=True)]
@@ -127,9 +126,10 @@ class DQN:
         statistics = [epsilon(c, progress.env_steps), replayed.size, replayed.skipped]
         self.metrics.add(METRICS[-3:], to_device(np.array(statistics), self.comm.device), 1.0)
         if replayed.due:
-            self.metrics.add(VALUE_METRICS, sums[1:-2], sums[0])
-            self.metrics.add(("optim/grad_norm",), sums[-2:-1], replayed.due - sums[-1])
-            self.metrics.add(("optim/skipped",), sums[-1:], replayed.due)
+            weight, means, norm, skipped = torch.split(sums, [1, len(VALUE_METRICS), 1, 1])
+            self.metrics.add(VALUE_METRICS, means, weight)
+            self.metrics.add(("optim/grad_norm",), norm, replayed.due - skipped)
+            self.metrics.add(("optim/skipped",), skipped, replayed.due)
             self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
         return totals
 
@@ -162,7 +162,7 @@ class DQN:
         self._set_noise(cast("Sequence[Tensor]", inputs[len(parts) :]))
         priorities: list[Tensor] = []
         for k, part in enumerate(parts):
-            priorities += self._gradient(k, [part], self._one_hot_shard[k] * part.weight.max())
+            priorities += self._backward(k, [part], self._one_hot_shard[k] * part.weight.max())
         return priorities
 
     def _gradient_step(self, inputs: Sequence[TransitionBatch | Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -181,13 +181,13 @@ class DQN:
             gradient.mul_(scale * (c.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
         elif c.prioritized:
             gradient.mul_(scale)
-        totals = torch.cat([sums[:1], sums[1:2] * scale, sums[2:], norm.reshape(1), self._skipped[:1]])
+        totals = torch.cat([sums[:1], sums[1:2] * scale, sums[2:], norm.reshape(1), self._if_skipped[:1]])
         # x - x is 0 except for NaN and infinity. Equal on all ranks, and computed without a host sync.
         skipped = (totals - totals).any()
         if self._stop_on_non_finite:  # later steps are skipped too: the error reports the parameters of this one
             skipped = self._halted.logical_or_(skipped)
         self.optimizer.step(skipped.float())
-        return torch.where(skipped, self._skipped, totals)
+        return torch.where(skipped, self._if_skipped, totals)
 
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
         """The temporal-difference loss.
@@ -203,23 +203,23 @@ class DQN:
         with self._precision:
             outputs = losses.chosen(policy.outputs(batch.observation), batch.action).float()
             with torch.no_grad():
-                following = self.target.outputs(batch.next_observation)
-                selecting = self._selector.outputs(batch.next_observation) if c.double else following
-                following = losses.chosen(following, policy.expected(selecting).argmax(-1)).float()
+                next_outputs = self.target.outputs(batch.next_observation)
+                selector = self._selector.outputs(batch.next_observation) if c.double else next_outputs
+                next_action = policy.expected(selector).argmax(-1)
+                next_outputs = losses.chosen(next_outputs, next_action).float()
         if c.value_distribution == "categorical":
             support = policy.support
-            target = losses.categorical_projection(policy.probability(following), batch.reward, batch.discount, support)
-            row = losses.cross_entropy(outputs, target)
+            next_probability = policy.probability(next_outputs)
+            projected = losses.categorical_projection(next_probability, batch.reward, batch.discount, support)
+            row = losses.cross_entropy(outputs, projected)
             q = (policy.probability(outputs) * support).sum(-1)
-            y = (target * support).sum(-1)
+            y = (projected * support).sum(-1)
         elif c.value_distribution == "quantile":
-            target = losses.td_target(batch.reward, batch.discount, following)
-            row = losses.quantile_huber(outputs, target)
-            q = outputs.mean(-1)
-            y = target.mean(-1)
+            quantiles = losses.td_target(batch.reward, batch.discount, next_outputs)
+            row = losses.quantile_huber(outputs, quantiles)
+            q, y = outputs.mean(-1), quantiles.mean(-1)
         else:
-            q = outputs
-            y = losses.td_target(batch.reward, batch.discount, following)
+            q, y = outputs, losses.td_target(batch.reward, batch.discount, next_outputs)
             row = (losses.huber if c.loss == "huber" else losses.squared)(y - q)
         with torch.no_grad():
             error = (y - q).abs()
@@ -240,7 +240,7 @@ class DQN:
 
         def accumulate() -> None:
             self._set_noise(self._draw_noise())
-            self._gradient(0, [batch], self._one_hot_shard[0])
+            self._backward(0, [batch], self._one_hot_shard[0])
             self.policy.resample(None)
 
         return warmup([self.optimizer], accumulate)
@@ -285,7 +285,7 @@ def train(session: Session[Run]) -> None:
     assert isinstance(config, DQNConfig)
     policy = QPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init")).to(comm.device)
     dqn = DQN(run, policy, comm)
-    session.begin(policy, None, dqn)
+    session.begin(policy, dqn)
     dqn.copy_to_target()  # `init_from` may have changed the policy
     announce(session.journal, run, policy.spec, comm.world, dqn.storage)
     envs = [block(run.num_envs, comm.world.num_shards, shard) for shard in comm.world.shards]
@@ -296,7 +296,7 @@ def train(session: Session[Run]) -> None:
     if run.compile:
         dqn.warmup(dqn.rows)()
     progress = Progress(run.total_steps)
-    batch_size = run.num_envs * config.num_steps
+    new_steps = run.num_envs * config.num_steps
     with session.training(progress, collector):
         while not session.over:
             explorer.epsilon = epsilon(config, progress.env_steps)
@@ -306,6 +306,6 @@ def train(session: Session[Run]) -> None:
             timers.enter(LEARN)
             totals = dqn.update(rollouts, session.local_statistics(), progress)
             timers.enter(OTHER)
-            session.advance(batch_size, totals)
-            session.log_evaluate_checkpoint(batch_size, dqn.metrics.read)
+            session.advance(new_steps, totals)
+            session.log_evaluate_checkpoint(new_steps, dqn.metrics.read)
         session.checkpoint_last(dqn.metrics.read)

@@ -30,7 +30,7 @@ from lockstep.torch.encoders import (
     own_network,
 )
 from lockstep.torch.q_networks import Head, QNetwork, QPolicy
-from lockstep.torch.recurrent import Core, Sequences
+from lockstep.torch.recurrent import RecurrentLayers, Sequences
 from lockstep.torch.scoring.logged_policy import LoggedPolicy
 from lockstep.torch.transfer import StagingBuffers, to_device
 
@@ -82,9 +82,9 @@ class ActorCritic(nn.Module):
         self.core, self.critic_core = None, None
         if config.recurrent != "none":
             size, layers = config.recurrent_size, config.recurrent_layers
-            self.core = Core(config.recurrent, of_actor[0], size, layers)
+            self.core = RecurrentLayers(config.recurrent, of_actor[0], size, layers)
             if self.body is None or spec.critic_size is not None:
-                self.critic_core = Core(config.recurrent, of_critic[0], size, layers)
+                self.critic_core = RecurrentLayers(config.recurrent, of_critic[0], size, layers)
             of_actor, of_critic = (size, *of_actor[1:]), (size, *of_critic[1:])
         self.actor_state_size = 0 if self.core is None else self.core.state_size
         self.state_size = self.actor_state_size * (1 if self.critic_core is None else 2)
@@ -189,7 +189,7 @@ class Policy(nn.Module):
         self.actor_state_size: int = getattr(self.network, "actor_state_size", 0)
         generator = torch.Generator().manual_seed(seed)
         for module in self.network.modules():
-            if isinstance(module, (Mlp, Convolutions, Impala, Core)):
+            if isinstance(module, (Mlp, Convolutions, Impala, RecurrentLayers)):
                 module.initialize(generator)
 
     def forward(

@@ -1,7 +1,6 @@
 """Proximal policy optimization (Schulman et al., 2017, arXiv:1707.06347).
 
-Shapes: K shards of this rank, T steps of a rollout, B environments of a shard, N transitions of a shard's part of a
-minibatch, O observation, P parameters of the action distribution.
+Shapes: K shards of this rank, N transitions of a shard's part of a minibatch, M numbers of the caller.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +13,6 @@ from torch import Tensor
 from lockstep.algorithms.ppo import BOUND, METRICS, PPOConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.rollout import Collector
-from lockstep.experience.sequences import rows_of_sequences
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
@@ -31,13 +29,14 @@ from lockstep.torch.distributions import DiagonalGaussian, StateDependentGaussia
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.gradient import LossGradient
 from lockstep.torch.metrics import Metrics
+from lockstep.torch.minibatch_orders import MinibatchOrders
 from lockstep.torch.networks import Policy, actor_of
 from lockstep.torch.non_finite import LossReader
 from lockstep.torch.session import Session
 from lockstep.torch.symmetry import Symmetry, augmented
 from lockstep.torch.transfer import to_device
 from lockstep.torch.warmup import warmup
-from lockstep.world import stream, stream_seed
+from lockstep.world import stream_seed
 
 _SUMS = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")
 
@@ -63,16 +62,13 @@ class PPO:
         self.learning_rate = torch.tensor(config.learning_rate, device=comm.device)
         self.optimizer = Adam(self.flat.values, self.flat.gradient, self.learning_rate, eps=config.adam_eps)
         self.normalizers = Normalizers.of(config, policy.spec, len(comm.world.shards), shard_envs)
-        self.observations = self.normalizers.observations
-        self.returns = self.normalizers.returns
         self._symmetry = Symmetry(config.symmetry, policy.spec, comm.device) if config.symmetry else None
-        self._streams = [stream(run.seed, "minibatch", shard) for shard in comm.world.shards]
-        self._drawn_ahead = dict[int, tuple[Any, Tensor]]()
-        """Of each shard: the state of its stream before it drew the orders of the next update, and these."""
+        self._orders = MinibatchOrders(config, self.sequence_length, run.seed, comm)
         self.metrics = Metrics(METRICS, comm.device)
         self._stop_on_non_finite = run.non_finite == "stop"
         self._halted = torch.zeros((), dtype=torch.bool, device=comm.device)
-        self._skipped = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 0.0, 1.0], device=comm.device)
+        # After the sums of a step: the norm of its gradient, 1 if it was taken, 1 if a number was not finite.
+        self._if_skipped = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 0.0, 1.0], device=comm.device)
         self._taken = torch.tensor([1.0, 0.0], device=comm.device)
         bfloat16 = run.precision == "bfloat16"
         self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=bfloat16)
@@ -80,8 +76,8 @@ class PPO:
             config, policy, self.normalizers, num_shards=len(comm.world.shards), shard_envs=shard_envs, rows=self.rows,
             device=comm.device, precision=self._precision if bfloat16 else None, symmetry=self._symmetry,
         )  # fmt: skip
-        self._gradient = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
-        self._accumulate, self._apply, self._step = capture_step(
+        self._backward = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
+        self._accumulate, self._apply, self._take_step = capture_step(
             run, comm, self.flat, self._accumulate_gradients, self._apply_gradient, self._gradient_step
         )
 
@@ -113,59 +109,46 @@ class PPO:
             if self._stop_on_non_finite:
                 raise self._non_finite_error(rollouts, batches, progress)
             steps = c.num_epochs * c.num_minibatches
-            self.metrics.add(("optim/skipped",), steps * self._skipped[-1:], steps)
+            self.metrics.add(("optim/skipped",), steps * self._if_skipped[-1:], steps)
             return totals
-        orders = [self._orders(k, len(batch.target)) for k, batch in enumerate(batches)]
+        orders = [self._orders.take(k, len(batch.target)) for k, batch in enumerate(batches)]
         for epoch in zip(*orders, strict=True):
             shuffled = [batch.shuffled(order) for batch, order in zip(batches, epoch, strict=True)]
             minibatches = [batch.split(self.rows, self.sequence_length) for batch in shuffled]
-            sums = torch.zeros_like(self._skipped)
+            sums = torch.zeros_like(self._if_skipped)
             for parts in zip(*minibatches, strict=True):
                 self.comm.timers.enter(LEARN)  # a heartbeat: an update may take long
-                of_step = self._step(parts)
+                of_step = self._take_step(parts)
                 sums += of_step
                 self._adapt_learning_rate("minibatch", of_step)
             for batch, order, rows in zip(batches, epoch, shuffled, strict=True):
                 batch.keep_last_moments(order, rows)
-            self.metrics.add(_SUMS, sums[1:-3], sums[0])
-            self.metrics.add(("optim/grad_norm",), sums[-3:-2], sums[-2])
-            self.metrics.add(("optim/skipped",), sums[-1:], sums[-2] + sums[-1])
+            self._add_step_metrics(sums)
             kl = _kl(sums)
             self._adapt_learning_rate("epoch", sums)
             # `kl` is equal on all ranks, so all leave the loop together and none waits in average_gradients_.
             if c.target_kl is not None and bool(kl > c.target_kl):
                 break
-        self._draw_ahead([len(batch.target) for batch in batches])  # while a GPU takes the steps, the host has time
+        # While a GPU takes the steps, the host has time.
+        self._orders.draw_ahead([len(batch.target) for batch in batches])
         # One host sync per update; the next rollout would wait for the device anyway.
         if self._stop_on_non_finite and bool(self._halted):
             raise self._non_finite_error(rollouts, batches, progress)
         self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
         return totals
 
-    def _orders(self, k: int, rows: int) -> Tensor:
-        """What was drawn ahead for local shard `k`, else what is drawn now."""
-        _, ahead = self._drawn_ahead.pop(k, (None, None))
-        return self._draw_order(self._streams[k], rows) if ahead is None else ahead
-
-    def _draw_ahead(self, sizes: Sequence[int]) -> None:
-        """Draw the orders of the next update of each shard."""
-        for k, (generator, rows) in enumerate(zip(self._streams, sizes, strict=True)):
-            self._drawn_ahead[k] = generator.bit_generator.state, self._draw_order(generator, rows)
-
-    def _draw_order(self, generator: np.random.Generator, rows: int) -> Tensor:
-        """The order of a shard's rows in each epoch, including those that an early stop skips, as in JAX."""
-        c = self.config
-        order = np.stack([generator.permutation(rows // self.sequence_length) for _ in range(c.num_epochs)])
-        rows_in_order = rows_of_sequences(
-            order, length=self.sequence_length, num_envs=rows // c.num_steps, num_minibatches=c.num_minibatches
-        )
-        return to_device(rows_in_order, self.comm.device)
-
     def _adapt_learning_rate(self, at: str, sums: Tensor) -> None:
         """Follow the KL of `sums` over all ranks, if that is the schedule; a KL of no rows, NaN, changes nothing."""
         c = self.config
         if c.learning_rate_schedule == "adaptive" and c.adapts_at == at:
             self.learning_rate.copy_(adapted(self.learning_rate, _kl(sums), c.desired_kl))
+
+    def _add_step_metrics(self, sums: Tensor) -> None:
+        """Add the metrics of some gradient steps, given the sum of their results."""
+        weight, means, norm, taken, skipped = torch.split(sums, [1, len(_SUMS), 1, 1, 1])
+        self.metrics.add(_SUMS, means, weight)
+        self.metrics.add(("optim/grad_norm",), norm, taken)
+        self.metrics.add(("optim/skipped",), skipped, taken + skipped)
 
     def _non_finite_error(
         self, rollouts: Sequence[AnyRollout], batches: Sequence[Batch], progress: Progress
@@ -181,12 +164,12 @@ class PPO:
         if self._symmetry is not None:
             raw = [batch.observation, *([] if batch.critic is None else [batch.critic])]
             batch = self._symmetry.mirrored(batch, raw, [Tensor.contiguous] * len(raw))
-        return warmup([self.optimizer], lambda: self._gradient(0, [batch]))
+        return warmup([self.optimizer], lambda: self._backward(0, [batch]))
 
     def _accumulate_gradients(self, parts: Sequence[Batch]) -> None:
         """Compute the gradient and the sums of every shard's part [N] of a minibatch."""
         for k, part in enumerate(parts):
-            self._gradient(k, [part])
+            self._backward(k, [part])
 
     def _gradient_step(self, parts: Sequence[Batch]) -> Tensor:
         """One gradient step on every shard's part [N] of a minibatch, skipped on all ranks if any number is not finite.
@@ -216,7 +199,7 @@ class PPO:
             self._adapt_learning_rate("step", torch.where(skipped, torch.nan, sums))
         unchanged = skipped | empty
         self.optimizer.step(unchanged.float())
-        return torch.where(unchanged, self._skipped * skipped, totals)
+        return torch.where(unchanged, self._if_skipped * skipped, totals)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The negated PPO objective.
@@ -311,7 +294,7 @@ class PPO:
     def shard_state(self, k: int) -> dict[str, Any]:
         """State of local shard `k` alone."""
         state = {
-            "minibatches": self._drawn_ahead[k][0] if k in self._drawn_ahead else self._streams[k].bit_generator.state,
+            "minibatches": self._orders.state(k),
             "discounted": self.normalizers.discounted[k].value,
         }
         critic = self._builder.critic_states[k]
@@ -319,8 +302,7 @@ class PPO:
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
         """Restore local shard `k` from its `shard_state`."""
-        self._streams[k].bit_generator.state = state["minibatches"]
-        self._drawn_ahead.pop(k, None)
+        self._orders.restore(k, state["minibatches"])
         if "discounted" in state:
             self.normalizers.discounted[k].value[:] = state["discounted"]
         if "critic_state" in state:
@@ -356,7 +338,7 @@ def make_collector(session: Session[Run], ppo: PPO) -> Collector | TensorCollect
     return session.make_collector(
         actor_of(ppo.policy, session.comm.device),
         ppo.policy.distribution,
-        observation_moments=ppo.observations,
+        observation_moments=ppo.normalizers.observations,
         with_critic=session.spec.critic_size is not None,
     )
 
@@ -368,19 +350,19 @@ def train(session: Session[Run]) -> None:
     timers = session.timers
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init")).to(comm.device)
     ppo = PPO(run, policy, comm)
-    session.begin(policy, ppo.observations, ppo)
+    session.begin(policy, ppo, observation_moments=ppo.normalizers.observations)
     collector = make_collector(session, ppo)
     announce_capture(session.journal, run, comm, ppo.flat)
     if run.compile:
         ppo.warmup(ppo.rows)()
     progress = Progress(run.total_steps)
-    batch_size = run.num_envs * run.algorithm.num_steps
+    new_steps = run.num_envs * run.algorithm.num_steps
     with session.training(progress, collector):
         while not session.over:
             rollouts = collector.collect()
             timers.enter(LEARN)
             totals = ppo.update(rollouts, session.local_statistics(), progress)
             timers.enter(OTHER)
-            session.advance(batch_size, totals)
-            session.log_evaluate_checkpoint(batch_size, ppo.metrics.read)
+            session.advance(new_steps, totals)
+            session.log_evaluate_checkpoint(new_steps, ppo.metrics.read)
         session.checkpoint_last(ppo.metrics.read)

@@ -25,7 +25,7 @@ class Sequences:
     """[L, N]: 1 where an episode begins; the state is 0 there."""
 
 
-class Core(nn.Module):
+class RecurrentLayers(nn.Module):
     """Layers of GRU or LSTM cells.
 
     Args:
@@ -98,9 +98,9 @@ class Core(nn.Module):
             else:
                 before, cell = before.chunk(2, -1)
                 gates = projected + F.linear(before, weight_hh, bias_hh)
-                take, forget, new, give = gates.chunk(4, -1)
-                cell = torch.sigmoid(forget) * cell + torch.sigmoid(take) * torch.tanh(new)
-                x = torch.sigmoid(give) * torch.tanh(cell)
+                i, f, g, o = gates.chunk(4, -1)
+                cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+                x = torch.sigmoid(o) * torch.tanh(cell)
                 states += [x, cell]
         return x, torch.cat(states, -1)
 
@@ -200,9 +200,9 @@ class _Lstm(torch.autograd.Function):
             gates[t, :, : 2 * size].sigmoid_()
             gates[t, :, 2 * size : 3 * size].tanh_()
             gates[t, :, 3 * size :].sigmoid_()
-            take, forget, new, give = gates[t].chunk(4, -1)
-            cell = torch.mul(take, new, out=cells[t]).addcmul_(forget, cell_before[t])
-            state = torch.mul(give, torch.tanh(cell, out=bounded[t]), out=after[t])
+            i, f, g, o = gates[t].chunk(4, -1)
+            cell = torch.mul(i, g, out=cells[t]).addcmul_(f, cell_before[t])
+            state = torch.mul(o, torch.tanh(cell, out=bounded[t]), out=after[t])
         ctx.save_for_backward(weight, before, cell_before, gates, bounded, keep)
         ctx.mark_non_differentiable(cells)
         return after, cells
@@ -214,21 +214,19 @@ class _Lstm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, None, None, None]:
         weight, before, cell_before, gates, bounded, keep = ctx.saved_tensors
         steps, count, size = before.shape
-        take, forget, new, give = gates.chunk(4, -1)
+        i, f, g, o = gates.chunk(4, -1)
         # The derivatives of c_t with respect to the inputs of the gates i, f and g, and of h_t to c_t and to o's.
-        factors = torch.stack(
-            [new * take * (1.0 - take), cell_before * forget * (1.0 - forget), take * (1.0 - new.square())], 2
-        )
-        of_cell = give * (1.0 - bounded.square())
-        of_give = bounded * give * (1.0 - give)
-        through = forget * keep
+        factors = torch.stack([g * i * (1.0 - i), cell_before * f * (1.0 - f), i * (1.0 - g.square())], 2)
+        dh_dc = o * (1.0 - bounded.square())
+        dh_do = bounded * o * (1.0 - o)
+        through = f * keep
         to_gates = torch.empty_like(gates).view(steps, count, 4, size)
         carried, carried_cell = torch.zeros_like(before[0]), torch.zeros_like(before[0])
         for t in reversed(range(steps)):
             to_after = gradients[0][t] + carried
-            to_cell = torch.addcmul(carried_cell, to_after, of_cell[t])
+            to_cell = torch.addcmul(carried_cell, to_after, dh_dc[t])
             torch.mul(factors[t], to_cell.unsqueeze(1), out=to_gates[t, :, :3])
-            torch.mul(to_after, of_give[t], out=to_gates[t, :, 3])
+            torch.mul(to_after, dh_do[t], out=to_gates[t, :, 3])
             carried = (to_gates[t].view(count, -1) @ weight).mul_(keep[t])
             carried_cell = to_cell.mul_(through[t])
         rows = to_gates.view(steps * count, 4 * size)

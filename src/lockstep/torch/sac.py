@@ -1,7 +1,6 @@
 """Soft actor-critic (Haarnoja et al., 2018, arXiv:1801.01290 and arXiv:1812.05905), also as REDQ and DroQ.
 
-Shapes: K shards of this rank, N transitions of a shard's part of a minibatch, O observation, D dimensions of an action,
-C critics, M of them in a target. Actions inside the losses are scaled to [-1, 1].
+Shapes: N transitions of a shard's part of a minibatch. Actions inside the losses are scaled to [-1, 1].
 """
 
 from typing import cast
@@ -62,7 +61,7 @@ class SAC(ActorCritic[SACConfig, Critics]):
         if replayed.skipped and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, [], progress)
         self._set_learning_rates(progress.fraction)
-        totals_of_steps = torch.zeros_like(self._skipped)
+        totals_of_steps = torch.zeros_like(self._if_skipped)
         minibatches: list[list[TransitionBatch]] = []
         for drawn, weights in self._shards.minibatches(replayed):
             parts = self._parts(drawn, weights)
@@ -138,7 +137,7 @@ def train(session: Session[Run]) -> None:
     check_task(run, session.spec)
     policy = ContinuousPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init")).to(comm.device)
     sac = SAC(run, policy, comm)
-    session.begin(policy, None, sac)
+    session.begin(policy, sac)
     sac.copy_to_target()  # `init_from` may have changed the policy
     announce(session.journal, run, policy.spec, comm.world, sac.storage)
     explorer = UniformStart(session.spec.action, policy.distribution)
@@ -147,7 +146,7 @@ def train(session: Session[Run]) -> None:
     if run.compile:
         sac.warmup(sac.rows)()
     progress = Progress(run.total_steps)
-    batch_size = run.num_envs * config.num_steps
+    new_steps = run.num_envs * config.num_steps
     with session.training(progress, collector):
         while not session.over:
             explorer.random = progress.env_steps < config.learning_starts
@@ -155,6 +154,6 @@ def train(session: Session[Run]) -> None:
             timers.enter(LEARN)
             totals = sac.update(rollouts, session.local_statistics(), progress)
             timers.enter(OTHER)
-            session.advance(batch_size, totals)
-            session.log_evaluate_checkpoint(batch_size, sac.metrics.read)
+            session.advance(new_steps, totals)
+            session.log_evaluate_checkpoint(new_steps, sac.metrics.read)
         session.checkpoint_last(sac.metrics.read)

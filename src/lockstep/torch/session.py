@@ -65,17 +65,17 @@ class Torch:
         share_cores(world, run.minibatch_rows(world) * multiplications(policy))
 
     def start_from(
-        self, path: Path, comm: Comm, policy: AnyPolicy, observations: RunningMoments | None, learner: Learner
+        self, path: Path, comm: Comm, policy: AnyPolicy, observation_moments: RunningMoments | None, learner: Learner
     ) -> None:
         """Load a policy file into the policy, equal on all ranks; *collective*."""
-        start_from(path, policy, observations)
+        start_from(path, policy, observation_moments)
         comm.broadcast_(policy)
-        if observations is not None:
-            observations.restore(comm.broadcast_object(observations.state()))
+        if observation_moments is not None:
+            observation_moments.restore(comm.broadcast_object(observation_moments.state()))
 
-    def player(self, policy: AnyPolicy, comm: Comm, observations: RunningMoments | None) -> Player:
+    def player(self, policy: AnyPolicy, comm: Comm, observation_moments: RunningMoments | None) -> Player:
         """The policy for evaluations, always with the newest parameters."""
-        return Player(policy.distribution, actor_of(policy, comm.device), observations)
+        return Player(policy.distribution, actor_of(policy, comm.device), observation_moments)
 
     def restorable(self, learner: Learner, comm: Comm) -> LearnerState:
         """The learner's state for checkpoints."""
@@ -85,11 +85,11 @@ class Torch:
         """Trained parameters by name, float32."""
         return {name: p.detach().float().cpu().numpy() for name, p in policy.named_parameters()}
 
-    def save(self, path: Path, policy: AnyPolicy, observations: RunningMoments | None, run: AnyRun) -> None:
+    def save(self, path: Path, policy: AnyPolicy, observation_moments: RunningMoments | None, run: AnyRun) -> None:
         """Write a policy file atomically."""
-        save_policy(path, policy, observations, run)
+        save_policy(path, policy, observation_moments, run)
 
-    def leave(self, error: BaseException, run_dir: Path, comm: Comm, tensors: Mapping[str, Any]) -> None:
+    def dump_error(self, error: BaseException, run_dir: Path, comm: Comm, tensors: Mapping[str, Any]) -> None:
         """Save the tensors or batches of a failed run's error."""
         arrays = {name: torch.as_tensor(tensor).numpy(force=True) for name, tensor in tensors.items()}
         save_debug_dump(error, run_dir, comm.world.rank, arrays)

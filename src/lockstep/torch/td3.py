@@ -2,8 +2,7 @@
 
 DDPG (Lillicrap et al., 2016, arXiv:1509.02971) is one critic, no delay and no noise of the target.
 
-Shapes: K shards of this rank, N transitions of a shard's part of a minibatch, O observation, D dimensions of an action,
-C critics, M of them in a target. Actions inside the losses are scaled to [-1, 1].
+Shapes: N transitions of a shard's part of a minibatch. Actions inside the losses are scaled to [-1, 1].
 """
 
 import numpy as np
@@ -57,7 +56,7 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
         if replayed.skipped and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, [], progress)
         self._set_learning_rates(progress.fraction)
-        totals_of_steps = torch.zeros_like(self._skipped)
+        totals_of_steps = torch.zeros_like(self._if_skipped)
         minibatches: list[list[TransitionBatch]] = []
         for drawn, weights in self._shards.minibatches(replayed):
             parts = self._parts(drawn, weights)
@@ -126,7 +125,7 @@ def train(session: Session[Run]) -> None:
     check_task(run, session.spec)
     policy = ContinuousPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init")).to(comm.device)
     td3 = TD3(run, policy, comm)
-    session.begin(policy, None, td3)
+    session.begin(policy, td3)
     td3.copy_to_target()  # `init_from` may have changed the policy
     announce(session.journal, run, policy.spec, comm.world, td3.storage)
     explorer = UniformStart(session.spec.action, policy.distribution)
@@ -135,7 +134,7 @@ def train(session: Session[Run]) -> None:
     if run.compile:
         td3.warmup(td3.rows)()
     progress = Progress(run.total_steps)
-    batch_size = run.num_envs * config.num_steps
+    new_steps = run.num_envs * config.num_steps
     with session.training(progress, collector):
         while not session.over:
             explorer.random = progress.env_steps < config.learning_starts
@@ -143,6 +142,6 @@ def train(session: Session[Run]) -> None:
             timers.enter(LEARN)
             totals = td3.update(rollouts, session.local_statistics(), progress)
             timers.enter(OTHER)
-            session.advance(batch_size, totals)
-            session.log_evaluate_checkpoint(batch_size, td3.metrics.read)
+            session.advance(new_steps, totals)
+            session.log_evaluate_checkpoint(new_steps, td3.metrics.read)
         session.checkpoint_last(td3.metrics.read)

@@ -21,7 +21,7 @@ from lockstep.config import settings
 from lockstep.distributed.agreement import Gather, check_different, content_digest, dtype_and_shape, mismatch_error
 from lockstep.distributed.fingerprint import fingerprint
 from lockstep.envs import isaac
-from lockstep.envs.make import on_tensors
+from lockstep.envs.make import is_tensor_task
 from lockstep.errors import ConfigError, RunError
 from lockstep.record.console import Console
 from lockstep.record.failure import record_failure
@@ -101,7 +101,7 @@ class LibraryRun:
                 agent = read_agent_file(request.agent)
                 self._set_seed(agent)
                 assert request.num_envs is not None
-                kind = TensorTaskEnv if on_tensors(request.task) else HostTaskEnv
+                kind = TensorTaskEnv if is_tensor_task(request.task) else HostTaskEnv
                 env = cast("Any", kind(request.task, request.num_envs, self.device, self.seed))
             stack.callback(env.close)
             self.num_envs = int(env.unwrapped.num_envs)

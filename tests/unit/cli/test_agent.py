@@ -70,7 +70,7 @@ def test_a_configuration_that_cannot_be_followed_is_refused_only_if_it_was_chose
 def test_without_a_configuration_that_can_be_read_the_defaults_stay(monkeypatch, capsys):
     monkeypatch.setattr(published_agents, "published_agents", lambda task: PublishedAgents(256, {}))
     monkeypatch.setattr(task_defaults, "env_spec", lambda task, env: spec_of("lockstep/Cartpole-v0", env))
-    monkeypatch.setattr(task_defaults, "on_tensors", lambda task: True)
+    monkeypatch.setattr(task_defaults, "is_tensor_task", lambda task: True)
     run = with_agent(RUN, None, {})
     assert (run.task, run.num_envs, run.algorithm.num_steps) == (RUN.task, 256, PPO["device"]["num_steps"])
     assert "Lockstep's own defaults" in capsys.readouterr().err
@@ -94,7 +94,7 @@ def test_a_file_is_recognized_by_its_keys(tmp_path, capsys, config, library):
 )
 @pytest.mark.parametrize("config", [RL_GAMES, SKRL], ids=["rl_games", "skrl"])
 def test_one_observation_for_both_networks_has_the_tasks_own_name(tmp_path, monkeypatch, config, task, keys):
-    monkeypatch.setattr(module, "on_tensors", lambda task: True)
+    monkeypatch.setattr(module, "is_tensor_task", lambda task: True)
     config = copy.deepcopy(config)
     config.get("params", {}).get("config", {}).pop("central_value_config", None)
     path = tmp_path / "agent.yaml"

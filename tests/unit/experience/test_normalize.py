@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.experience.normalize import DiscountedReturns, RunningMoments
-from lockstep.session.normalizers import begin
+from lockstep.session.normalizers import set_first_means
 
 
 class Alone:
@@ -19,7 +19,7 @@ class Alone:
 def updated(moments, shards):
     """One update by the rows and weights of all shards, as `Normalizers` makes it."""
     rows, weights = zip(*shards, strict=True)
-    begin(Alone(), [(moments, rows)], weights)
+    set_first_means(Alone(), [(moments, rows)], weights)
     moments.update(np.sum([moments.sums(*shard) for shard in shards], 0))
 
 

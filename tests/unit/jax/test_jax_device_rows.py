@@ -119,14 +119,14 @@ def test_updates_have_the_bits_of_observations_on_the_host(room, case, devices):
         room(free)
         with Comm(World().with_shards(SHARDS), device="cpu", devices_per_process=count) as comm:
             learner = make(comm, case)
-            assert (learner.observations.storage.make_rows is not None) == (free is not None)
+            assert (learner.replay_observations.storage.make_rows is not None) == (free is not None)
             learner.warmup()
             compiled = comm.num_compilations.copy()
             for number in range(5):
                 update(learner, number)
             assert comm.num_compilations == compiled, "something was compiled again"
             found.append(learner.shared_arrays())
-            rows = learner.observations.rows()
+            rows = learner.replay_observations.rows()
             if free is not None:
                 assert len(rows.sharding.device_set) == devices
     assert same(*found)

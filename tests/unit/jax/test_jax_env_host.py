@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("jax")
 
-from lockstep.envs.make import env_spec, make_vector_env, on_device
+from lockstep.envs.make import env_spec, is_jax_task, make_vector_env
 from lockstep.envs.state import can_save
 from lockstep.errors import ConfigError
 from lockstep.jax.comm import Comm
@@ -144,12 +144,12 @@ def test_nothing_is_drawn():
 
 
 def test_tasks_on_the_device_are_told_from_others():
-    assert on_device("jax/CartPole-v1")
-    assert on_device("gymnax/Anything")
-    assert on_device(DRIFT)
-    assert not on_device("CartPole-v1")
-    assert not on_device("ALE/Pong-v5")
-    assert not on_device(DRIFT.replace("Drift", "DriftState"))
+    assert is_jax_task("jax/CartPole-v1")
+    assert is_jax_task("gymnax/Anything")
+    assert is_jax_task(DRIFT)
+    assert not is_jax_task("CartPole-v1")
+    assert not is_jax_task("ALE/Pong-v5")
+    assert not is_jax_task(DRIFT.replace("Drift", "DriftState"))
 
 
 def test_without_jax_the_task_says_what_is_missing(monkeypatch):

@@ -12,7 +12,7 @@ from lockstep.jax.envs.make import make_device_env
 from lockstep.jax.envs.packed import PackedEnv
 from lockstep.jax.networks import Policy
 from lockstep.jax.ppo import PPO
-from lockstep.jax.ppo_on_device import DeviceCollector
+from lockstep.jax.ppo_on_device import DeviceLoop
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session import checks
@@ -48,7 +48,7 @@ def test_a_call_takes_a_part_of_the_timeout(comm, timeout_s, counts):
     run = run_of(timeout_s=timeout_s)
     env = PackedEnv(make_device_env(run.task, run.env))
     ppo = PPO(run, Policy(env.spec, run.network, seed=0), comm, in_loop=True)
-    collector = DeviceCollector(run, env, ppo)
+    collector = DeviceLoop(run, env, ppo)
     progress = Progress(run.total_steps)
     assert [advance(collector, progress) for _ in counts] == counts
 
@@ -61,7 +61,7 @@ def test_advantages_far_from_zero_keep_their_scale(comm):
     run = run_of(algorithm=rewards)
     env = PackedEnv(make_device_env(run.task, run.env))
     ppo = PPO(run, Policy(env.spec, run.network, seed=0), comm, in_loop=True)
-    assert DeviceCollector(run, env, ppo).advance(Progress(run.total_steps)) == 1
+    assert DeviceLoop(run, env, ppo).advance(Progress(run.total_steps)) == 1
     found = ppo.read_metrics()
     assert found["optim/skipped"] == 0 and 0.01 < found["optim/grad_norm"] < 2.0
 

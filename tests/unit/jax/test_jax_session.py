@@ -140,7 +140,7 @@ def test_a_run_starts_from_a_policy_file(alone, tmp_path):
         mine = Policy(session.spec, RUN.network, seed=3)
         ppo = PPO(session.run, mine, session.comm)
         before = ppo.shared_arrays()
-        session.begin(mine, ppo.observations, ppo)
+        session.begin(mine, ppo, observation_moments=ppo.normalizers.observations)
         shared = ppo.shared_arrays()
     assert any((before[f"policy.{name}"] != array).any() for name, array in policy.params.items())
     for name, array in policy.params.items():
@@ -175,7 +175,7 @@ def test_each_device_has_a_fingerprint_of_its_own_shards():
 def test_devices_that_collected_the_same_are_named(tmp_path):
     with Session(override(RUN, {"devices_per_process": 4}), run_dir=tmp_path / "run") as session:
         ppo = PPO(session.run, Policy(session.spec, RUN.network), session.comm)
-        session.begin(ppo.policy, ppo.observations, ppo)
+        session.begin(ppo.policy, ppo, observation_moments=ppo.normalizers.observations)
         session._updated, session._state = False, state_of(FromNowhere(), session.world)
         with pytest.raises(RunError, match="ranks 0, 1 collected the same data"):
             session.advance(128, NO_FACTS)
@@ -187,7 +187,7 @@ def test_proofs_are_due_also_when_many_updates_are_one_call(tmp_path, monkeypatc
     monkeypatch.setattr(Session, "_check_in_sync", lambda self: proved.append(self.progress.updates))
     with Session(override(RUN, {"check_every": 3, "checkpoint_every": None}), run_dir=tmp_path / "run") as session:
         ppo = PPO(session.run, Policy(session.spec, RUN.network), session.comm)
-        session.begin(ppo.policy, ppo.observations, ppo)
+        session.begin(ppo.policy, ppo, observation_moments=ppo.normalizers.observations)
         session.progress = Progress(RUN.total_steps)
         session._updated, session._started = True, 0.0
         session._checkpoints._writer, session._checkpoints._progress = FakeWriter(), session.progress
@@ -218,7 +218,7 @@ def test_a_device_that_differs_is_noticed(tmp_path):
         ppo.state = ppo.state._replace(values=spoiled)
         with pytest.raises(MismatchError, match=r"ranks 0 and 1 hold different state\.values") as caught:
             session.comm.check_equal(held.proof())
-        session.backend.leave(caught.value, tmp_path, session.comm, held.proof())
+        session.backend.dump_error(caught.value, tmp_path, session.comm, held.proof())
     left = [load_file(tmp_path / "mismatch" / f"rank_{rank}.safetensors") for rank in (0, 1)]
     np.testing.assert_array_equal(np.flatnonzero(left[1]["state.values"] - left[0]["state.values"]), [0])
 

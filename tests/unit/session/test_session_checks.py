@@ -242,7 +242,7 @@ def test_the_memory_of_a_rollout_is_compared_before_ranks_start():
 
 
 def test_sac_in_jax_does_not_keep_torch_tensors_on_the_device(monkeypatch):
-    monkeypatch.setattr(checks, "on_tensors", lambda task: True)
+    monkeypatch.setattr(checks, "is_tensor_task", lambda task: True)
     run = Run(task="Mine", algo="sac", ml_framework="jax", env=EnvConfig(placement="device"))
     with pytest.raises(ConfigError, match=r"env.placement=device: algo=sac in JAX .* torch tensors"):
         checks._check_placement(run)

@@ -132,13 +132,13 @@ def test_distributions_are_learned(name):
 def test_noise_is_off_between_updates_and_never_twice_the_same():
     dqn = learner(noisy=True, updates_per_step=2 / ROWS)
     seen = []
-    loss = dqn._gradient._loss
+    loss = dqn._backward._loss
 
     def kept(batch):
         seen.append([layer.noise[0].clone() for net in (dqn.policy, dqn.target) for layer in net._noisy])
         return loss(batch)
 
-    dqn._gradient._loss = kept
+    dqn._backward._loss = kept
     update(dqn, rollouts())
     assert len(seen) == 4
     assert all((a == b).all() for a, b in zip(seen[0], seen[1], strict=True)), "shards of one step have one noise"

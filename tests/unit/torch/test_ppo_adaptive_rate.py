@@ -57,7 +57,7 @@ def test_every_gradient_step_is_a_sign_of_life(monkeypatch):
 def update_recorded(ppo, monkeypatch):
     """The KL of each change of the rate; observations, distribution and rate of each gradient step, as it begins."""
     kls, steps = [], []
-    adapted, step, loss = ppo_module.adapted, ppo.optimizer.step, ppo._gradient._loss
+    adapted, step, loss = ppo_module.adapted, ppo.optimizer.step, ppo._backward._loss
 
     def record_kl(rate, kl, desired):
         kls.append(kl.item())
@@ -76,7 +76,7 @@ def update_recorded(ppo, monkeypatch):
 
     monkeypatch.setattr(ppo_module, "adapted", record_kl)
     monkeypatch.setattr(ppo.optimizer, "step", record_step)
-    monkeypatch.setattr(ppo._gradient, "_loss", record_loss)
+    monkeypatch.setattr(ppo._backward, "_loss", record_loss)
     ppo.update([make_rollout()], np.zeros((1, 1)))
     return kls, steps
 

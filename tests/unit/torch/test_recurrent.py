@@ -12,7 +12,7 @@ from lockstep.experience.numpy_actor import RecurrentNumpyActor
 from lockstep.experience.sequences import rows_of_sequences
 from lockstep.run import NetworkConfig
 from lockstep.torch.networks import Policy, RecurrentTorchActor, actor_of
-from lockstep.torch.recurrent import Core, Sequences
+from lockstep.torch.recurrent import RecurrentLayers, Sequences
 
 CPU = torch.device("cpu")
 SPEC = EnvSpec(3, ActionSpec("discrete", (2,)), "same_step", True)
@@ -20,15 +20,15 @@ STEPS, COUNT, INPUTS, SIZE, LAYERS = 6, 4, 3, 5, 2
 KINDS = pytest.mark.parametrize("kind", ["gru", "lstm"])
 
 
-def random_core(kind: str, layers: int = LAYERS) -> Core:
-    core = Core(kind, INPUTS, SIZE, layers).double()
+def random_core(kind: str, layers: int = LAYERS) -> RecurrentLayers:
+    core = RecurrentLayers(kind, INPUTS, SIZE, layers).double()
     draws = torch.Generator().manual_seed(1)
     for parameter in core.parameters():
         parameter.data = 0.5 * torch.randn(parameter.shape, generator=draws, dtype=torch.float64)
     return core
 
 
-def random_inputs(core: Core) -> tuple[torch.Tensor, Sequences]:
+def random_inputs(core: RecurrentLayers) -> tuple[torch.Tensor, Sequences]:
     draws = torch.Generator().manual_seed(2)
     x, state = (
         torch.randn(*shape, generator=draws, dtype=torch.float64)
@@ -39,7 +39,9 @@ def random_inputs(core: Core) -> tuple[torch.Tensor, Sequences]:
     return x.requires_grad_(), Sequences(state, begins)
 
 
-def reference(core: Core, x: torch.Tensor, sequences: Sequences) -> tuple[torch.Tensor, torch.Tensor, torch.nn.Module]:
+def reference(
+    core: RecurrentLayers, x: torch.Tensor, sequences: Sequences
+) -> tuple[torch.Tensor, torch.Tensor, torch.nn.Module]:
     """Outputs and states of torch's module, called with one step of one sequence at a time."""
     module = (torch.nn.GRU if core.kind == "gru" else torch.nn.LSTM)(INPUTS, SIZE, LAYERS).double()
     module.load_state_dict(core.state_dict())

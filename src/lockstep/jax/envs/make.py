@@ -18,7 +18,7 @@ from lockstep.jax.envs.packed import PackedEnv
 
 BUILT_IN = {"CartPole-v1": ("lockstep.jax.envs.cartpole", "CartPole")}
 """Classes of the tasks `jax/NAME`."""
-_ANYWHERE = {
+_TASKS_OF_BOTH = {
     "lockstep/Cartpole-v0": ("lockstep.jax.envs.isaac_cartpole", "Cartpole"),
     "lockstep/PixelPong-v0": ("lockstep.jax.envs.pixel_pong", "PixelPong"),
 }
@@ -56,8 +56,8 @@ def make_device_env(task: str, config: EnvConfig) -> DeviceEnv:
 
 def _find_maker(task: str) -> Any:
     """The class or factory of `task`, which takes keyword arguments."""
-    if task in _ANYWHERE:
-        module, attribute = _ANYWHERE[task]
+    if task in _TASKS_OF_BOTH:
+        module, attribute = _TASKS_OF_BOTH[task]
         return getattr(importlib.import_module(module), attribute)
     family, slash, name = task.partition("/")
     if ":" in task or not slash:

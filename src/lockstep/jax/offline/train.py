@@ -35,7 +35,7 @@ def train(session: Session) -> None:
         check_rows(run, dataset, comm, session.journal)
     policy = policy_of(session.policy_spec, stream_seed(run.seed, "init"))
     learner = _learner(session, policy)
-    session.begin(policy, None, learner)
+    session.begin(policy, learner)
     learner.optimizer.copy_to_target()  # `begin` may have loaded another run's policy
     some = dataset.rows(np.zeros(run.algorithm.rows(comm.world.num_shards), np.int64))
     learner.warmup(some, NUM_STATISTICS)

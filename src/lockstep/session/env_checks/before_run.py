@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lockstep.envs.make import jax_module, on_device
+from lockstep.envs.make import is_jax_task, jax_module
 from lockstep.errors import ConfigError
 from lockstep.system.forked import in_fork
 
@@ -67,14 +67,14 @@ def _short_check(run: "Run") -> "Report":
 
 def _may_start_jax(run: "Run") -> bool:
     """Whether making the environments may use JAX for the first time, which would fix its threads and devices."""
-    return on_device(run.task) and not jax_module("subprocess_spec", run.task).is_in_use()
+    return is_jax_task(run.task) and not jax_module("subprocess_spec", run.task).is_in_use()
 
 
 def _checked_in_worker(check: Callable[[], object], report: "Report", rank_pid: int, task: str) -> "Report":
     from lockstep.envs.workers import become_worker
 
     become_worker(rank_pid)
-    if on_device(task):
+    if is_jax_task(task):
         jax_module("subprocess_spec", task).compute_on_cpu()
     check()
     return report

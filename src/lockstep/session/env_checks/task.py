@@ -16,7 +16,7 @@ from lockstep.envs.adapters import Env, SingleEnvs, VectorizedTask
 from lockstep.envs.atari import is_game
 from lockstep.envs.limits import without_limits
 from lockstep.envs.load import load_module
-from lockstep.envs.make import jax_module, make_vector_env, on_device
+from lockstep.envs.make import is_jax_task, jax_module, make_vector_env
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv, kwargs_of, refuse_unknown_kwargs
 from lockstep.session.env_checks.episodes import Limits, check_episodes
@@ -54,7 +54,7 @@ def check_task(task: str, config: EnvConfig, report: Report, limits: Limits, *, 
 
 
 def _check(task: str, config: EnvConfig, report: Report, limits: Limits, *, trace_only: bool) -> None:
-    if on_device(task):
+    if is_jax_task(task):
         jax_module("check", task).check_device_env(task, config, report)
         if not trace_only and not report.faults:
             _check_protocol(lambda: make_vector_env(task, config, NUM_ENVS), report, limits)

@@ -28,7 +28,7 @@ _ADAPTERS = {
     "Mjlab-": "lockstep.torch.envs.mjlab",
     "envpool/": "lockstep.torch.envs.envpool",
 }
-"""Modules of the adapters, by prefix of their tasks (the prefixes are also in `lockstep.envs.make.ON_TENSORS`).
+"""Modules of the adapters, by prefix of their tasks (the prefixes are also in `lockstep.envs.make.TENSOR_PREFIXES`).
 
 An adapter has the function `maker(task)`, which returns a factory that is called as `Class(num_envs=..., device=...,
 **kwargs)`, and `drawing_maker(task)` if its tasks can be drawn. It may have `env_spec(task, config)` where making an

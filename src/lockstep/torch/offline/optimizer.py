@@ -75,7 +75,7 @@ class OfflineOptimizer:
         self.flat = FlatParameters(
             nn.ModuleList([scores, *others]), len(comm.world.shards), num_sums=num_sums + MAX_EXTRA_SUMS
         )
-        self._gradient = LossGradient(self.flat, loss, compiled=run.compile, dynamic=None, mode=run.compile_mode)
+        self._backward = LossGradient(self.flat, loss, compiled=run.compile, dynamic=None, mode=run.compile_mode)
         num_scores = sum(p.numel() for p in scores.parameters())
         self._sizes = [num_scores, self.flat.num_parameters - num_scores]
         self._schedule = torch.tensor([c.learning_rate, 0.0], device=comm.device)
@@ -162,7 +162,7 @@ class OfflineOptimizer:
         *batches, extra = inputs
         count = len(batches) // len(self.flat.rows)
         for k in range(len(self.flat.rows)):
-            self._gradient(k, batches[k * count : (k + 1) * count], cast(Tensor, extra)[k])
+            self._backward(k, batches[k * count : (k + 1) * count], cast(Tensor, extra)[k])
 
     def _gradient_step(
         self,
@@ -209,7 +209,7 @@ class OfflineOptimizer:
     def warmup(self, batch: Sequence[RowBatch]) -> Callable[[], object]:
         """Return a function that takes a gradient step on a batch, without messages or effects."""
         extra = torch.zeros(MAX_EXTRA_SUMS, device=self._comm.device)
-        return warmup([self.optimizer], lambda: self._gradient(0, batch, extra))
+        return warmup([self.optimizer], lambda: self._backward(0, batch, extra))
 
     def state(self) -> dict[str, Tensor]:
         """The tensors beside the parameters that a checkpoint holds and that are equal on all ranks."""

@@ -44,7 +44,7 @@ def train(session: Session) -> None:
         check_rows(run, dataset, comm, session.journal)
     policy = policy_of(session.policy_spec, stream_seed(run.seed, "init")).to(comm.device)
     learner = _learner(session, policy)
-    session.begin(policy, None, learner)
+    session.begin(policy, learner)
     if learner.target is not None:
         learner.target.move(1.0)  # `begin` may have loaded another run's policy
     if isinstance(learner, TD3BC):

@@ -8,7 +8,7 @@ import torch
 
 from lockstep.cli import main as cli
 from lockstep.config.env import EnvConfig
-from lockstep.envs.make import env_spec, make_vector_env, on_device, on_tensors
+from lockstep.envs.make import env_spec, is_jax_task, is_tensor_task, make_vector_env
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.torch.envs.make import make_tensor_env
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def test_a_class_is_found_by_its_attribute():
-    assert on_tensors(WALK) and not on_device(WALK) and not on_tensors("CartPole-v1")
+    assert is_tensor_task(WALK) and not is_jax_task(WALK) and not is_tensor_task("CartPole-v1")
     spec = env_spec(WALK, EnvConfig())
     assert (spec.observation_size, spec.critic_size) == (1, 2)
     assert EnvSpec.from_dict(spec.to_dict()) == spec
