@@ -2,6 +2,8 @@
 
 python score_actions.py policy.onnx '{"0": 0.02, "1": -0.4}' '{"1": 0.3}'     # one state each: {feature id: value}
 python score_actions.py policy.onnx '{"0": 0.02, "possible_actions": ["left", "right"]}'   # where the log had masks
+
+Of continuous actions it prints the action. Policies that were learned in an environment: `my_service.py`.
 """
 
 import json
@@ -14,6 +16,8 @@ if len(sys.argv) < 3:
     sys.exit(__doc__)
 session = onnxruntime.InferenceSession(sys.argv[1])
 about = json.loads(session.get_modelmeta().custom_metadata_map["lockstep"])
+features = about.get("state_features") or sys.exit("a policy for observations, not for a log: see my_service.py")
+continuous = about["kind"] == "continuous"
 
 
 def raw(rows: list[dict[str, float]], features: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -35,13 +39,14 @@ states, inputs = [json.loads(text) for text in sys.argv[2:]], {}
 if about.get("needs_possible_actions"):  # some actions of the log were not possible everywhere; without a list, all are
     possible = [marked(state.pop("possible_actions", about["actions"])) for state in states]
     inputs["possible_actions"] = np.array(possible)
-inputs["state_value"], inputs["state_presence"] = raw(states, about["state_features"])
+inputs["state_value"], inputs["state_presence"] = raw(states, features)
 if about["kind"] == "parametric":  # actions are features: every state is offered the same candidates here
     candidates = about["candidates"] or sys.exit("the log offered other candidates in every row: list yours here")
     action_value, action_presence = raw(candidates * len(states), about["action_features"])
     of = np.repeat(np.arange(len(states)), len(candidates))
     inputs |= {"action_value": action_value, "action_presence": action_presence, "state_of_candidate": of}
-scores = session.run(["scores"], inputs)[0].reshape(len(states), -1)
-names = about["actions"] if about["kind"] == "discrete" else [json.dumps(some) for some in about["candidates"]]
-for row in scores:  # -1e9: an action that is left out
-    print({name: round(float(score), 4) for name, score in zip(names, row, strict=True)}, "->", names[row.argmax()])
+found = session.run(["action" if continuous else "scores"], inputs)[0].reshape(len(states), -1)
+names = about.get("actions") or (about["action_features"] if continuous else list(map(json.dumps, about["candidates"])))
+for row in found:  # a score of -1e9: an action that is left out
+    told = {name: round(float(number), 4) for name, number in zip(names, row, strict=True)}
+    print(told, *([] if continuous else ["->", names[row.argmax()]]))

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,10 +13,14 @@ import torch
 import made_data
 from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.dataset import Dataset
-from lockstep.run import ScoreNetworkConfig
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.run import NetworkConfig, OfflineRun, ScoreNetworkConfig
 from lockstep.session.logged.policy_spec import PolicySpec
+from lockstep.torch.deploy.acting_export import export_acting
 from lockstep.torch.deploy.offline_export import export
+from lockstep.torch.networks import Policy
 from lockstep.torch.scoring.policy import ScoringPolicy
+from logged_policies import policy_for
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -47,6 +52,17 @@ def exported(path, kind):
 def discrete(tmp_path_factory):
     """A policy with named actions, and its file."""
     return exported(tmp_path_factory.mktemp("discrete"), "discrete")
+
+
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory):
+    """Exported policies of an environment, by whether they are recurrent."""
+    spec, folder = EnvSpec(4, ActionSpec("discrete", (2,)), "same_step", True), tmp_path_factory.mktemp("acting")
+    made = {kind: Policy(spec, NetworkConfig(hidden=(8,), recurrent=kind)) for kind in ("none", "gru")}
+    return {
+        kind == "gru": export_acting(policy, None, folder / f"{kind}.onnx", "onnx").path
+        for kind, policy in made.items()
+    }
 
 
 def called(examples, path, *states):
@@ -99,6 +115,33 @@ def test_only_possible_actions_are_chosen(examples, discrete):
 def test_unknown_names_are_refused(examples, discrete, state, message):
     done = called(examples, discrete[1], '{"1": 0.3}', state)
     assert (done.returncode, done.stdout, done.stderr.strip()) == (1, "", message)
+
+
+def test_continuous_actions_are_printed(examples, tmp_path):
+    data = Dataset.open(made_data.continuous(tmp_path / "data"))
+    policy = policy_for(OfflineRun(data=str(data.path), algo="iql"), data)
+    path = export(policy, data, tmp_path / "policy.onnx", "onnx").path
+    done = called(examples, path, '{"0": 0.02, "3": -1.5}')
+    assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        action = policy.unscaled(policy.act(torch.tensor([[0.02, 0, 0, -1.5]])))[0].tolist()
+    assert ast.literal_eval(done.stdout) == pytest.approx({"100": action[0], "101": action[1]}, abs=1e-4)
+
+
+def test_a_policy_of_an_environment_is_refused_in_one_line(examples, environments):
+    done = called(examples, environments[False], '{"0": 0.02}')
+    wanted = "a policy for observations, not for a log: see my_service.py"
+    assert (done.returncode, done.stderr.strip()) == (1, wanted)
+
+
+def test_the_service_refuses_other_policies_in_one_line(examples, discrete, environments):
+    pytest.importorskip("fastapi")
+    for path, wanted in ((discrete[1], "see score_actions.py"), (environments[True], "this service keeps none")):
+        command = [sys.executable, examples / "my_service.py"]
+        done = subprocess.run(
+            command, env=os.environ | {"POLICY": str(path)}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1 and done.stderr.strip().endswith(wanted) and "\n" not in done.stderr.strip()
 
 
 def test_without_a_policy_and_states_it_says_how_it_is_called(examples):

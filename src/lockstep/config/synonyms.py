@@ -74,6 +74,14 @@ def _updates_per_step(text: str, known: Known) -> str:
     return f"{1 / _number(text):g}"
 
 
+def _steps_of_all_envs(text: str, known: Known) -> str:
+    return _whole(_number(text) * known["num_envs"])
+
+
+def _twice(text: str, known: Known) -> str:
+    return f"{2 * _number(text):g}"
+
+
 def _gradient_steps(text: str, known: Known) -> str:
     return _whole(_number(text) * known["updates_per_step"])
 
@@ -99,6 +107,7 @@ def _switch(names: str, setting: str, yes: str = "true", no: str = "false", note
 
 
 _PERIOD = "in environment steps of all ranks"
+_VALUE_LOSS = "it weighs half of the squared error"
 _MINIBATCH = "a minibatch is num_envs * num_steps / num_minibatches transitions"
 
 # The first entry whose setting the run has applies: `tau` differs between DQN and PPO.
@@ -112,10 +121,13 @@ SYNONYMS = (
     ),
     _switch("anneal_lr lr_decay linear_lr", "learning_rate_schedule", "linear", "constant"),
     Synonym(
-        "total_timesteps timesteps n_timesteps num_timesteps max_timesteps max_steps num_env_steps max_env_steps "
-        "train_steps timesteps_total steps",
+        "total_timesteps n_timesteps num_timesteps max_timesteps max_steps num_env_steps max_env_steps train_steps "
+        "timesteps_total steps",
         "total_steps",
         "environment steps of all ranks together",
+    ),
+    Synonym(
+        "timesteps", "total_steps", "steps of all environments together; skrl counts those of each", _steps_of_all_envs
     ),
     Synonym("num_episodes max_episodes n_episodes", "total_steps", "steps, not episodes", _not_convertible),
     Synonym("n_epochs num_epochs", "epochs"),
@@ -189,11 +201,13 @@ SYNONYMS = (
     Synonym("num_min_qs num_q_target target_ensemble_size", "target_critics"),
     Synonym("dropout_rate dropout_p critic_dropout", "dropout"),
     _switch("use_layer_norm critic_layer_norm layernorm", "layer_norm"),
+    Synonym("critic_coef value_weight baseline_cost", "value_coef", _VALUE_LOSS),
+    Synonym("value_loss_scale value_loss_coef vf_loss_coeff", "value_coef", f"{_VALUE_LOSS}, theirs all of it", _twice),
     Synonym(
-        "vf_coef vf_loss_coeff vf_coeff value_loss_coef value_coeff critic_coef value_loss_scale value_weight "
-        "baseline_cost",
+        "vf_coef vf_coeff value_coeff",
         "value_coef",
-        "it weighs (V - target)^2 / 2",
+        f"{_VALUE_LOSS}: the value that CleanRL has, twice that of Stable-Baselines3 and Tianshou",
+        _not_convertible,
     ),
     Synonym(
         "grad_norm max_norm clip_norm grad_clip gradient_clip grad_norm_clip clip_grad clip_grad_norm", "max_grad_norm"
@@ -235,11 +249,12 @@ SYNONYMS = (
     Synonym("update_per_step utd utd_ratio", "updates_per_step", "gradient steps per environment step"),
     Synonym("gradient_steps", "updates_per_step", "gradient_steps / train_freq", _not_convertible),
     Synonym(
-        "target_network_frequency target_update_interval target_update_freq target_network_update_freq target_update",
+        "target_network_frequency target_update_interval target_network_update_freq target_update",
         "target_update_every",
         "counted in gradient steps",
         _gradient_steps,
     ),
+    Synonym("target_update_freq", "target_update_every", "counted in gradient steps, as in Tianshou and DI-engine"),
     Synonym("exploration_fraction", "epsilon_steps", "environment steps of all ranks", _fraction_of_total_steps),
     Synonym(
         "epsilon_timesteps epsilon_decay_steps eps_decay_steps exploration_steps exploration_timesteps anneal_steps",

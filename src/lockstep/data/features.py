@@ -86,6 +86,8 @@ def needed_keys(kind: str) -> tuple[str, ...]:
 class Features:
     """Features by id, in the order of their columns: numeric ids by value, then others by name.
 
+    They are equal if they normalize alike, whatever their notes.
+
     Attributes:
         ids: of the raw columns [F].
         size: numbers after normalization (S).
@@ -105,7 +107,7 @@ class Features:
         return len(self._features)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Features) and self._features == other._features
+        return isinstance(other, Features) and self.digest == other.digest
 
     def __hash__(self) -> int:
         return hash(self.digest)

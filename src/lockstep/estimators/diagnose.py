@@ -141,7 +141,7 @@ def _weight_warnings(sums: Sums, statistics: LogStatistics) -> list[str]:
         )
     if mean_ratio_is_off(sums):
         found.append(
-            f"weights of rows are {_mean_ratio(sums)[0]:.2f} on average, where 1 is expected: the log hardly ever "
+            f"weights of rows are {_mean_ratio(sums)[0]:.3g} on average, where 1 is expected: the log hardly ever "
             "takes what the policy takes, or its propensities are wrong"
         )
     if statistics.certain == statistics.rows:

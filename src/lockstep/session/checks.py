@@ -32,11 +32,11 @@ def check_packages(run: AnyRun) -> None:
     check_package(run.ml_framework)
 
 
-def check_package(name: Literal["torch", "jax"]) -> None:
-    """Raise `ConfigError` if this framework is not installed."""
+def check_package(name: Literal["torch", "jax"], *, either: bool = True) -> None:
+    """Raise `ConfigError` if this framework is not installed; `either`: the command takes the other one as well."""
     other = "torch" if name == "jax" else "jax"
     if not _installed(name):
-        instead = f", or use --ml-framework {other}" if _installed(other) else ""
+        instead = f", or use --ml-framework {other}" if either and _installed(other) else ""
         raise ConfigError(f"ml_framework={name} needs the package {name}: pip install 'lockstep-rl[{name}]'{instead}")
 
 

@@ -97,7 +97,8 @@ def kind_of(run: Run, spec: EnvSpec) -> tuple[Kind, str]:
         return "device", "env.placement is device"
     if run.env.placement == "auto" and _is_simulator(run.task):
         return "device", f"{run.task} is a simulator on {'JAX arrays' if is_jax_task(run.task) else 'torch tensors'}"
-    seen = f"{spec.observation_size} numbers{' with images among them' * bool(spec.image_parts)}"
+    size = spec.observation_size
+    seen = f"{size} number{'s' * (size != 1)}{' with images among them' * bool(spec.image_parts)}"
     if action.kind == "continuous":
         actions = f"{action.width} real number{'s' * (action.width != 1)}"
         return "continuous", f"actions are {actions}, observations {seen}"

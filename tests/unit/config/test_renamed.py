@@ -73,12 +73,16 @@ def test_no_synonym_is_shadowed_by_a_setting():
         ("n_envs=16", "--set num_envs=16"),
         ("n_steps=2048", "--set num_steps=2048"),
         ("ent_coef=0.01", "--set entropy_coef=0.01"),
-        ("vf_coef=0.5", "--set value_coef=0.5"),
+        ("critic_coef=0.5", "--set value_coef=0.5"),
+        ("value_loss_scale=1.0", "--set value_coef=2"),  # skrl weighs the squared error, ours half of it
+        ("value_loss_coef=0.5", "--set value_coef=1"),
+        ("vf_coef=0.5", "--set value_coef=VALUE"),  # CleanRL halves the squared error, Stable-Baselines3 does not
         ("gae=0.9", "--set gae_lambda=0.9"),
         ("tau=0.9", "--set gae_lambda=0.9"),
         ("clip=0.1", "--set clip_range=0.1"),
         ("clip_coef=0.2", "--set clip_range=0.2"),
-        ("timesteps=1e6", "--set total_steps=1e6"),
+        ("total_timesteps=1e6", "--set total_steps=1e6"),
+        ("timesteps=1e6", "--set total_steps=16000000"),  # of each of 16 environments
         ("batch_size=64", "--set num_minibatches=32"),  # 16 * 128 / 64
         ("batch_size=100", "--set num_minibatches=VALUE"),
         ("algorithm.lr=3e-4", "--set learning_rate=3e-4"),
@@ -106,6 +110,7 @@ def test_set_suggests_our_setting(given, line, capsys):
         ("train_freq=4", "--set updates_per_step=0.25"),
         ("buffer_size=1e5", "--set capacity=1e5"),
         ("target_network_frequency=4000", "--set target_update_every=1000"),
+        ("target_update_freq=500", "--set target_update_every=500"),
         ("exploration_fraction=0.1", "--set epsilon_steps=50000"),
         ("train_batch_size=64", "--set batch_size=64"),
     ],

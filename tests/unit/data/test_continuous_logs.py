@@ -82,9 +82,13 @@ def test_density_is_the_logarithm_that_was_logged(tmp_path):
 
 def test_log_probabilities_of_names_become_propensities(tmp_path):
     rows = [row(i, "left", log_probability=math.log(0.25)) for i in range(4)]
-    assert prepared(tmp_path, rows)[0].column("propensity")[:] == pytest.approx([0.25] * 4)
-    rare = [row(i, "left", log_probability=-120.0) for i in range(4)]
-    assert (prepared(tmp_path, rare, "rare")[0].column("propensity")[:] > 0).all(), "float32 has no such number"
+    data, printed = prepared(tmp_path, rows)
+    assert data.column("propensity")[:] == pytest.approx([0.25] * 4)
+    assert "propensities" not in "".join(printed)
+    rare = [row(i, "left", log_probability=-120.0 if i else -1.0) for i in range(4)]
+    data, printed = prepared(tmp_path, rare, "rare")
+    assert (data.column("propensity")[:] > 0).all(), "float32 has no such number"
+    assert any("propensities of 3 decisions are raised to 1.18e-38, the least that is kept" in one for one in printed)
 
 
 def test_bounds_can_be_given(tmp_path):

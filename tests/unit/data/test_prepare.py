@@ -118,6 +118,7 @@ def test_discrete_columns_match_expected_values(tmp_path):
     assert np.isnan(by_place(data, "propensity")[0][1])
     assert sorted(set(data.column("trajectory")[:].tolist())) == [0, 1]
     assert len({tuple(key) for key in data.column("key")[:].tolist()}) == 4
+    assert "the metric reward is left out: estimates call the column reward so; give it another name" in printed
     assert "2 decisions took an action that was not among the possible ones; it was added to them" in printed
     check = data.check_rows()
     raw = {reward: check["state_value"][i] for i, reward in enumerate(data.column("reward")[:][check["row"]])}

@@ -48,6 +48,11 @@ def test_the_spec_decides_the_kind(task, env, spec, kind):
         assert (found, bool(reason)) == (kind, True)
 
 
+def test_one_number_is_not_called_numbers():
+    single = dataclasses.replace(ROBOT, observation_size=1)
+    assert kind_of(Run(task="My-v0"), single)[1] == "actions are 3 real numbers, observations 1 number"
+
+
 @pytest.mark.parametrize(("algo", "kind"), [(algo, kind) for algo, kinds in BY_ALGORITHM.items() for kind in kinds])
 def test_all_defaults_are_settings_and_divide_among_ranks(algo, kind):
     run = override(Run(task="any", algo=algo), BY_ALGORITHM[algo][kind])

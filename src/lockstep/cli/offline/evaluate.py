@@ -42,7 +42,7 @@ def evaluate_command(args: argparse.Namespace) -> int:
             f"{path} learned from environments, not from a log; lockstep evaluate {shlex.quote(str(path))} "
             "plays its policy"
         )
-    check_package(run.ml_framework)
+    check_package(run.ml_framework, either=False)
     data, world = args.data or run.eval_data or run.data, World.from_environment()
     ranks = requested_ranks(args.ranks, 1, run.ml_framework)
     if world.launcher != "none" and args.ranks is not None:

@@ -27,6 +27,7 @@ def record_command(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from lockstep.launch.flags import number
+    from lockstep.session.checks import check_package
 
     if args.episodes is not None and args.steps is not None:
         raise ConfigError(f"--episodes {args.episodes} and --steps {args.steps} both say how many; leave one out")
@@ -35,8 +36,13 @@ def record_command(args: argparse.Namespace) -> int:
     epsilon, steps = _probability(args.epsilon or "0"), args.steps and number(args.steps, "--steps")
     episodes = None if steps else number(args.episodes or "100", "--episodes")
     seed = number(args.seed, "--seed", least=0)
-    from lockstep.torch.offline.record import Recording, record
+    from lockstep.session.logged.recording import Recording, record_at_random
 
+    if Path(args.source).is_dir():
+        check_package("torch", either=False)
+        from lockstep.torch.offline.record import record
+    else:
+        record = record_at_random
     summary = record(
         Recording(
             source=args.source,

@@ -19,6 +19,8 @@ from lockstep.errors import ConfigError
 
 Actions = Maps | pl.Series
 """The action of each row: features if parametric, otherwise names (String, null: none)."""
+CONTINUOUS = "a continuous action is a list of numbers, or columns of them: --columns FILE with action: [action]"
+"""How a log says that a number is an action itself, not the index of one."""
 _NUMBERS = msgspec.json.Decoder(list[list[float] | None])
 _MANY = 2  # rows per distinct text from which distinct texts are decoded once
 
@@ -38,10 +40,13 @@ class ActionNames:
         if isinstance(index, float) and index.is_integer():
             index = int(index)
         if isinstance(index, bool) or not isinstance(index, int):
-            where.refuse(row, f"{column} is {index!r}; an action is a name, an index, a one-hot list or a map")
+            may_be_number = isinstance(index, float) and self.names is None
+            what = CONTINUOUS if may_be_number else "an action is a name, an index, a one-hot list or a map"
+            where.refuse(row, f"{column} is {index!r}; {what}")
         if index < 0 or (self.names is not None and index >= len(self.names)):
             there = "indices count from 0" if self.names is None else f"there are {len(self.names)} actions"
-            where.refuse(row, f"{column} {index} is not the index of an action: {there} (write a name in quotes)")
+            more = f"; {CONTINUOUS}" if self.names is None else ""
+            where.refuse(row, f"{column} {index} is not the index of an action: {there} (write a name in quotes){more}")
         return str(index) if self.names is None else self.names[index]
 
     def of_cell(self, text: str) -> str:
@@ -127,12 +132,18 @@ def actions_of_series(series: pl.Series, names: ActionNames, where: Where, colum
         some = found.drop_nulls().head(1)
         if len(some) and some[0].lstrip()[:1] in ("{", "["):
             return ActionDecoder(names)([_json(cell) for cell in found], where, column)
-        if text and names.names is not None:
+        if text and names.names is None:
+            number = found.cast(pl.Float64, strict=False)
+            where.refuse_first(
+                (number.is_finite() & (number != number.round())).fill_null(value=False),
+                lambda row: f"{column} is {found[row]}; {CONTINUOUS}; if it is a name, --actions A,B has all names",
+            )
+        elif text:
             distinct = found.unique().drop_nulls()
             found = found.replace(distinct, [names.of_cell(cell) for cell in distinct])
         return names.check(found, where, column)
     if dtype.is_numeric():
-        distinct = series.unique().drop_nulls()
+        distinct = series.unique(maintain_order=True).drop_nulls()
         rows = [int(cast(int, (series == index).arg_max())) for index in distinct]
         called = [names.of_index(index, where, row, column) for index, row in zip(distinct, rows, strict=True)]
         return series.replace_strict(distinct, called, default=None, return_dtype=pl.String).alias(column)

@@ -6,8 +6,9 @@ from typing import Any, cast
 import numpy as np
 import polars as pl
 
-from lockstep.data.logs.actions import Actions
+from lockstep.data.logs.actions import CONTINUOUS, Actions
 from lockstep.data.logs.maps import Maps, Where
+from lockstep.data.logs.schema import ACTIONS
 
 _WANTED = {"discrete": "names", "parametric": "maps of features"}
 _ROUNDING = 1e-6
@@ -99,7 +100,8 @@ def _check_kind(found: RawRows, kind: str) -> None:
 
 def _refuse_kind(where: Where, row: int, name: str, kind: str) -> None:
     other = "parametric" if kind == "discrete" else "discrete"
-    where.refuse(row, f"{name} holds {_WANTED[other]}, but actions of this log are {_WANTED[kind]} ({kind})")
+    hint = f"; {CONTINUOUS}" if kind == "parametric" and name in ACTIONS else ""
+    where.refuse(row, f"{name} holds {_WANTED[other]}, but actions of this log are {_WANTED[kind]} ({kind}){hint}")
 
 
 def _check_scalars(found: RawRows, kind: str) -> None:

@@ -17,6 +17,8 @@ from lockstep.data.preparation.next_rows import NextRows
 
 Index = NDArray[np.int64]
 Columns = dict[str, NDArray[Any]]
+LEAST_PROPENSITY = float(np.finfo(np.float32).tiny)
+"""What float32 cannot hold would become 0, and a ratio to it infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +121,7 @@ def _propensities(block: Block, schema: Schema, rows: Index) -> Columns:
     if schema.continuous:
         return {"log_density": np.where(np.isnan(logarithm), np.log(propensity), logarithm)}
     probability = np.where(np.isnan(propensity), np.minimum(np.exp(logarithm), 1.0), propensity)
-    # What float32 cannot hold would become 0, and a ratio to it infinite.
-    return {"propensity": np.maximum(probability, np.finfo(np.float32).tiny).astype(np.float32)}
+    return {"propensity": np.maximum(probability, LEAST_PROPENSITY).astype(np.float32)}
 
 
 def _next_decision(block: Block, successors: NextRows, rows: Index) -> tuple[Index, Index]:

@@ -203,6 +203,8 @@ class Preparation:
         """The summary for the user; `example` names a skipped decision."""
         has_lists = bool(self._scan.contents.columns & set(LISTS))
         lines = summary_lines(self.counts, self._rules, self.schema.kind, has_lists=has_lists, example=example)
+        if "metric:reward" in self._scan.contents.columns:
+            lines.append("the metric reward is left out: estimates call the column reward so; give it another name")
         if self.schema.continuous and self.schema.action is not None:
             bounds = ", ".join(
                 f"{name} in [{feature.min_value:g}, {feature.max_value:g}]"

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data.preparation.decisions import Decisions
+from lockstep.data.preparation.decisions import LEAST_PROPENSITY, Decisions
 from lockstep.data.preparation.next_rows import NextRows, Rules
 
 _MARKS = {
@@ -38,6 +38,8 @@ class Counts:
     """Decisions without possible actions in the log."""
     added: int = 0
     """Decisions whose action was not among the possible ones."""
+    raised: int = 0
+    """Decisions whose propensity is, or was raised to, the least that is kept."""
     next_actions: int = 0
     """Decisions whose next action is known."""
     shortest: int = 0
@@ -55,6 +57,7 @@ class Counts:
         known = columns.get("has_next_action")
         self.next_actions += int((columns["next_action"] >= 0).sum() if known is None else known.sum())
         self.added += found.added
+        self.raised += int((columns["propensity"] == LEAST_PROPENSITY).sum()) if "propensity" in columns else 0
         self.cut += successors.cut
         self.skipped += successors.skipped
         self.gaps += successors.gaps
@@ -106,4 +109,9 @@ def summary_lines(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, e
         found.append(f"{c.filled} decisions name no possible actions; filled in by {source}")
     if c.added:
         found.append(f"{c.added} decisions took an action that was not among the possible ones; it was added to them")
+    if c.raised:
+        found.append(
+            f"the propensities of {c.raised} decisions are raised to {LEAST_PROPENSITY:.3g}, the least that is kept: "
+            "such rows have huge weights, which estimates should not rest on; check how the log computed them"
+        )
     return found

@@ -136,3 +136,12 @@ def test_mistakes(case, here, capsys):
 def test_playing_a_run_without_a_simulator_is_refused(here, capsys):
     assert cli.main(["evaluate", str(run_dir(here))]) == 2
     assert "learned from a log and has no simulator to play in" in capsys.readouterr().err
+
+
+def test_a_missing_framework_is_named_without_a_flag_that_the_command_lacks(here, capsys, monkeypatch):
+    path = run_dir(here)
+    monkeypatch.setattr("lockstep.session.checks._installed", lambda name: name == "jax")
+    assert cli.main(["offline", "evaluate", str(path)]) == 2
+    assert capsys.readouterr().err == (
+        "lockstep: error: ml_framework=torch needs the package torch: pip install 'lockstep-rl[torch]'\n"
+    )

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+import re
 
 import polars as pl
 import pytest
@@ -340,6 +341,39 @@ def test_a_csv_may_end_with_an_empty_cell(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("mdp_id,sequence_number,state:0,action,reward,propensity\na,0,0.5,left,1,\n")
     assert len(table(path)) == 1
+
+
+SCALARS = (1.0, 0.25, *(k - 0.5 for k in range(50)))
+SAYS = "a continuous action is a list of numbers, or columns of them: --columns FILE with action: [action]"
+
+
+def scalars(path, actions=SCALARS):
+    """A log whose actions are plain numbers, in the format that the file's name says."""
+    made = {"mdp_id": "a", "sequence_number": range(len(actions)), "state:0": 0.5, "action": actions, "reward": 1.0}
+    if path.suffix == ".jsonl":
+        return write(path, [row(i, action=action) for i, action in enumerate(actions)])
+    (pl.DataFrame.write_csv if path.suffix == ".csv" else pl.DataFrame.write_parquet)(pl.DataFrame(made), path)
+    return path
+
+
+@pytest.mark.parametrize(("name", "bad"), [("a.jsonl", 2), ("a.csv", 3), ("a.parquet", 2)])
+def test_a_number_as_an_action_is_refused_with_the_way_out(tmp_path, name, bad):
+    path = scalars(tmp_path / name)
+    with pytest.raises(ConfigError, match=re.escape(f"{path}, row {bad}: action is 0.25; {SAYS}")):
+        table(path)
+    assert table(path, columns={"action": ["action"]})["action:action"].to_list() == list(SCALARS)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+def test_whole_numbers_as_continuous_actions_are_refused_with_the_way_out(tmp_path, name):
+    with pytest.raises(ConfigError, match=re.escape(SAYS)):
+        whole(read_log([scalars(tmp_path / name, (1, 2, 0))], kind="continuous"))
+
+
+@pytest.mark.parametrize("given", [None, ("0.5", "nan", "1.5")])
+def test_names_of_actions_may_look_like_numbers_where_all_are_given(tmp_path, given):
+    names = ["1", "nan", "1e3"] if given is None else [*given]
+    assert table(scalars(tmp_path / "a.csv", names), actions=given)["action"].to_list() == names
 
 
 def test_actions_of_a_table_that_are_marks_are_refused(tmp_path):

@@ -9,12 +9,14 @@ import torch
 import made_data
 from lockstep import World
 from lockstep.data.dataset import Dataset
+from lockstep.data.features import Features
 from lockstep.errors import ConfigError
 from lockstep.run import OfflineRun, ScoreNetworkConfig, override
 from lockstep.session.logged import estimate as counterfactual
 from lockstep.session.logged import evaluator as judged
 from lockstep.session.logged.estimate import estimate
 from lockstep.session.logged.policy_spec import PolicySpec, check_fits
+from lockstep.session.policy_file import check_start
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.scorer import PolicyScorer
 from lockstep.torch.scoring.policy import ScoringPolicy
@@ -221,9 +223,15 @@ def test_data_that_do_not_fit_policy_are_rejected(tmp_path):
     ):
         with pytest.raises(ConfigError, match=f"differs in {name} .*--like"):
             check_fits(about, Dataset.open(other))
+    noted = Features({name: replace(feature, note="by hand") for name, feature in about.state.items()})
+    check_fits(replace(about, state=noted), mine)
+    path, shapes = tmp_path / "policy", {"layer": (2, 3)}
+    check_start(path, replace(about, state=noted).signature(shapes), about.signature(shapes))
     moved = replace(about, state=made_data.as_it_is(str(i) for i in range(5)))
     with pytest.raises(ConfigError, match="normalized differently"):
         check_fits(moved, mine)
+    with pytest.raises(ConfigError, match="differs from this run's in state features"):
+        check_start(path, moved.signature(shapes), about.signature(shapes))
 
 
 def test_heartbeat_is_called_after_each_block(tmp_path, monkeypatch):

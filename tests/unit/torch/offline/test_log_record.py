@@ -19,10 +19,11 @@ from lockstep.errors import ConfigError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.run import EnvConfig, NetworkConfig, OfflineRun, Run, dump
 from lockstep.session.logged.policy_spec import PolicySpec
+from lockstep.session.logged.recording import Recording, record_at_random
 from lockstep.session.policy_file import POLICY_FILE
 from lockstep.torch.export import load_policy, save_policy
 from lockstep.torch.networks import Policy
-from lockstep.torch.offline.record import Recording, record
+from lockstep.torch.offline.record import record
 from lockstep.torch.q_networks import QPolicy
 from lockstep.torch.scoring.policy import ScoringPolicy
 
@@ -52,7 +53,8 @@ def a_run(path, task="CartPole-v1", algo="ppo", normalized=False, **env):
 
 
 def recorded(path, source, **options):
-    told = record(Recording(source=str(source), out=path, **options))
+    play = record if Path(source).is_dir() else record_at_random
+    told = play(Recording(source=str(source), out=path, **options))
     return told, made_logs.table(path)
 
 
@@ -295,5 +297,5 @@ def test_invalid_recording_is_rejected(tmp_path, capsys, words, says):
 def test_existing_log_is_kept(tmp_path):
     (tmp_path / "a.jsonl").write_text("mine")
     with pytest.raises(ConfigError, match="is there already"):
-        record(Recording(source="CartPole-v1", out=tmp_path / "a.jsonl", episodes=1))
+        record_at_random(Recording(source="CartPole-v1", out=tmp_path / "a.jsonl", episodes=1))
     assert (tmp_path / "a.jsonl").read_text() == "mine"

@@ -1,0 +1,28 @@
+"""`lockstep offline record`: what it needs."""
+
+import json
+import subprocess
+import sys
+
+from lockstep.cli import main as cli
+
+WITHOUT_TORCH = (
+    "import sys; sys.modules['torch'] = None; from lockstep.cli import main as cli; sys.exit(cli.main(sys.argv[1:]))"
+)
+
+
+def test_a_task_is_played_at_random_without_torch(here):
+    words = ["offline", "record", "CartPole-v1", "--out", "log.jsonl", "--episodes", "2"]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *words], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (here / "log.jsonl").read_text().splitlines()]
+    assert {row["mdp_id"] for row in rows} == {"0-0-0", "0-1-0"} and {row["propensity"] for row in rows} == {0.5}
+
+
+def test_the_policy_of_a_run_needs_torch(here, capsys, monkeypatch):
+    monkeypatch.setattr("lockstep.session.checks._installed", lambda name: name == "jax")
+    (here / "run").mkdir()
+    assert cli.main(["offline", "record", "run", "--out", "log.jsonl"]) == 2
+    assert capsys.readouterr().err.endswith("needs the package torch: pip install 'lockstep-rl[torch]'\n")
