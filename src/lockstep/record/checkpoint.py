@@ -148,8 +148,15 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def find(run_dir: Path) -> list[Path]:
-    """The checkpoints of a run, the one to continue first: `LATEST`, then older ones."""
-    steps = {int(path.name[5:]): path for path in (run_dir / FOLDER).glob("step_*") if path.name[5:].isdecimal()}
+    """The checkpoints of a run, the one to continue first: `LATEST`, then older ones.
+
+    One that was being replaced when its run was killed counts under the name that it has until the next start.
+    """
+    steps: dict[int, Path] = {}
+    for prefix in ("step_", f"{REPLACED}step_"):
+        for path in (run_dir / FOLDER).glob(f"{prefix}*"):
+            if (number := path.name.removeprefix(prefix)).isdecimal():
+                steps.setdefault(int(number), path)
     latest = max(steps, default=0)
     with suppress(OSError, ValueError):
         named = int((run_dir / FOLDER / _LATEST).read_text().strip().removeprefix("step_"))

@@ -55,7 +55,7 @@ class Checkpoints:
         """
         self._state = state
         self._progress = progress
-        self._resumed_at = -1
+        self._resumed_at = self._evaluated_at = -1
         found = self._writer.load(self._resumed.exact) if self._resumed is not None else None
         elapsed_s = 0.0
         if found is not None:
@@ -65,7 +65,7 @@ class Checkpoints:
             self._comm.check_equal(state.tensors())
             self._timers.resumed(progress.updates)
             elapsed_s = float(shared["elapsed_s"])
-            self._resumed_at = progress.env_steps
+            self._resumed_at, self._evaluated_at = progress.env_steps, self._journal.evaluated_at
             self._journal.summary["resumed_from"] = f"{FOLDER}/step_{manifest['step']}"
             self._journal.say(f"resumed from step {manifest['step']}, update {progress.updates}")
             solved_here = self._journal.summary["solved_at_step"] == progress.env_steps
@@ -114,12 +114,13 @@ class Checkpoints:
         self._timers.enter(previous)
 
     def checkpoint_last(self, elapsed_s: float) -> None:
-        """Take the final checkpoint, unless there is one of this step, and wait until it is written; *collective*."""
+        """Take the final checkpoint, unless the one of this step has all; wait until it is written; *collective*."""
         step = self._progress.env_steps
         previous = self._timers.enter(CHECKPOINT)
-        if self._writer.finish(self._heartbeat) != step and self._resumed_at != step:
+        there = step in (self._writer.finish(self._heartbeat), self._resumed_at)
+        if not there or self._evaluated_at != self._journal.evaluated_at:
             self._take(elapsed_s)
-            if self._writer.finish(self._heartbeat) != step:
+            if self._writer.finish(self._heartbeat) != step and not there:
                 self._journal.warn(f"there is no checkpoint of step {step}, at which the run ends")
         self._timers.enter(previous)
 
@@ -144,6 +145,7 @@ class Checkpoints:
         self._due = False
         world = self._comm.world
         summary = self._journal.summary
+        self._evaluated_at = self._journal.evaluated_at
         manifest: dict[str, Any] = {
             "format": FORMAT,
             "step": self._progress.env_steps,
