@@ -27,3 +27,33 @@ def test_an_evaluation_of_a_resumed_run_without_steps_is_in_its_checkpoint(tmp_p
     train(RUN, resume=step)
     train(override(RUN, {"total_steps": 1280}), resume=tmp_path / "run")
     assert [line["step"] for line in lines(tmp_path / "run", FILE)] == [1024, 1280]
+
+
+def test_a_raised_return_is_not_reached_by_what_reached_the_lower_one(tmp_path, capsys):
+    stops = override(RUN, {"evaluate_every": 256, "stop_when_solved": True, "stop_return": 1.0})
+    assert train(stops, run_dir=tmp_path / "run")["solved_at_step"] == 256
+    raised = override(stops, {"stop_return": 1000.0})
+    found = train(override(raised, {"total_steps": 512}), resume=tmp_path / "run")
+    assert (found["status"], found["env_steps"], found["solved_at_step"], found["solved_at_s"]) == (
+        "finished", 512, None, None
+    )  # fmt: skip
+    assert "nothing is left" not in capsys.readouterr().out
+
+
+def test_the_return_of_the_task_counts_again_where_a_lower_one_is_taken_back(tmp_path):
+    stops = override(RUN, {"total_steps": 512, "evaluate_every": 256, "stop_when_solved": True, "stop_return": 1.0})
+    assert train(stops, run_dir=tmp_path / "run")["env_steps"] == 256
+    found = train(override(stops, {"stop_return": None}), resume=tmp_path / "run")
+    assert (found["status"], found["env_steps"]) == ("finished", 512)
+
+
+def test_a_lowered_return_that_the_last_evaluation_reached_solves_the_run(tmp_path, capsys):
+    train(override(RUN, {"total_steps": 512, "stop_return": 1000.0}), run_dir=tmp_path / "run")
+    lowered = override(RUN, {"stop_when_solved": True, "stop_return": 1.0})
+    capsys.readouterr()
+    found = train(lowered, resume=tmp_path / "run")
+    assert (found["status"], found["env_steps"], found["solved_at_step"]) == ("solved", 512, 512)
+    assert found["solved_at_s"] > 0
+    assert "nothing is left to do; raise total_steps or set stop_when_solved=false" in capsys.readouterr().out
+    assert train(lowered, resume=tmp_path / "run") == found
+    assert "solved its task at step 512" in capsys.readouterr().out

@@ -208,6 +208,18 @@ class Journal:
             self._best = mean
         return best
 
+    def judge_again(self, progress: Progress, stop_return: float | None, before: float | None, elapsed: float) -> None:
+        """After a resumption, decide whether the run counts as solved by a `stop_return` that was `before` until now.
+
+        Which of the earlier evaluations reached it is not known: if the last one did, the run is solved from here on.
+        """
+        if before is not None and (stop_return is None or stop_return > before):
+            self.summary |= {"solved_at_step": None, "solved_at_s": None}
+        mean: float | None = self.summary["eval_return_mean"]
+        solved = stop_return is not None and mean is not None and mean >= stop_return
+        if solved and self.summary["solved_at_step"] is None:
+            self.summary |= {"solved_at_step": progress.env_steps, "solved_at_s": elapsed}
+
     def finish(self, progress: Progress, status: str, signal: int, elapsed: float, ranks: list[dict[str, Any]]) -> None:
         """Record the end of a run without an error; `ranks` has the results of each rank."""
         phases = [rank.pop("phases_s") for rank in ranks]

@@ -154,7 +154,9 @@ def nothing_left(found: Resumption) -> str | None:
             f"go on with: {again} --set total_steps={2 * max(run.total_steps, found.step)}"
         )
     reached = settings.value_of(summary, "eval_return_mean")
-    wanted = -math.inf if run.stop_return is None else run.stop_return
+    wanted = run.stop_return
+    if wanted is None:  # the task's own, which only the environment knows
+        wanted = -math.inf if load(run_dir / RUN_FILE).stop_return is None else math.inf
     if solved_at_step != found.step or not run.stop_when_solved or reached < wanted:
         return None
     return (

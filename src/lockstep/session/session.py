@@ -105,8 +105,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self.progress = Progress(run.total_steps if isinstance(run, Run) else 1)
         self.signals = StopSignals()
         self._stack = contextlib.ExitStack()
-        threshold = self.spec.reward_threshold if isinstance(run, Run) else None
-        self._stop_return = run.stop_return if run.stop_return is not None else threshold
+        self._stop_return = self._threshold(run.stop_return)
         self.comm: SomeComm = self.backend.open(run, self.world, self.timers)
         self._state: RunState | None = None
         self.solved = False
@@ -260,7 +259,13 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self._source = source
         self._state = RunState(self.world, self._learner, source, self.journal, progress)
         elapsed_s = self._checkpoints.begin(self._state, progress)
+        before = self._checkpoints.run_before
+        if before is not None:
+            self.journal.judge_again(progress, self._stop_return, self._threshold(before.get("stop_return")), elapsed_s)
         self.solved = self._reached() and self.run.stop_when_solved
+        if before is not None and self.over:
+            longer = "raise total_steps" if isinstance(self.run, Run) else "raise epochs"
+            self.journal.say(f"nothing is left to do; {longer} or set stop_when_solved=false to go on")
         if self._spec is not None and not self.over:
             self._evaluation.make_envs()
         self.timers.restart()
@@ -402,6 +407,11 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
     def _elapsed_s(self) -> float:
         """Seconds of training, including those before a resumed start."""
         return time.monotonic() - self._started
+
+    def _threshold(self, stop_return: float | None) -> float | None:
+        """The return that solves the task, by this setting."""
+        known = self.spec.reward_threshold if isinstance(self.run, Run) else None
+        return known if stop_return is None else stop_return
 
     def _reached(self) -> bool:
         mean: float | None = self.summary["eval_return_mean"]
