@@ -10,6 +10,7 @@ import pytest
 from running import small
 
 from lockstep import train
+from lockstep.record.run_dir import RunDir
 from lockstep.run import override
 from lockstep.session.policy_file import read
 
@@ -94,6 +95,18 @@ def test_the_best_policy_of_a_future_that_was_given_up_is_replaced_or_removed(ta
     said = capsys.readouterr().out
     assert "policy_best.safetensors is that of step 1024 again: step 2560 is no longer part of this run" in said
     assert "policy_best.safetensors is removed: step 2560 is no longer part of this run" in said
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_from_its_policy_again(tmp_path):
+    run = small("CartPole-v1", total_steps=256, checkpoint_every=None)
+    policy = tmp_path / "first" / "policy.safetensors"
+    train(override(run, {"seed": 1}), run_dir=policy.parent)
+    whole = train(run, run_dir=tmp_path / "whole", init_from=policy)
+    RunDir.create(tmp_path / "cut", run, init_from=policy)  # what a kill left
+    for cut in ("whole", "cut"):
+        assert (tmp_path / cut / "init_from.txt").read_text() == f"{policy}\n"
+    again = train(run, resume=tmp_path / "cut")
+    assert again["params_fingerprint"] == whole["params_fingerprint"]
 
 
 def _equal(one, other):

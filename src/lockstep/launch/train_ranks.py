@@ -77,7 +77,7 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
     checkpoint: dict[str, Any] = {}
     resume = None
     if found is None:
-        run_dir = RunDir.create(run_dir, run).path
+        run_dir = RunDir.create(run_dir, run, init_from=init_from).path
     else:
         run_dir, resume = found.run_dir, found.exact or found.run_dir
         checkpoint = {"num_shards": found.num_shards, "step": found.step}

@@ -93,8 +93,11 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         profile: int | None = None,
     ) -> None:
         self._resumed = resumed = load_resumption(resume, run) if isinstance(resume, Path) else resume
-        self._pending_run = PendingRun.resolve(run_dir, joined, resumed.run_dir if resumed is not None else None)
-        self._init_from = init_from if resumed is None or resumed.step is None else None
+        earlier = resumed.run_dir if resumed is not None else None
+        self._pending_run = PendingRun.resolve(run_dir, joined, earlier, init_from)
+        self._init_from = init_from
+        if resumed is not None:
+            self._init_from = init_from or resumed.init_from if resumed.step is None else None
         world = world or World.from_environment()
         self.run = run
         self.world = run.with_shards(world, resumed.num_shards if resumed is not None else None)
