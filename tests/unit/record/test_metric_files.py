@@ -130,6 +130,14 @@ def test_a_file_is_set_back_to_a_step_and_loses_a_line_that_was_cut(tmp_path):
     assert not (tmp_path / "none.jsonl").exists()
 
 
+def test_a_damaged_line_does_not_take_those_after_it_along(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    damaged = ["{", '{"at": 1}', '{"step": null}', "[]", "\0\0"]
+    path.write_text("\n".join(['{"step": 1}', *damaged, '{"step": 2}', '{"step": 3}', '{"step": 2}', ""]))
+    JsonLines(path).rewind(2)
+    assert path.read_text().splitlines() == ['{"step": 1}', *damaged, '{"step": 2}']
+
+
 def test_tensorboard_forgets_what_lies_after_the_step_of_a_resumed_run(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
