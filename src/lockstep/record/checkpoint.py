@@ -37,6 +37,7 @@ _KINDS = {
     **{"u8": "U64", "f2": "F16", "f4": "F32", "f8": "F64"},
 }
 _ARRAY = "__array__"
+_METADATA = "__metadata__"  # of safetensors
 _CHUNK = 1 << 24  # hashing and writing chunks of this size release the interpreter lock for the training thread
 
 
@@ -88,7 +89,7 @@ def write_state(path: Path, state: State, wrote: Callable[[int], object] = lambd
     """
     arrays: dict[str, NDArray[Any]] = {}
     text = json.dumps(_without_arrays(state, "", arrays))
-    header: dict[str, Any] = {"__metadata__": {"lockstep": text}}
+    header: dict[str, Any] = {_METADATA: {"lockstep": text}}
     offset = 0
     for name, array in arrays.items():
         kind = _KINDS[array.dtype.str[1:]]
@@ -238,9 +239,12 @@ def _without_arrays(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> A
     if isinstance(value, np.ndarray):
         array = cast(NDArray[Any], value)
         kind = array.dtype.str
-        if kind[1:] in _KINDS and path not in arrays:
-            arrays[path] = array if kind[0] != ">" else array.byteswap().view(kind.replace(">", "<"))
-            return {_ARRAY: path}
+        if kind[1:] in _KINDS:
+            name = path
+            while name in arrays or name == _METADATA:  # the path of {"a/b": ...} is that of {"a": {"b": ...}}
+                name += "+"
+            arrays[name] = array if kind[0] != ">" else array.byteswap().view(kind.replace(">", "<"))
+            return {_ARRAY: name}
     elif value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(

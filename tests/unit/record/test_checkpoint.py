@@ -74,6 +74,12 @@ def test_any_array_comes_back(arrays, tmp_path_factory):
         assert now.tobytes() == was.astype(was.dtype.newbyteorder("<")).tobytes()
 
 
+def test_arrays_whose_paths_are_alike_come_back(tmp_path):
+    one, two, three = (np.full(2, value) for value in (1.0, 2.0, 3.0))
+    state = {"a/b": one, "a": {"b": two, "b+": three}, "__metadata__": one}
+    assert same(read_state(tmp_path / "x", write_state(tmp_path / "x", state)), state)
+
+
 def test_the_library_reads_our_files(tmp_path):
     write_state(tmp_path / "x.safetensors", {"deep": {"a": STATE["a"].T}})
     assert (load_file(tmp_path / "x.safetensors")["deep/a"] == STATE["a"].T).all()
