@@ -273,6 +273,10 @@ class Journal:
             write_config(self.path, self._run)
             self._run_dir.rewind(self.logged_at, self.evaluated_at)
 
+    def flush(self) -> None:
+        """Write what is buffered: a run that is resumed from the state of now has it nowhere else."""
+        self._run_dir.flush()
+
     def say(self, text: str) -> None:
         """Print a line, on rank 0."""
         if self._console is not None:

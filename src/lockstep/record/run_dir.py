@@ -132,6 +132,10 @@ class RunDir:
         """Write `summary.json` as a whole: a reader sees the old one or the new one."""
         _write_json(self.path / SUMMARY_FILE, summary)
 
+    def flush(self) -> None:
+        """Write what is buffered for TensorBoard, before a checkpoint that counts on it."""
+        self._tensorboard.flush()
+
     def rewind(self, step: int, evaluated_at: int) -> None:
         """Remove metrics after `step`, evaluations after `evaluated_at`, and the result."""
         self._metrics.rewind(step)

@@ -148,6 +148,7 @@ class Checkpoints:
         world = self._comm.world
         summary = self._journal.summary
         self._evaluated_at = self._journal.evaluated_at
+        self._journal.flush()
         manifest: dict[str, Any] = {
             "format": FORMAT,
             "step": self._progress.env_steps,
