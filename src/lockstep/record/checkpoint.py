@@ -178,6 +178,7 @@ def commit(run_dir: Path, manifest: Mapping[str, Any], num_kept: int) -> None:
     step = int(manifest["step"])
     abandoned = {*(run_dir / FOLDER).glob("step_*")} - {*find(run_dir), run_dir / FOLDER / f"step_{step}"}
     beside, path = partial(run_dir, step), run_dir / FOLDER / f"step_{step}"
+    sync_directory(run_dir)  # `checkpoints` and the records may be new in it
     write_atomically(beside / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     sync_directory(beside)
     replaced = path.with_name(REPLACED + path.name)

@@ -277,6 +277,10 @@ class Journal:
         """Write what is buffered: a run that is resumed from the state of now has it nowhere else."""
         self._run_dir.flush()
 
+    def sync(self) -> None:
+        """Sync what was recorded to the disk; any thread may call it."""
+        self._run_dir.sync()
+
     def say(self, text: str) -> None:
         """Print a line, on rank 0."""
         if self._console is not None:

@@ -19,7 +19,7 @@ from lockstep.record.summary import empty_summary
 from lockstep.record.tensorboard import TensorBoard
 from lockstep.record.trackers.interface import evaluation_metrics
 from lockstep.run import AnyRun, to_dict
-from lockstep.system.files import write_atomically
+from lockstep.system.files import sync_file, write_atomically
 
 _LOCK_TIMEOUT_S = 3.0  # for processes that are ending
 
@@ -135,6 +135,12 @@ class RunDir:
     def flush(self) -> None:
         """Write what is buffered for TensorBoard, before a checkpoint that counts on it."""
         self._tensorboard.flush()
+
+    def sync(self) -> None:
+        """Sync the lines so far to the disk, before a checkpoint that counts on them. Any thread may call it."""
+        for name in (METRICS_FILE, EVALUATIONS_FILE, RANKS_FILE):
+            with suppress(FileNotFoundError):
+                sync_file(self.path / name)
 
     def rewind(self, step: int, evaluated_at: int) -> None:
         """Remove metrics after `step`, evaluations after `evaluated_at`, and the result."""

@@ -43,7 +43,9 @@ class Checkpoints:
         self._resumed = resumed
         self._initialized = initialized
         self._timers = comm.timers
-        self._writer = CheckpointWriter(journal.path, comm.world, comm.gather_object, journal.warn, run.num_checkpoints)
+        self._writer = CheckpointWriter(
+            journal.path, comm.world, comm.gather_object, journal.warn, run.num_checkpoints, journal.sync
+        )
         self._due = False
         self.run_before: Mapping[str, Any] | None = None
 
