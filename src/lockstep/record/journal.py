@@ -74,7 +74,7 @@ class Journal:
         self._recent: deque[float] = deque(maxlen=KEPT)
         self._sums = np.zeros(3)
         self._logged = (0, 0.0)
-        self._best = -np.inf
+        self._best = self._best_before = -np.inf
         self._trackers = Trackers(run.trackers if world.rank == 0 else (), run, run_dir.path, self.warn)
 
     @classmethod
@@ -205,8 +205,12 @@ class Journal:
             )
         best = mean > self._best
         if best:
-            self._best = mean
+            self._best, self._best_before = mean, self._best
         return best
+
+    def withdraw_best(self) -> None:
+        """After an evaluation that is the best so far: its policy could not be written, and the one before stays."""
+        self._best = self._best_before
 
     def judge_again(self, progress: Progress, stop_return: float | None, before: float | None, elapsed: float) -> None:
         """After a resumption, decide whether the run counts as solved by a `stop_return` that was `before` until now.
@@ -290,12 +294,14 @@ class Journal:
         """Print a warning, on rank 0."""
         self.say(f"warning: {text}")
 
-    def attempt(self, write: Callable[[], None]) -> None:
-        """Write something optional: a full disk only causes a warning."""
+    def attempt(self, write: Callable[[], None]) -> bool:
+        """Write something optional: a full disk only causes a warning. Returns whether it was written."""
         try:
             write()
         except (RunError, OSError) as full:
             self.warn(str(full))
+            return False
+        return True
 
     def fail(self, rank: int, message: str, progress: Progress, elapsed: float) -> None:
         """Record the end of a run by an error: the first failure of any rank.

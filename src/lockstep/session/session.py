@@ -366,8 +366,10 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             self.progress, episodes.returns, episodes.lengths, self._stop_return, self._elapsed_s
         )
         self.timers.enter(CHECKPOINT)
-        if best and self.world.rank == 0:
-            self.journal.attempt(lambda: self._save(BEST_POLICY_FILE))
+        if best:
+            saved = self.world.rank != 0 or self.journal.attempt(lambda: self._save(BEST_POLICY_FILE))
+            if not self.comm.broadcast_object(saved, tag="evaluate"):
+                self.journal.withdraw_best()
         self.timers.enter(previous)
         self.solved = self._reached() and self.run.stop_when_solved
         if best:
