@@ -10,7 +10,10 @@ import pytest
 from running import small
 
 from lockstep import train
+from lockstep.errors import RunError
+from lockstep.record.run_dir import RunDir
 from lockstep.run import override
+from lockstep.session import policy_file
 from lockstep.session.policy_file import read
 
 ENV = """
@@ -94,6 +97,36 @@ def test_the_best_policy_of_a_future_that_was_given_up_is_replaced_or_removed(ta
     said = capsys.readouterr().out
     assert "policy_best.safetensors is that of step 1024 again: step 2560 is no longer part of this run" in said
     assert "policy_best.safetensors is removed: step 2560 is no longer part of this run" in said
+
+
+def test_a_best_policy_that_could_not_be_written_leaves_the_next_better_one_to_be(task, tmp_path, monkeypatch, capsys):
+    write, failed = policy_file.write, []
+
+    def full_once(path, *args):
+        if path.name == "policy_best.safetensors" and not failed:
+            failed.append(path)
+            raise RunError(f"{path} cannot be written (No space left on device)")
+        write(path, *args)
+
+    monkeypatch.setattr(policy_file, "write", full_once)
+    monkeypatch.setenv("SIGN", "-1")  # each evaluation is worse than the one before
+    run = small(task, total_steps=2048, checkpoint_every=1024, evaluate_every=1024)
+    train(run, run_dir=tmp_path / "run")
+    assert "No space left on device" in capsys.readouterr().out
+    best = read(tmp_path / "run" / "policy_best.safetensors")[1]
+    assert _equal(best, read(tmp_path / "run" / "checkpoints" / "step_2048")[1])
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_from_its_policy_again(tmp_path):
+    run = small("CartPole-v1", total_steps=256, checkpoint_every=None)
+    policy = tmp_path / "first" / "policy.safetensors"
+    train(override(run, {"seed": 1}), run_dir=policy.parent)
+    whole = train(run, run_dir=tmp_path / "whole", init_from=policy)
+    RunDir.create(tmp_path / "cut", run, init_from=policy)  # what a kill left
+    for cut in ("whole", "cut"):
+        assert (tmp_path / cut / "init_from.txt").read_text() == f"{policy}\n"
+    again = train(run, resume=tmp_path / "cut")
+    assert again["params_fingerprint"] == whole["params_fingerprint"]
 
 
 def _equal(one, other):

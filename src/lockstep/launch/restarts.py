@@ -138,7 +138,8 @@ def find_restart(record: StartRecord | None, run: AnyRun, world: World, gather: 
             f"num_shards={shards} of the run in {run_dir} is fewer than the {world.size} ranks of this start; a run "
             f"whose launcher may add ranks begins with --set num_shards={world.size} or more"
         )
-    return Restart(Resumption(run, run_dir, size, shards, step, exact, plan["notes"]), trained.starts)
+    source = Path(plan["init_from"]) if plan["init_from"] else None
+    return Restart(Resumption(run, run_dir, size, shards, step, exact, plan["notes"], source), trained.starts)
 
 
 def only_run(known: Mapping[str, TrainedRun]) -> TrainedRun | None:
@@ -181,7 +182,8 @@ def _find_checkpoint(trained: TrainedRun, run: AnyRun) -> dict[str, Any]:
         return {"error": str(error)}
     exact = str(found.exact) if found.exact is not None else None
     counts = {"world_size": found.world_size, "num_shards": found.num_shards, "step": found.step}
-    return {"exact": exact, **counts, "notes": found.notes}
+    source = str(found.init_from) if found.init_from is not None else None
+    return {"exact": exact, **counts, "notes": found.notes, "init_from": source}
 
 
 def _is_visible(run_dir: Path) -> bool:

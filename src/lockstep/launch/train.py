@@ -161,7 +161,7 @@ def _train_here(
         check_before_run(run, tell=world.rank == 0)
     if begins and profile is not None:
         check_profile(profile, run)
-    pending_run = PendingRun(run_dir, joined=joined)
+    pending_run = PendingRun(run_dir, joined=joined, init_from=init_from)
     try:
         if world.rank == 0:
             _open(pending_run, run, world, resume, launch)

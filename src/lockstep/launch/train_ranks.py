@@ -17,7 +17,7 @@ from lockstep.launch.local import Restarts, launch
 from lockstep.launch.supervise import DEFAULT_BOUNDS, Bounds
 from lockstep.record.failure import read_failure
 from lockstep.record.follow import read_json
-from lockstep.record.partial_files import modified_at, remove_results
+from lockstep.record.partial_files import modified_at, remove_partial_files, remove_results
 from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, RunDir, lock_run_dir, mark_failed, write_config
 from lockstep.record.run_status import COMPLETE
 from lockstep.system.files import write_atomically
@@ -77,7 +77,7 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
     checkpoint: dict[str, Any] = {}
     resume = None
     if found is None:
-        run_dir = RunDir.create(run_dir, run).path
+        run_dir = RunDir.create(run_dir, run, init_from=init_from).path
     else:
         run_dir, resume = found.run_dir, found.exact or found.run_dir
         checkpoint = {"num_shards": found.num_shards, "step": found.step}
@@ -112,6 +112,7 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
 
 def _start_with_config(run_dir: Path, run: "AnyRun", start: Callable[[], int]) -> int:
     """Start ranks that read the config of a resumed run; the earlier one comes back if they refuse it."""
+    remove_partial_files(run_dir)  # the guardian of a start that was killed may have been killed with it
     config_before, summary_before = (run_dir / RUN_FILE).read_bytes(), modified_at(run_dir / SUMMARY_FILE)
     write_config(run_dir, run)
     code = start()

@@ -37,6 +37,7 @@ _KINDS = {
     **{"u8": "U64", "f2": "F16", "f4": "F32", "f8": "F64"},
 }
 _ARRAY = "__array__"
+_METADATA = "__metadata__"  # of safetensors
 _CHUNK = 1 << 24  # hashing and writing chunks of this size release the interpreter lock for the training thread
 
 
@@ -88,7 +89,7 @@ def write_state(path: Path, state: State, wrote: Callable[[int], object] = lambd
     """
     arrays: dict[str, NDArray[Any]] = {}
     text = json.dumps(_without_arrays(state, "", arrays))
-    header: dict[str, Any] = {"__metadata__": {"lockstep": text}}
+    header: dict[str, Any] = {_METADATA: {"lockstep": text}}
     offset = 0
     for name, array in arrays.items():
         kind = _KINDS[array.dtype.str[1:]]
@@ -148,8 +149,15 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def find(run_dir: Path) -> list[Path]:
-    """The checkpoints of a run, the one to continue first: `LATEST`, then older ones."""
-    steps = {int(path.name[5:]): path for path in (run_dir / FOLDER).glob("step_*") if path.name[5:].isdecimal()}
+    """The checkpoints of a run, the one to continue first: `LATEST`, then older ones.
+
+    One that was being replaced when its run was killed counts under the name that it has until the next start.
+    """
+    steps: dict[int, Path] = {}
+    for prefix in ("step_", f"{REPLACED}step_"):
+        for path in (run_dir / FOLDER).glob(f"{prefix}*"):
+            if (number := path.name.removeprefix(prefix)).isdecimal():
+                steps.setdefault(int(number), path)
     latest = max(steps, default=0)
     with suppress(OSError, ValueError):
         named = int((run_dir / FOLDER / _LATEST).read_text().strip().removeprefix("step_"))
@@ -170,6 +178,7 @@ def commit(run_dir: Path, manifest: Mapping[str, Any], num_kept: int) -> None:
     step = int(manifest["step"])
     abandoned = {*(run_dir / FOLDER).glob("step_*")} - {*find(run_dir), run_dir / FOLDER / f"step_{step}"}
     beside, path = partial(run_dir, step), run_dir / FOLDER / f"step_{step}"
+    sync_directory(run_dir)  # `checkpoints` and the records may be new in it
     write_atomically(beside / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     sync_directory(beside)
     replaced = path.with_name(REPLACED + path.name)
@@ -231,9 +240,12 @@ def _without_arrays(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> A
     if isinstance(value, np.ndarray):
         array = cast(NDArray[Any], value)
         kind = array.dtype.str
-        if kind[1:] in _KINDS and path not in arrays:
-            arrays[path] = array if kind[0] != ">" else array.byteswap().view(kind.replace(">", "<"))
-            return {_ARRAY: path}
+        if kind[1:] in _KINDS:
+            name = path
+            while name in arrays or name == _METADATA:  # the path of {"a/b": ...} is that of {"a": {"b": ...}}
+                name += "+"
+            arrays[name] = array if kind[0] != ">" else array.byteswap().view(kind.replace(">", "<"))
+            return {_ARRAY: name}
     elif value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(

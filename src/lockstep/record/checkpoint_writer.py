@@ -29,6 +29,7 @@ class CheckpointWriter:
         gather: gathers JSON-able values of all ranks, in rank order; collective.
         warn: prints a warning for the user.
         num_kept: number of newest checkpoints to keep.
+        before_commit: called on rank 0, in the thread, before a checkpoint is published.
     """
 
     def __init__(
@@ -38,12 +39,14 @@ class CheckpointWriter:
         gather: Callable[[Any, str], list[Any]],
         warn: Callable[[str], None],
         num_kept: int,
+        before_commit: Callable[[], object] = lambda: None,
     ) -> None:
         self._run_dir = run_dir
         self._world = world
         self._gather = gather
         self._warn = warn
         self._num_kept = num_kept
+        self._before_commit = before_commit
         self._thread = ThreadPoolExecutor(1, "lockstep-checkpoint")
         self._preparing: Future[None] | None = None
         self._writing: Future[dict[str, Any]] | None = None
@@ -167,6 +170,7 @@ class CheckpointWriter:
             )
             return
         try:
+            self._before_commit()
             checkpoint.commit(self._run_dir, manifest, self._num_kept)
             self._completed_at, self._warned = int(manifest["step"]), False
         except (OSError, TypeError, ValueError) as error:  # or the manifest holds what JSON cannot

@@ -74,7 +74,7 @@ class Journal:
         self._recent: deque[float] = deque(maxlen=KEPT)
         self._sums = np.zeros(3)
         self._logged = (0, 0.0)
-        self._best = -np.inf
+        self._best = self._best_before = -np.inf
         self._trackers = Trackers(run.trackers if world.rank == 0 else (), run, run_dir.path, self.warn)
 
     @classmethod
@@ -205,8 +205,24 @@ class Journal:
             )
         best = mean > self._best
         if best:
-            self._best = mean
+            self._best, self._best_before = mean, self._best
         return best
+
+    def withdraw_best(self) -> None:
+        """After an evaluation that is the best so far: its policy could not be written, and the one before stays."""
+        self._best = self._best_before
+
+    def judge_again(self, progress: Progress, stop_return: float | None, before: float | None, elapsed: float) -> None:
+        """After a resumption, decide whether the run counts as solved by a `stop_return` that was `before` until now.
+
+        Which of the earlier evaluations reached it is not known: if the last one did, the run is solved from here on.
+        """
+        if before is not None and (stop_return is None or stop_return > before):
+            self.summary |= {"solved_at_step": None, "solved_at_s": None}
+        mean: float | None = self.summary["eval_return_mean"]
+        solved = stop_return is not None and mean is not None and mean >= stop_return
+        if solved and self.summary["solved_at_step"] is None:
+            self.summary |= {"solved_at_step": progress.env_steps, "solved_at_s": elapsed}
 
     def finish(self, progress: Progress, status: str, signal: int, elapsed: float, ranks: list[dict[str, Any]]) -> None:
         """Record the end of a run without an error; `ranks` has the results of each rank."""
@@ -261,6 +277,14 @@ class Journal:
             write_config(self.path, self._run)
             self._run_dir.rewind(self.logged_at, self.evaluated_at)
 
+    def flush(self) -> None:
+        """Write what is buffered: a run that is resumed from the state of now has it nowhere else."""
+        self._run_dir.flush()
+
+    def sync(self) -> None:
+        """Sync what was recorded to the disk; any thread may call it."""
+        self._run_dir.sync()
+
     def say(self, text: str) -> None:
         """Print a line, on rank 0."""
         if self._console is not None:
@@ -270,12 +294,14 @@ class Journal:
         """Print a warning, on rank 0."""
         self.say(f"warning: {text}")
 
-    def attempt(self, write: Callable[[], None]) -> None:
-        """Write something optional: a full disk only causes a warning."""
+    def attempt(self, write: Callable[[], None]) -> bool:
+        """Write something optional: a full disk only causes a warning. Returns whether it was written."""
         try:
             write()
         except (RunError, OSError) as full:
             self.warn(str(full))
+            return False
+        return True
 
     def fail(self, rank: int, message: str, progress: Progress, elapsed: float) -> None:
         """Record the end of a run by an error: the first failure of any rank.

@@ -42,19 +42,18 @@ class JsonLines:
                 warn(f"{self._path} cannot be written ({error.strerror}); its lines wait in memory")
 
     def rewind(self, step: int) -> None:
-        """Remove lines after `step`, and an incomplete last line."""
+        """Remove lines from the first one after `step` on, and an incomplete last line; readers skip damaged ones."""
         self.close()
         if not self._path.exists():
             return
         keep = 0
         with self._path.open("rb") as file:
             for line in file:
-                try:
-                    written_at = json.loads(line)["step"] if line.endswith(b"\n") else math.inf
-                except (ValueError, KeyError, TypeError):
-                    written_at = math.inf
-                if written_at > step:
+                if not line.endswith(b"\n"):
                     break
+                with suppress(ValueError, KeyError, TypeError):
+                    if json.loads(line)["step"] > step:
+                        break
                 keep += len(line)
         os.truncate(self._path, keep)
 

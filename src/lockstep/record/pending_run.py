@@ -20,14 +20,16 @@ class PendingRun:
     Args:
         path: the run directory; None: a new one below `runs/`.
         joined: our launcher made the directory and showed the first line; the output of this process goes to its log.
+        init_from: the policy that the run starts from, if any.
 
     Attributes:
         path: the run directory, as far as it is known.
         printed: lines that were shown before there was a log.
     """
 
-    def __init__(self, path: Path | None = None, *, joined: bool = False) -> None:
+    def __init__(self, path: Path | None = None, *, joined: bool = False, init_from: Path | None = None) -> None:
         self.path, self.joined = path, joined
+        self._init_from = init_from
         self.printed: list[str] = []
         self._made: RunDir | None = None
         self._lock: int | None = None
@@ -36,9 +38,11 @@ class PendingRun:
         self._signals = contextlib.ExitStack()
 
     @classmethod
-    def resolve(cls, given: "Path | PendingRun | None", joined: bool, earlier: Path | None) -> "PendingRun":
+    def resolve(
+        cls, given: "Path | PendingRun | None", joined: bool, earlier: Path | None, init_from: Path | None
+    ) -> "PendingRun":
         """`given`, or a new one; `earlier` is the directory of a resumed run, which replaces the given one."""
-        pending = given if isinstance(given, PendingRun) else cls(given, joined=joined)
+        pending = given if isinstance(given, PendingRun) else cls(given, joined=joined, init_from=init_from)
         if earlier is not None:
             pending.discard()
             pending.path = earlier
@@ -50,7 +54,7 @@ class PendingRun:
         Unless this rank is `alone`, an error is kept for `run_dir`, which raises it on all ranks.
         """
         try:
-            made = RunDir.create(self.path, run)
+            made = RunDir.create(self.path, run, init_from=self._init_from)
             self._lock = lock_run_dir(made.path)  # readers see that the run is in progress while it imports
         except ConfigError as error:
             if alone:
@@ -87,7 +91,7 @@ class PendingRun:
         if self._error is not None:
             raise self._error
         made, self._made = self._made, None
-        return made or RunDir.create(self.path, run)
+        return made or RunDir.create(self.path, run, init_from=self._init_from)
 
     def take_lock(self, run_dir: Path) -> int:
         """The lock of the run, for its writer: that of `make`, else a new one; raises `ConfigError` if it is taken."""

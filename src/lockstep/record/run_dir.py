@@ -19,11 +19,12 @@ from lockstep.record.summary import empty_summary
 from lockstep.record.tensorboard import TensorBoard
 from lockstep.record.trackers.interface import evaluation_metrics
 from lockstep.run import AnyRun, to_dict
-from lockstep.system.files import write_atomically
+from lockstep.system.files import sync_file, write_atomically
 
 _LOCK_TIMEOUT_S = 3.0  # for processes that are ending
 
 RUN_FILE = "run.yaml"
+INIT_FROM_FILE = "init_from.txt"
 SUMMARY_FILE = "summary.json"
 METRICS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
@@ -50,7 +51,11 @@ class RunDir:
 
     @classmethod
     def create(
-        cls, path: Path | str | None, run: AnyRun | Mapping[str, Any] | None = None, name: str | None = None
+        cls,
+        path: Path | str | None,
+        run: AnyRun | Mapping[str, Any] | None = None,
+        name: str | None = None,
+        init_from: Path | str | None = None,
     ) -> "RunDir":
         """Make the directory and write `run.yaml`, or leave nothing behind.
 
@@ -58,21 +63,30 @@ class RunDir:
             path: where; must not exist or be empty. `None`: a new one below `runs/`.
             run: the config to store: a `Run`, any mapping of plain values, or `None` to store none.
             name: start of the default directory's name instead of task and algorithm.
+            init_from: the policy that the run starts from, stored for a resumption before the first checkpoint.
 
         Raises:
             ConfigError: the directory holds files already or cannot be written.
         """
         config = None if run is None else dict(run) if isinstance(run, Mapping) else to_dict(run)
-        text = None if config is None else settings.to_yaml(config)
+        files: dict[str, str | bytes] = {}
+        if init_from is not None:
+            files[INIT_FROM_FILE] = os.fsencode(Path(init_from).absolute()) + b"\n"
+        if config is not None:
+            files[RUN_FILE] = settings.to_yaml(config)
         made: list[Path] = []
+        written: list[Path] = []
         try:
             if path is None:
                 target = _make_default(name or default_name(config), made)
             else:
                 target = _make_empty(Path(path), made)
-            if text is not None:
-                write_atomically(target / RUN_FILE, text)
+            for file, content in files.items():
+                write_atomically(target / file, content)
+                written.append(target / file)
         except OSError as error:
+            for file in written:
+                file.unlink(missing_ok=True)
             for directory in reversed(made):
                 with suppress(OSError):
                     directory.rmdir()
@@ -118,6 +132,16 @@ class RunDir:
         """Write `summary.json` as a whole: a reader sees the old one or the new one."""
         _write_json(self.path / SUMMARY_FILE, summary)
 
+    def flush(self) -> None:
+        """Write what is buffered for TensorBoard, before a checkpoint that counts on it."""
+        self._tensorboard.flush()
+
+    def sync(self) -> None:
+        """Sync the lines so far to the disk, before a checkpoint that counts on them. Any thread may call it."""
+        for name in (METRICS_FILE, EVALUATIONS_FILE, RANKS_FILE):
+            with suppress(FileNotFoundError):
+                sync_file(self.path / name)
+
     def rewind(self, step: int, evaluated_at: int) -> None:
         """Remove metrics after `step`, evaluations after `evaluated_at`, and the result."""
         self._metrics.rewind(step)
@@ -140,7 +164,8 @@ class RunDir:
     def discard(self) -> None:
         """Remove what `create` made, if the run did not begin. A directory with other files is kept."""
         with suppress(OSError):
-            (self.path / RUN_FILE).unlink(missing_ok=True)
+            for file in (RUN_FILE, INIT_FROM_FILE):
+                (self.path / file).unlink(missing_ok=True)
             for directory in reversed(self._made):
                 directory.rmdir()
 
@@ -190,6 +215,17 @@ def write_config(run_dir: Path, run: AnyRun) -> None:
             write_atomically(run_dir / RUN_FILE, text)
     except OSError as error:
         raise ConfigError(f"{run_dir / RUN_FILE} cannot be written ({error.strerror}); free its disk") from None
+
+
+def read_init_from(run_dir: Path) -> Path | None:
+    """The policy that a run started from, if any."""
+    path = run_dir / INIT_FROM_FILE
+    try:
+        return Path(os.fsdecode(path.read_bytes().removesuffix(b"\n")))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror})") from None
 
 
 def mark_failed(

@@ -1,5 +1,6 @@
 """When a run takes checkpoints, and how it resumes from one."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from lockstep.distributed.comm import Comm
@@ -13,7 +14,7 @@ from lockstep.record.evaluations import best_step
 from lockstep.record.journal import Journal
 from lockstep.record.progress import Progress
 from lockstep.record.run_dir import EVALUATIONS_FILE
-from lockstep.run import AnyRun, OfflineRun, to_dict
+from lockstep.run import AnyRun, to_dict
 from lockstep.session.policy_file import BEST_POLICY_FILE, read
 from lockstep.session.resume import Resumption
 from lockstep.session.run_state import RunState
@@ -28,6 +29,9 @@ class Checkpoints:
         journal: log of the run.
         resumed: the checkpoint to resume from, if any.
         initialized: whether the run starts from another run's policy.
+
+    Attributes:
+        run_before: config that the checkpoint was made with, after `begin`; None if the run begins from its start.
     """
 
     def __init__(
@@ -39,8 +43,11 @@ class Checkpoints:
         self._resumed = resumed
         self._initialized = initialized
         self._timers = comm.timers
-        self._writer = CheckpointWriter(journal.path, comm.world, comm.gather_object, journal.warn, run.num_checkpoints)
+        self._writer = CheckpointWriter(
+            journal.path, comm.world, comm.gather_object, journal.warn, run.num_checkpoints, journal.sync
+        )
         self._due = False
+        self.run_before: Mapping[str, Any] | None = None
 
     @property
     def busy(self) -> bool:
@@ -55,23 +62,20 @@ class Checkpoints:
         """
         self._state = state
         self._progress = progress
-        self._resumed_at = -1
+        self._resumed_at = self._evaluated_at = -1
         found = self._writer.load(self._resumed.exact) if self._resumed is not None else None
         elapsed_s = 0.0
         if found is not None:
             manifest, shared, shards = found
+            self.run_before = manifest["run"]
             exact = state.restore(shared, shards)
             shards.clear()  # frees the memory of the replay buffers for the copy of the next checkpoint
             self._comm.check_equal(state.tensors())
             self._timers.resumed(progress.updates)
             elapsed_s = float(shared["elapsed_s"])
-            self._resumed_at = progress.env_steps
+            self._resumed_at, self._evaluated_at = progress.env_steps, self._journal.evaluated_at
             self._journal.summary["resumed_from"] = f"{FOLDER}/step_{manifest['step']}"
             self._journal.say(f"resumed from step {manifest['step']}, update {progress.updates}")
-            solved_here = self._journal.summary["solved_at_step"] == progress.env_steps
-            if progress.finished or (solved_here and self._run.stop_when_solved):
-                longer = "raise epochs" if isinstance(self._run, OfflineRun) else "raise total_steps"
-                self._journal.say(f"nothing is left to do; {longer} or set stop_when_solved=false to go on")
             if not exact:
                 self._journal.warn(
                     f"environments of {self._run.task} cannot be saved: they begin new episodes, so that the result "
@@ -114,12 +118,13 @@ class Checkpoints:
         self._timers.enter(previous)
 
     def checkpoint_last(self, elapsed_s: float) -> None:
-        """Take the final checkpoint, unless there is one of this step, and wait until it is written; *collective*."""
+        """Take the final checkpoint, unless the one of this step has all; wait until it is written; *collective*."""
         step = self._progress.env_steps
         previous = self._timers.enter(CHECKPOINT)
-        if self._writer.finish(self._heartbeat) != step and self._resumed_at != step:
+        there = step in (self._writer.finish(self._heartbeat), self._resumed_at)
+        if not there or self._evaluated_at != self._journal.evaluated_at:
             self._take(elapsed_s)
-            if self._writer.finish(self._heartbeat) != step:
+            if self._writer.finish(self._heartbeat) != step and not there:
                 self._journal.warn(f"there is no checkpoint of step {step}, at which the run ends")
         self._timers.enter(previous)
 
@@ -144,6 +149,8 @@ class Checkpoints:
         self._due = False
         world = self._comm.world
         summary = self._journal.summary
+        self._evaluated_at = self._journal.evaluated_at
+        self._journal.flush()
         manifest: dict[str, Any] = {
             "format": FORMAT,
             "step": self._progress.env_steps,

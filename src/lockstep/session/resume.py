@@ -14,7 +14,7 @@ from lockstep.errors import ConfigError
 from lockstep.preflight.user_code_paths import with_portable_paths
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import DamagedError
-from lockstep.record.run_dir import RUN_FILE
+from lockstep.record.run_dir import RUN_FILE, read_init_from
 from lockstep.run import AnyRun, OfflineRun, from_dict, load, override, to_dict
 
 _FIXED = ("task", "algo", "ml_framework", "seed", "num_envs", "num_shards")
@@ -61,6 +61,8 @@ class Resumption:
     """The checkpoint that the user named; None: the newest complete one."""
     notes: list[str] = field(default_factory=list[str])
     """Messages for the user, one line each."""
+    init_from: Path | None = None
+    """Without a checkpoint, the policy that the run starts from, if any."""
 
 
 def prepare(path: Path, changes: Mapping[str, Any]) -> Resumption:
@@ -85,8 +87,15 @@ def load_resumption(path: Path, run: AnyRun) -> Resumption:
     if manifest is None:
         ranks = settings.value_of(_summary(run_dir), "world_size") or 1
         processes = max(1, ranks // load(run_dir / RUN_FILE).devices_per_process)
-        notes.append("there is no checkpoint yet: the run begins from its start")
-        return Resumption(run, run_dir, processes, None, None, None, notes)
+        source = read_init_from(run_dir)
+        if source is not None and not source.exists():
+            raise ConfigError(
+                f"{run_dir} has no checkpoint yet, and init_from={source}, the policy that it starts from, does not "
+                "exist; put it back, or start a new run"
+            )
+        again = "there is no checkpoint yet: the run begins from its start"
+        notes.append(again if source is None else f"{again}, with the policy {source}")
+        return Resumption(run, run_dir, processes, None, None, None, notes, source)
     notes += compare(manifest["run"], to_dict(run))
     size, shards, step = manifest["world_size"], manifest["num_shards"], manifest["step"]
     return Resumption(run, run_dir, size, shards, step, exact, notes)
@@ -154,7 +163,9 @@ def nothing_left(found: Resumption) -> str | None:
             f"go on with: {again} --set total_steps={2 * max(run.total_steps, found.step)}"
         )
     reached = settings.value_of(summary, "eval_return_mean")
-    wanted = -math.inf if run.stop_return is None else run.stop_return
+    wanted = run.stop_return
+    if wanted is None:  # the task's own, which only the environment knows
+        wanted = -math.inf if load(run_dir / RUN_FILE).stop_return is None else math.inf
     if solved_at_step != found.step or not run.stop_when_solved or reached < wanted:
         return None
     return (

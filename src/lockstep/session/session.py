@@ -93,8 +93,11 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         profile: int | None = None,
     ) -> None:
         self._resumed = resumed = load_resumption(resume, run) if isinstance(resume, Path) else resume
-        self._pending_run = PendingRun.resolve(run_dir, joined, resumed.run_dir if resumed is not None else None)
-        self._init_from = init_from if resumed is None or resumed.step is None else None
+        earlier = resumed.run_dir if resumed is not None else None
+        self._pending_run = PendingRun.resolve(run_dir, joined, earlier, init_from)
+        self._init_from = init_from
+        if resumed is not None:
+            self._init_from = init_from or resumed.init_from if resumed.step is None else None
         world = world or World.from_environment()
         self.run = run
         self.world = run.with_shards(world, resumed.num_shards if resumed is not None else None)
@@ -105,8 +108,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self.progress = Progress(run.total_steps if isinstance(run, Run) else 1)
         self.signals = StopSignals()
         self._stack = contextlib.ExitStack()
-        threshold = self.spec.reward_threshold if isinstance(run, Run) else None
-        self._stop_return = run.stop_return if run.stop_return is not None else threshold
+        self._stop_return = self._threshold(run.stop_return)
         self.comm: SomeComm = self.backend.open(run, self.world, self.timers)
         self._state: RunState | None = None
         self.solved = False
@@ -262,7 +264,13 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self._source = source
         self._state = RunState(self.world, self._learner, source, self.journal, progress)
         elapsed_s = self._checkpoints.begin(self._state, progress)
+        before = self._checkpoints.run_before
+        if before is not None:
+            self.journal.judge_again(progress, self._stop_return, self._threshold(before.get("stop_return")), elapsed_s)
         self.solved = self._reached() and self.run.stop_when_solved
+        if before is not None and self.over:
+            longer = "raise total_steps" if isinstance(self.run, Run) else "raise epochs"
+            self.journal.say(f"nothing is left to do; {longer} or set stop_when_solved=false to go on")
         if self._spec is not None and not self.over:
             self._evaluation.make_envs()
         self.timers.restart()
@@ -360,8 +368,10 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             self.progress, episodes.returns, episodes.lengths, self._stop_return, self._elapsed_s
         )
         self.timers.enter(CHECKPOINT)
-        if best and self.world.rank == 0:
-            self.journal.attempt(lambda: self._save(BEST_POLICY_FILE))
+        if best:
+            saved = self.world.rank != 0 or self.journal.attempt(lambda: self._save(BEST_POLICY_FILE))
+            if not self.comm.broadcast_object(saved, tag="evaluate"):
+                self.journal.withdraw_best()
         self.timers.enter(previous)
         self.solved = self._reached() and self.run.stop_when_solved
         if best:
@@ -404,6 +414,11 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
     def _elapsed_s(self) -> float:
         """Seconds of training, including those before a resumed start."""
         return time.monotonic() - self._started
+
+    def _threshold(self, stop_return: float | None) -> float | None:
+        """The return that solves the task, by this setting."""
+        known = self.spec.reward_threshold if isinstance(self.run, Run) else None
+        return known if stop_return is None else stop_return
 
     def _reached(self) -> bool:
         mean: float | None = self.summary["eval_return_mean"]

@@ -37,10 +37,15 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         raise
 
 
-def sync_directory(path: Path) -> None:
-    """Sync the entries of a directory to the disk."""
+def sync_file(path: Path) -> None:
+    """Sync a file to the disk, whoever wrote it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Sync the entries of a directory to the disk."""
+    sync_file(path)

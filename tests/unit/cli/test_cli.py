@@ -216,6 +216,12 @@ def test_checkpoint_is_another_word_for_init_from(trained, policy):
     assert trained[0].init_from == policy.parent
 
 
+def test_launched_run_keeps_the_path_of_its_first_policy(here, launched, policy):
+    cli.main(["train", "CartPole-v1", "--ranks", "2", "--init-from", str(policy), "--run-dir", "here"])
+    assert launched[0].command[-2:] == ["--init-from", str(policy)]
+    assert (here / "here" / "init_from.txt").read_text() == f"{policy.absolute()}\n"
+
+
 def test_several_ranks_get_one_run_directory_and_one_command(launched, trained, policy, here, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/mine")
     (here / "beside").mkdir()

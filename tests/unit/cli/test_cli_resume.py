@@ -50,6 +50,15 @@ def test_as_many_ranks_as_before(here, launched, trained, capsys):
     assert trained == []
 
 
+def test_ranks_find_a_checkpoint_whose_replacement_was_cut_short(here, launched):
+    folder = a_run(here, 500) / "checkpoints"
+    (folder / "step_500").rename(folder / ".replaced_step_500")
+    (folder / ".step_500").mkdir()
+    cli.main(["train", "--resume", "run"])
+    assert launched[0].ranks == 2
+    assert sorted(os.listdir(folder)) == ["LATEST", "step_500"]
+
+
 def test_another_number_of_ranks_and_a_certain_checkpoint(here, launched, trained):
     a_run(here, 500)
     assert cli.main(["train", "--resume=run/checkpoints/step_500", "--ranks", "4", "--max-restarts=3", "--debug"]) == 7

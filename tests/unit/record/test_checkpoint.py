@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import FORMAT, DamagedError, read_manifest, read_state, snapshot, write_state
+from lockstep.record.partial_files import remove_partial_files
 
 STATE = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -71,6 +72,12 @@ def test_any_array_comes_back(arrays, tmp_path_factory):
     for was, now in zip(arrays, back, strict=True):
         assert now.shape == was.shape
         assert now.tobytes() == was.astype(was.dtype.newbyteorder("<")).tobytes()
+
+
+def test_arrays_whose_paths_are_alike_come_back(tmp_path):
+    one, two, three = (np.full(2, value) for value in (1.0, 2.0, 3.0))
+    state = {"a/b": one, "a": {"b": two, "b+": three}, "__metadata__": one}
+    assert same(read_state(tmp_path / "x", write_state(tmp_path / "x", state)), state)
 
 
 def test_the_library_reads_our_files(tmp_path):
@@ -145,6 +152,17 @@ def test_nothing_of_a_checkpoint_is_seen_before_it_is_whole(tmp_path):
     checkpoint.partial(tmp_path, 5).mkdir(parents=True)
     assert checkpoint.find(tmp_path) == []
     assert checkpoint.find(tmp_path / "nowhere") == []
+
+
+def test_a_checkpoint_whose_replacement_was_cut_short_is_found_and_continued(tmp_path):
+    fake(tmp_path, 10)
+    newest = fake(tmp_path, 20)
+    moved = newest.rename(newest.with_name(".replaced_step_20"))  # a kill between the two renames of `commit`
+    checkpoint.partial(tmp_path, 20).mkdir()
+    assert [path.name for path in checkpoint.find(tmp_path)] == [moved.name, "step_10"]
+    assert read_manifest(checkpoint.find(tmp_path)[0])["step"] == 20
+    remove_partial_files(tmp_path)
+    assert [path.name for path in checkpoint.find(tmp_path)] == ["step_20", "step_10"]
 
 
 def test_the_newest_and_the_best_stay(tmp_path):

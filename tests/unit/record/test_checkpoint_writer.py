@@ -1,6 +1,7 @@
 """Checkpoints beside training, on one rank; with several ranks: tests/ranks/test_resume.py."""
 
 import errno
+import os
 import threading
 import time
 
@@ -10,6 +11,7 @@ import pytest
 from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint_writer import CheckpointWriter
+from lockstep.record.run_dir import RunDir
 from lockstep.world import World
 
 
@@ -96,6 +98,26 @@ def test_a_disk_that_is_full_only_for_the_manifest(tmp_path, monkeypatch):
     assert keep(one, 10) == -1
     assert len(warnings) == 1
     assert names(tmp_path) == []
+
+
+def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_on_them(tmp_path, monkeypatch):
+    run_dir, synced = RunDir.create(tmp_path / "run", {}), []
+    run_dir.write_metrics(10, 1.0, {"x": 1.0})
+    run_dir.write_evaluation(10, [1.0], [1])
+    fsync = os.fsync
+
+    def seen(descriptor):
+        name = os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(f"{run_dir.path}")
+        synced.append((name, (run_dir.path / "checkpoints" / "step_10").exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    one = CheckpointWriter(
+        run_dir.path, World(num_shards=2), lambda value, tag: [value], print, 3, before_commit=run_dir.sync
+    )
+    assert keep(one, 10) == 10
+    assert {("/metrics.jsonl", False), ("/evaluations.jsonl", False), ("", False)} <= set(synced)
+    run_dir.close()
 
 
 def test_files_that_rank_0_does_not_see_make_no_checkpoint(tmp_path):

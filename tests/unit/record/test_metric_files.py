@@ -5,6 +5,7 @@ import importlib
 import json
 import resource
 import signal
+import subprocess
 import sys
 import time
 
@@ -130,6 +131,14 @@ def test_a_file_is_set_back_to_a_step_and_loses_a_line_that_was_cut(tmp_path):
     assert not (tmp_path / "none.jsonl").exists()
 
 
+def test_a_damaged_line_does_not_take_those_after_it_along(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    damaged = ["{", '{"at": 1}', '{"step": null}', "[]", "\0\0"]
+    path.write_text("\n".join(['{"step": 1}', *damaged, '{"step": 2}', '{"step": 3}', '{"step": 2}', ""]))
+    JsonLines(path).rewind(2)
+    assert path.read_text().splitlines() == ['{"step": 1}', *damaged, '{"step": 2}']
+
+
 def test_tensorboard_forgets_what_lies_after_the_step_of_a_resumed_run(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -164,6 +173,21 @@ def test_tensorboard_keeps_evaluations_between_the_last_log_line_and_the_checkpo
     seen = EventAccumulator(str(run_dir.path / "tensorboard")).Reload()
     assert [(one.step, one.value) for one in seen.Scalars("x")] == [(10, 1.0), (20, 2.0)]
     assert [one.step for one in seen.Scalars("evaluation/return_mean")] == [10, 12]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_has_what_was_written_before_a_checkpoint_though_its_run_is_killed(tmp_path):
+    code = "import os; from lockstep import train; "
+    code += "from lockstep.record.checkpoint_writer import CheckpointWriter as W; take = W.take\n"
+    code += (
+        "def kill(self, *args):\n    take(self, *args)\n    self.finish(lambda: None)\n    os.kill(os.getpid(), 9)\n"
+    )
+    code += "W.take = kill\ntrain('CartPole-v1', num_envs=8, num_steps=8, num_minibatches=2, log_every=64, "
+    code += f"checkpoint_every=256, run_dir={str(tmp_path / 'run')!r})"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    logged = [line["step"] for line in map(json.loads, (tmp_path / "run" / "metrics.jsonl").open())]
+    seen = [step for step, name, _ in read(tmp_path / "run" / "tensorboard") if name == "progress/updates"]
+    assert seen == logged == [64, 128, 192, 256]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,6 +1,8 @@
 """What a resumed run may change, and what it is told."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +54,25 @@ def test_without_checkpoint_the_run_restarts_with_a_note(run_dir):
     found = prepare(run_dir, {})
     assert (found.step, found.num_shards, found.world_size) == (None, None, 3)
     assert found.notes == ["there is no checkpoint yet: the run begins from its start"]
+
+
+def test_without_checkpoint_the_policy_to_start_from_counts_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    policy, run_dir = tmp_path / "policy.safetensors", tmp_path / "run"
+    policy.touch()
+    made = RunDir.create(run_dir, RUN, init_from=Path("policy.safetensors"))
+    monkeypatch.chdir("/")
+    found = prepare(run_dir, {})
+    assert found.init_from == policy
+    assert found.notes == [f"there is no checkpoint yet: the run begins from its start, with the policy {policy}"]
+    policy.unlink()
+    with pytest.raises(ConfigError, match=rf"no checkpoint yet, and init_from={policy}.* does not exist; put it back"):
+        prepare(run_dir, {})
+    add(run_dir, 512)
+    assert prepare(run_dir, {}).init_from is None
+    shutil.rmtree(run_dir / "checkpoints")
+    made.discard()
+    assert not run_dir.exists()
 
 
 @pytest.mark.parametrize(
