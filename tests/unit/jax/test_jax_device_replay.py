@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.jax.continuous_policy import ContinuousPolicy
@@ -134,6 +135,15 @@ def test_actions_are_those_of_the_sampler_on_the_host(algo):
     found = np.asarray(policy.act(policy.params, jnp.asarray(observation), jnp.asarray(noise[:, :1])))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert found.min() >= -2 and found.max() <= 4
+
+
+def test_exploration_noise_of_td3_has_the_deviation_of_the_setting():
+    policy = ContinuousPolicy(SPEC, NetworkConfig(hidden=(8,)), TD3Config(exploration_noise=0.25), seed=3)
+    observation, ones = jnp.full((1, 2), 0.1), jnp.ones((1, 1))
+    still, moved = (policy.act(policy.params, observation, noise) for noise in (0 * ones, ones))
+    assert float((moved - still)[0, 0]) == pytest.approx(0.25 * 3, rel=1e-5)
+    sampled = policy.sampler.sample(np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32))
+    assert float(sampled[0, 0]) == pytest.approx(1 + 0.25 * 3)
 
 
 @pytest.mark.parametrize(
