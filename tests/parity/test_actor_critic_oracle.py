@@ -33,16 +33,19 @@ SPEC = EnvSpec(SIZE, ActionSpec("continuous", (2,), tuple(LOW), tuple(HIGH)), "s
 BASE = {
     "num_steps": STEPS, "batch_size": 16, "capacity": 400, "learning_starts": 0, "gamma": 0.9, "learning_rate": 0.01,
     "updates_per_step": 2 / (STEPS * ENVS * SHARDS), "critic_learning_rate": 0.02, "target_rate": 0.1,
+    "adam_eps": 1e-3,
 }  # fmt: skip
 PRIORITIZED = {"prioritized": True, "n_step": 3}
 VARIANTS = {
     "sac": SACConfig(**BASE),
+    "sac, one learning rate": SACConfig(**BASE | {"critic_learning_rate": None}),
     "sac, fixed temperature": SACConfig(**BASE, alpha=0.3, max_grad_norm=0.1),
     "sac, prioritized": SACConfig(**BASE, **PRIORITIZED, target_entropy=-0.5, initial_alpha=0.2),
     "redq": SACConfig(**BASE, num_critics=4, target_critics=2, policy_delay=2),
     "layer norm": SACConfig(**BASE, layer_norm=True),
     "droq": SACConfig(**BASE, layer_norm=True, dropout=0.3, target_critics=2, policy_delay=2),
     "td3": TD3Config(**BASE),
+    "td3, one learning rate": TD3Config(**BASE | {"critic_learning_rate": None}),
     "td3, prioritized": TD3Config(**BASE, **PRIORITIZED, noise_clip=0.1, max_grad_norm=0.1),
     "td3, dropout": TD3Config(**BASE, dropout=0.3),
     "ddpg": TD3Config(**BASE, num_critics=1, policy_delay=1, target_noise=0.0),
@@ -63,9 +66,10 @@ class Reference:
         alpha = (config.alpha or config.initial_alpha) if self.soft else 1.0
         self.log_alpha = torch.tensor(math.log(alpha), dtype=torch.float64, requires_grad=True)
         learned = [self.log_alpha] if self.soft and config.alpha is None else []
-        self.policy_adam = torch.optim.Adam([*self.actor.parameters(), *learned], lr=config.learning_rate)
+        eps, rate = config.adam_eps, config.learning_rate
+        self.policy_adam = torch.optim.Adam([*self.actor.parameters(), *learned], lr=rate, eps=eps)
         of_critics = [p for critic in self.critics for p in critic.parameters()]
-        self.critic_adam = torch.optim.Adam(of_critics, lr=config.critic_learning_rate)
+        self.critic_adam = torch.optim.Adam(of_critics, lr=config.critic_learning_rate or rate, eps=eps)
         self.steps = 0
         self.masks = []
 

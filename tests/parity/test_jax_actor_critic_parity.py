@@ -42,6 +42,7 @@ VARIANTS = {
     "all": {
         "prioritized": True, "n_step": 3, "num_critics": 3, "target_critics": 2, "layer_norm": True,
         "max_grad_norm": 0.5, "policy_delay": 2, "learning_rate_schedule": "linear", "critic_learning_rate": 0.02,
+        "adam_eps": 1e-3,
     },
     "one critic": {"num_critics": 1, "policy_delay": 1},
     "layer norm": {"layer_norm": True, "max_grad_norm": 0.1},

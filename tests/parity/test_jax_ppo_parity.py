@@ -49,6 +49,7 @@ CASES = {
     "continuous": (
         {
             "learning_rate": 1e-3,
+            "adam_eps": 1e-3,
             "bounds_loss_coef": 3.0,
             "learning_rate_schedule": "adaptive",
             "desired_kl": 0.004,

@@ -58,3 +58,34 @@ def test_images_and_environments_on_the_device_are_refused():
         stays_on_device("lockstep/Cartpole-v0", EnvConfig(frame_stack=2, placement="device"), "torch", preferred=True)
     assert not stays_on_device("lockstep/Cartpole-v0", EnvConfig(frame_stack=2), "torch", preferred=True)
     assert env_spec("lockstep/Cartpole-v0", EnvConfig(frame_stack=2)).observation_size == 8
+
+
+def test_the_first_steps_after_a_second_reset_are_of_new_episodes():
+    """The reset itself began them, also where an episode had just ended and waited for its own."""
+    env, plain = make_vector_env("CartPole-v1", STACK, 2), make_vector_env("CartPole-v1", EnvConfig(), 2)
+    assert env.spec.autoreset == "next_step"
+    until_an_episode_ends(env)
+    first, action = plain.reset([3, 4]).copy(), np.array([0, 1])
+    np.testing.assert_array_equal(env.reset([3, 4]), np.concatenate([first] * 3, 1))
+    second = plain.step(action)[0].copy()
+    np.testing.assert_array_equal(env.step(action)[0], np.concatenate([first, first, second], 1))
+    third = plain.step(action)[0]
+    np.testing.assert_array_equal(env.step(action)[0], np.concatenate([first, second, third], 1))
+
+
+def test_a_stack_that_is_saved_where_an_episode_ended_begins_the_next_one():
+    env, other = (make_vector_env("CartPole-v1", STACK, 2) for _ in range(2))
+    until_an_episode_ends(env)
+    other.reset([5, 6])
+    other.restore(env.state())
+    found = other.step(np.array([0, 1]))[0]
+    np.testing.assert_array_equal(found, env.step(np.array([0, 1]))[0])
+    np.testing.assert_array_equal(found[:, :4], found[:, 8:], err_msg="a step of the episode before")
+
+
+def until_an_episode_ends(env):
+    """Reset, and step until a time limit, which all environments reach together."""
+    env.reset([0, 1])
+    for _ in range(5):
+        _, _, terminated, truncated, _ = env.step(np.array([0, 1]))
+    assert (terminated | truncated).all()

@@ -8,9 +8,13 @@ import pytest
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import ActionSpec
 from lockstep.errors import ConfigError
-from lockstep.experience.exploration import EpsilonGreedy, epsilon
+from lockstep.experience.exploration import EpsilonGreedy, UniformStart, epsilon
+from lockstep.experience.sampling import NoisyDeterministic, SquashedGaussian
 
 FOUR = ActionSpec("discrete", (4,))
+LOW, HIGH = (-2.0, 0.5), (2.0, 3.5)
+BOUNDED = ActionSpec("continuous", (2,), LOW, HIGH)
+SAMPLERS = {"sac": SquashedGaussian(BOUNDED), "td3": NoisyDeterministic(BOUNDED, 0.3)}
 
 
 def test_linear_epsilon_falls_to_its_end_and_stays():
@@ -80,3 +84,36 @@ def test_how_far_a_stream_has_come_does_not_depend_on_epsilon():
 def test_other_actions_are_refused(action, kind):
     with pytest.raises(ConfigError, match=f"discrete action.*{kind}.*algo"):
         EpsilonGreedy(action)
+
+
+@pytest.mark.parametrize("algo", SAMPLERS)
+def test_noise_after_the_uniform_start_is_standard_normal(algo):
+    explorer = UniformStart(BOUNDED, SAMPLERS[algo])
+    explorer.random = False
+    noise = explorer.draw_noise(np.random.default_rng(0), (100, 50))
+    assert noise.shape == (100, 50, 2)
+    assert noise.dtype == np.float32
+    np.testing.assert_allclose(noise.mean((0, 1)), 0.0, atol=0.05)
+    np.testing.assert_allclose(noise.std((0, 1)), 1.0, atol=0.03)
+    np.testing.assert_allclose((noise**4).mean((0, 1)), 3.0, atol=0.4)
+    assert abs(np.corrcoef(noise.reshape(-1, 2).T)[0, 1]) < 0.05
+
+
+@pytest.mark.parametrize("algo", SAMPLERS)
+def test_actions_after_the_uniform_start_are_the_policys(algo):
+    explorer = UniformStart(BOUNDED, SAMPLERS[algo])
+    explorer.random = False
+    generator = np.random.default_rng(0)
+    parameters = 2 * generator.standard_normal((1000, SAMPLERS[algo].num_parameters), dtype=np.float32)
+    noise = explorer.draw_noise(generator, (1000,))
+    center, half_range = np.array([0.0, 2.0]), np.array([2.0, 1.5])
+    if algo == "sac":
+        scaled = np.tanh(parameters[:, :2] + np.exp(parameters[:, 2:].clip(-20, 2)) * noise)
+    else:
+        unclipped = np.tanh(parameters) + 0.3 * noise
+        scaled = np.clip(unclipped, -1.0, 1.0)
+        assert 0.05 < (scaled != unclipped).mean() < 0.5, "too few actions at the bounds, or too many"
+    drawn = explorer.sample(parameters, noise)
+    assert drawn.dtype == np.float32
+    np.testing.assert_allclose(drawn, center + half_range * scaled, rtol=1e-5, atol=1e-5)
+    assert ((drawn >= LOW) & (drawn <= HIGH)).all()

@@ -163,6 +163,15 @@ def test_actions_are_those_of_the_sampler_on_the_host(algo):
     assert found.min() >= -2 and found.max() <= 4
 
 
+def test_exploration_noise_of_td3_has_the_deviation_of_the_setting():
+    policy = ContinuousPolicy(SPEC, NetworkConfig(hidden=(8,)), TD3Config(exploration_noise=0.25), seed=3)
+    observation, ones = jnp.full((1, 2), 0.1), jnp.ones((1, 1))
+    still, moved = (policy.act(policy.params, observation, noise) for noise in (0 * ones, ones))
+    assert float((moved - still)[0, 0]) == pytest.approx(0.25 * 3, rel=1e-5)
+    sampled = policy.sampler.sample(np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32))
+    assert float(sampled[0, 0]) == pytest.approx(1 + 0.25 * 3)
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"prioritized": True}, {"replay_path": "there"}, {"replay_device": "cpu"}],

@@ -1,9 +1,33 @@
 """The replay buffers of a rank's shards."""
 
-import numpy as np
+from collections import Counter
 
+import numpy as np
+import pytest
+
+from lockstep import World
 from lockstep.algorithms.dqn import DQNConfig
-from lockstep.session.shard_replays import importance_weights
+from lockstep.algorithms.sac import SACConfig
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.run import Run
+from lockstep.session.gradient_schedule import TAKEN, GradientSchedule
+from lockstep.session.shard_replays import ShardReplays, importance_weights
+
+SPEC = EnvSpec(3, ActionSpec("continuous", (2,), (-1.0,) * 2, (1.0,) * 2), "same_step", True)
+WORLD = World().with_shards(2)
+
+
+class Alone:
+    """The `Comm` of a rank that is the only one."""
+
+    world = WORLD
+
+    def gather_object(self, value, tag):
+        return [value]
+
+
+def run_of(**settings):
+    return Run(task="any", algo="sac", num_envs=8, algorithm=SACConfig(capacity=10_000, **settings), seed=3)
 
 
 def test_importance_exponent_rises_with_the_run():
@@ -15,3 +39,31 @@ def test_importance_exponent_rises_with_the_run():
 
 def test_uniform_replay_has_weights_of_one():
     assert importance_weights(DQNConfig(), np.array([0.25, 0.125]), 16, 0.5).tolist() == [1.0, 1.0]
+
+
+def test_noise_of_gradient_steps_is_standard_normal():
+    shards = ShardReplays(run_of(batch_size=8000), SPEC, Alone())
+    first, second = shards.noise(2, 3), shards.noise(2, 3)
+    assert [part.shape for part in first] == [(4000, 2, 3)] * 2
+    for part in (*first, *second):
+        assert part.dtype == np.float32
+        np.testing.assert_allclose(part.mean(0), 0.0, atol=0.08)
+        np.testing.assert_allclose(part.std(0), 1.0, atol=0.05)
+        assert (part**4).mean() == pytest.approx(3.0, abs=0.3), "not of a normal distribution"
+    draws = np.stack([part.ravel() for part in (*first, *second)])
+    np.testing.assert_allclose(np.corrcoef(draws), np.eye(4), atol=0.04, err_msg="two parts share noise")
+
+
+@pytest.mark.parametrize(("num_critics", "count"), [(10, 2), (4, 3)])
+def test_every_critic_is_as_often_a_target(num_critics, count):
+    schedule, other = (GradientSchedule(run_of(), WORLD) for _ in range(2))
+    chosen = Counter()
+    for step in range(400):
+        schedule.counters[TAKEN] = other.counters[TAKEN] = step
+        critics = schedule.target_critics(num_critics, count).tolist()
+        assert critics == sorted(set(critics)) and len(critics) == count
+        assert schedule.target_critics(num_critics, count).tolist() == critics, "another draw of the same step"
+        assert other.target_critics(num_critics, count).tolist() == critics, "another draw on another rank"
+        chosen.update(critics)
+    assert sorted(chosen) == list(range(num_critics))
+    np.testing.assert_allclose(np.array(list(chosen.values())) / 400, count / num_critics, atol=0.08)

@@ -128,3 +128,10 @@ def test_dropout_follows_its_generator():
     assert torch.equal(dropped(0), dropped(0))
     assert not torch.equal(dropped(0), dropped(1))
     assert not torch.equal(dropped(0), undisturbed)
+
+
+def test_exploration_noise_of_td3_has_the_deviation_of_the_setting():
+    policy = ContinuousPolicy(SPEC, NETWORK, TD3Config(exploration_noise=0.25), seed=1)
+    moved = policy.distribution.sample(np.zeros((1, 2), np.float32), np.float32([[1.0, -2.0]]))
+    half_range = np.subtract(HIGH, LOW) / 2
+    assert np.allclose((moved - policy.distribution.center) / half_range, [[0.25, -0.5]])

@@ -8,10 +8,25 @@ from torch.distributions import Independent, Normal
 
 from lockstep.envs.spec import ActionSpec
 from lockstep.experience.sampling import gumbel
-from lockstep.torch.distributions import Categorical, DiagonalGaussian, MultiCategorical, distribution_of
+from lockstep.torch.distributions import (
+    Categorical,
+    DiagonalGaussian,
+    MultiCategorical,
+    StateDependentGaussian,
+    distribution_of,
+)
 
 DISCRETE, MULTI = ActionSpec("discrete", (5,)), ActionSpec("multi_discrete", (2, 4, 3))
 CONTINUOUS = ActionSpec("continuous", (3,), (-1.0,) * 3, (1.0,) * 3)
+
+
+def drawn_actions(distribution, parameters, shape, *, on_tensors):
+    """Actions [*shape, ...] of the same parameters [P] in every row, by the sampler in numpy or its twin in torch."""
+    rows = np.broadcast_to(np.array(parameters, np.float32), (*shape, len(parameters)))
+    if not on_tensors:
+        return distribution.sample(rows, distribution.draw_noise(np.random.default_rng(0), shape))
+    noise = distribution.draw_noise_tensor(torch.Generator().manual_seed(0), shape)
+    return distribution.sample_tensor(torch.from_numpy(rows.copy()), noise).detach().numpy()
 
 
 def test_each_kind_of_action_has_its_distribution():
@@ -59,22 +74,20 @@ def test_extreme_logits_stay_finite():
     assert entropy.tolist() == [0.0]
 
 
-def test_draws_have_the_frequencies_of_the_softmax():
-    generator, categorical = np.random.default_rng(0), Categorical(DISCRETE)
-    logits = np.array([0.0, 1.0, -1.0, 2.0, -30.0], np.float32)
-    noise = categorical.draw_noise(generator, (20, 1000))
-    assert noise.shape == (20, 1000, 5)
-    drawn = categorical.sample(np.broadcast_to(logits, noise.shape), noise)
+@pytest.mark.parametrize("on_tensors", [False, True])
+def test_draws_have_the_frequencies_of_the_softmax(on_tensors):
+    logits = [0.0, 1.0, -1.0, 2.0, -30.0]
+    drawn = drawn_actions(Categorical(DISCRETE), logits, (20, 1000), on_tensors=on_tensors)
+    assert drawn.shape == (20, 1000)
     assert drawn.dtype == np.int64
     expected = np.exp(logits) / np.exp(logits).sum()
     np.testing.assert_allclose(np.bincount(drawn.ravel(), minlength=5) / 20_000, expected, atol=0.015)
 
 
-def test_each_choice_has_its_own_frequencies():
-    generator, multi = np.random.default_rng(0), MultiCategorical(MULTI)
-    logits = np.array([0, 1, 0, 0, 0, 2, 1, 0, -1], np.float32)
-    noise = multi.draw_noise(generator, (20_000,))
-    drawn = multi.sample(np.broadcast_to(logits, noise.shape), noise)
+@pytest.mark.parametrize("on_tensors", [False, True])
+def test_each_choice_has_its_own_frequencies(on_tensors):
+    logits = [0, 1, 0, 0, 0, 2, 1, 0, -1]
+    drawn = drawn_actions(MultiCategorical(MULTI), logits, (20_000,), on_tensors=on_tensors)
     assert drawn.shape == (20_000, 3)
     for column, part in zip(drawn.T, np.split(logits, [2, 6]), strict=True):
         expected = np.exp(part) / np.exp(part).sum()
@@ -82,14 +95,20 @@ def test_each_choice_has_its_own_frequencies():
     assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.03
 
 
-def test_gaussian_draws_have_its_mean_and_deviation():
-    gaussian = DiagonalGaussian(CONTINUOUS)
-    gaussian.log_std.data = torch.tensor([-1.0, 0.0, 0.5])
-    noise = gaussian.draw_noise(np.random.default_rng(0), (20_000,))
-    drawn = gaussian.sample(np.array([[1.0, -2.0, 0.0]], np.float32), noise)
+@pytest.mark.parametrize("on_tensors", [False, True])
+@pytest.mark.parametrize("kind", [DiagonalGaussian, StateDependentGaussian])
+def test_gaussian_draws_have_its_mean_and_deviation(kind, on_tensors):
+    gaussian, parameters = kind(CONTINUOUS, 0.5), [1.0, -2.0, 0.0]
+    if kind is DiagonalGaussian:
+        gaussian.log_std.data = torch.tensor([-1.0, 0.0, 0.5])
+    else:
+        parameters += [-1.5, -0.5, 0.0]  # beside `initial_log_std`
+    drawn = drawn_actions(gaussian, parameters, (20_000,), on_tensors=on_tensors)
+    assert drawn.shape == (20_000, 3)
     assert drawn.dtype == np.float32
     np.testing.assert_allclose(drawn.mean(0), [1, -2, 0], atol=0.04)
     np.testing.assert_allclose(drawn.std(0), np.exp([-1, 0, 0.5]), rtol=0.03)
+    assert np.abs(np.corrcoef(drawn.T) - np.eye(3)).max() < 0.03, "dimensions share noise"
 
 
 @pytest.mark.parametrize(
