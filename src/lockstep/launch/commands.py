@@ -119,7 +119,7 @@ def _start(
             return launch(
                 command,
                 ranks=nodes.nproc,
-                run_dir=log_dir,
+                log_dir=log_dir,
                 environment=environment,
                 bounds=bounds,
                 restarts=Restarts(maximum=restarts),

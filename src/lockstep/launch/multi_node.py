@@ -139,7 +139,7 @@ class _Node:
             command=self.command,
             ranks=ranks,
             cores=usable_cores(),
-            run_dir=self.log_dir,
+            log_dir=self.log_dir,
             environment=self.environment,
             restarts=attempt.starts,
             placement=placement,
