@@ -134,10 +134,11 @@ def nodes_of(args: argparse.Namespace, environment: Mapping[str, str] = os.envir
         raise ConfigError(f"--rdzv-backend {args.rdzv_backend} is not supported; use c10d, or leave it out")
     rank = environment.get("RANK", environment.get("JAX_RANK"))
     size = environment.get("WORLD_SIZE", environment.get("JAX_WORLD_SIZE"))
-    if maximum > 1 and rank is not None and size is not None:
+    typed = f"--nnodes {args.nnodes}" if args.nnodes is not None else "--standalone" if args.standalone else None
+    if typed is not None and rank is not None and size is not None:
         raise ConfigError(
-            f"--nnodes {args.nnodes} starts ranks, but this process is rank {rank} of {size} already; leave --nnodes "
-            "out, or start it without that launcher"
+            f"{typed} starts ranks, but this process is rank {rank} of {size} already; leave {typed.split()[0]} out, "
+            "or start it without that launcher"
         )
     host, port = _endpoint(args)
     if maximum > 1 and not host and args.init_file is None:

@@ -92,9 +92,12 @@ def test_contradictions_are_refused(words, said):
         nodes(*words)
 
 
-def test_ranks_start_no_ranks():
-    with pytest.raises(ConfigError, match="rank 1 of 2 already"):
-        nodes("--nnodes=2", "--rdzv-endpoint=a:1", RANK="1", WORLD_SIZE="2")
+@pytest.mark.parametrize("flags", [["--nnodes=2", "--rdzv-endpoint=a:1"], ["--nnodes=1"], ["--standalone"]])
+def test_ranks_start_no_ranks(flags):
+    typed = flags[0].partition("=")[0]
+    with pytest.raises(ConfigError, match=f"{typed}.* starts ranks, .* rank 1 of 2 already; leave {typed} out"):
+        nodes(*flags, RANK="1", WORLD_SIZE="2")
+    assert nodes(RANK="1", WORLD_SIZE="2").maximum == 1
 
 
 @pytest.mark.parametrize("flag", ["--node-rank=1", "--rdzv-endpoint=a:1", "--rdzv-id=7", "--join-timeout=3"])
