@@ -14,6 +14,7 @@ from lockstep.launch.flags import bounds_of, max_restarts_of, nodes_of, take_ran
 from lockstep.launch.local import Restarts, launch
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.restarts import new_start_record
+from lockstep.launch.supervise import SCRIPT_EARLY_S, Bounds
 from lockstep.launch.train_ranks import PROGRAM, search_path
 from lockstep.preflight.identity import identity, user_code
 from lockstep.preflight.user_code_paths import with_portable_paths
@@ -78,6 +79,7 @@ def run_program(
         nodes,
         shown,
         args,
+        bounds=bounds_of(args, SCRIPT_EARLY_S),
         log_dir=log_dir,
         given=environment,
         ml_framework=ml_framework,
@@ -101,17 +103,18 @@ def doctor_on_nodes(args: argparse.Namespace) -> int:
     return _start(list(PROBE), nodes_of(args), identity("doctor"), args)
 
 
-def _start(
+def _start(  # noqa: PLR0913  # all but the first four by keyword
     command: list[str],
     nodes: Nodes,
     shown: dict[str, Any],
     args: argparse.Namespace,
     *,
+    bounds: Bounds | None = None,
     log_dir: Path | None = None,
     given: Mapping[str, str] | None = None,
     ml_framework: str = "torch",
 ) -> int:
-    bounds = bounds_of(args)
+    bounds = bounds or bounds_of(args)
     restarts, record = max_restarts_of(args, nodes), new_start_record()
     environment = {"PYTHONPATH": search_path(), "LOCKSTEP_START_RECORD": str(record), **(given or {})}
     try:

@@ -51,9 +51,10 @@ def add_grace(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> None
     add_flag(parser, "--grace-s", "S", text)
 
 
-def bounds_of(args: argparse.Namespace) -> Bounds:
+def bounds_of(args: argparse.Namespace, early_s: float = DEFAULT_BOUNDS.early_s) -> Bounds:
     """How long ranks may take to end, with `--grace-s` after a signal."""
-    return DEFAULT_BOUNDS if args.grace_s is None else Bounds(grace_s=seconds_of(args.grace_s, "--grace-s"))
+    grace_s = DEFAULT_BOUNDS.grace_s if args.grace_s is None else seconds_of(args.grace_s, "--grace-s")
+    return Bounds(early_s=early_s, grace_s=grace_s)
 
 
 def add_flag(

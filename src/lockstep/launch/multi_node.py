@@ -19,7 +19,7 @@ from lockstep.launch.local_attempt import LocalAttempt
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rendezvous import Cancelled, NodeRendezvous, rendezvous
 from lockstep.launch.signals import caught_signals
-from lockstep.launch.supervise import DEFAULT_BOUNDS, Bounds, Failure, interruption
+from lockstep.launch.supervise import DEFAULT_BOUNDS, SCRIPT_EARLY_S, Bounds, Failure, interruption
 from lockstep.system.cores import usable_cores
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.5  # how often the main node is asked for the state of the other nodes
 _LEAVER_S = 3.0  # how long a node that leaves may take to say so, after its ranks have stopped those of others
 _LEAVE_S = 5.0  # how long the main node waits for the others to read how the attempt ended
-_LAST_S = 300.0  # between the first node whose ranks have succeeded and the last
+_LAST_S = SCRIPT_EARLY_S  # between the first node whose ranks have succeeded and the last
 
 
 def launch_on_nodes(  # noqa: PLR0913  # all but command and nodes by keyword

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.cli.main import main as cli
+from lockstep.launch.jax import main as jax_launcher
+from lockstep.launch.supervise import Bounds
+
 pytestmark = pytest.mark.real_start
 BOUND_S = 60.0
 
@@ -68,3 +72,28 @@ def test_files_in_the_log_directory_are_the_users(launch, tmp_path, gone, killed
         assert "up" in (here / "logs/rank_0.log").read_text()
     assert all((here / name).exists() for name in theirs)
     assert not (here / "summary.json").exists()
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """What the launchers would start, in this process."""
+    calls = []
+
+    def start(command, **options):
+        calls.append(options)
+        return 0
+
+    monkeypatch.setattr("lockstep.launch.commands.launch", start)
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE", "JAX_RANK", "JAX_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "script.py").touch()
+    return calls
+
+
+def test_ranks_of_a_script_may_end_minutes_apart(started):
+    """One may save what all have computed; a training of ours ends on all ranks at once."""
+    assert cli(["launch", "--ranks", "2", "--grace-s", "7", "script.py"]) == 0
+    assert jax_launcher(["--ranks", "2", "script.py"]) == 0
+    assert [call["bounds"] for call in started] == [Bounds(early_s=300.0, grace_s=7.0), Bounds(early_s=300.0)]
+    assert Bounds().early_s == 10.0
