@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.distributed.network.interfaces import is_local, listening_socket, resolve
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import bounds_of, max_restarts_of, nodes_of, take_ranks, without_node_flags
 from lockstep.launch.local import Restarts, launch
@@ -74,6 +75,9 @@ def run_program(
     code = user_code([f"{script}:" if args.module else script])
     shown = identity(shlex.join([script, *args.script_args]), code, getattr(args, "ml_framework", "torch"))
     log_dir = Path(args.log_dir) if args.log_dir is not None else None
+    meeting: dict[str, str] = {}
+    if nodes.maximum == 1 and nodes.rank_port:
+        meeting = {"MASTER_ADDR": _here(nodes), "MASTER_PORT": str(nodes.rank_port)}
     return _start(
         [*command, *args.script_args],
         nodes,
@@ -81,9 +85,22 @@ def run_program(
         args,
         bounds=bounds_of(args, SCRIPT_EARLY_S),
         log_dir=log_dir,
-        given=environment,
+        given={**(environment or {}), **meeting},
         ml_framework=ml_framework,
     )
+
+
+def _here(nodes: Nodes) -> str:
+    """The address at which ranks of this machine alone meet; refused if they cannot."""
+    addresses = resolve(nodes.host)
+    own = next((address for address in addresses if is_local(address)), None)
+    if own is None:
+        raise ConfigError(
+            f"{nodes.setting} {nodes.host}:{nodes.port}: {addresses[0]} is not an address of this machine, and "
+            "--nnodes is 1; leave it out, or say how many machines there are"
+        )
+    listening_socket(own, nodes.port, nodes.setting).close()
+    return own
 
 
 def train_on_nodes(

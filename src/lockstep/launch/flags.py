@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
@@ -149,10 +150,13 @@ def nodes_of(args: argparse.Namespace, environment: Mapping[str, str] = os.envir
         )
     if host and args.init_file is not None:
         raise ConfigError("--init-file and an address both say where to meet; give one")
-    return Nodes(
+    rank = _node_rank(args, environment, elastic=minimum != maximum)
+    if maximum == 1 and args.node_rank is not None and rank != 0:
+        raise ConfigError(f"--node-rank {rank} does not exist on one machine; leave it out, or add --nnodes N")
+    nodes = Nodes(
         minimum=minimum,
         maximum=maximum,
-        node_rank=_node_rank(args, environment, elastic=minimum != maximum),
+        node_rank=rank,
         nproc=nproc_of(args.nproc_per_node, _framework(args)),
         host=host,
         port=port,
@@ -162,6 +166,9 @@ def nodes_of(args: argparse.Namespace, environment: Mapping[str, str] = os.envir
         local_address=args.local_addr or "",
         join_timeout_s=seconds_of(args.join_timeout or "300"),
     )
+    if maximum == 1 and (args.master_addr, args.master_port) != (None, None):
+        return replace(nodes, setting="--master-addr, --master-port", rank_port=port)
+    return nodes
 
 
 def max_restarts_of(args: argparse.Namespace, nodes: Nodes) -> int:

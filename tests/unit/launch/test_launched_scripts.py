@@ -11,6 +11,7 @@ import pytest
 
 from lockstep.cli.main import main as cli
 from lockstep.launch.jax import main as jax_launcher
+from lockstep.launch.rank_environment import free_port
 from lockstep.launch.supervise import Bounds
 
 pytestmark = pytest.mark.real_start
@@ -97,3 +98,20 @@ def test_ranks_of_a_script_may_end_minutes_apart(started):
     assert jax_launcher(["--ranks", "2", "script.py"]) == 0
     assert [call["bounds"] for call in started] == [Bounds(early_s=300.0, grace_s=7.0), Bounds(early_s=300.0)]
     assert Bounds().early_s == 10.0
+
+
+def test_ranks_of_one_machine_meet_at_the_port_of_the_flag(launch):
+    """As under torchrun, whose default address is this machine's own."""
+    port = free_port()
+    code, out, _ = end(launch("print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])", f"--master_port={port}"))
+    assert (code, out) == (0, f"127.0.0.1 {port}\n")
+
+
+@pytest.mark.parametrize("command", [["launch", "script.py"], ["train", "cartpole"]], ids=["launch", "train"])
+def test_a_place_to_meet_that_would_be_ignored_is_refused(started, command, capsys):
+    flag = "--master-addr=192.0.2.1" if command[0] == "launch" else "--master-port=29777"
+    name, *words = command
+    assert cli([name, flag, *words]) == 2
+    said = capsys.readouterr().err
+    assert "192.0.2.1 is not an address of this machine" in said or "--master-port 29777 is where the ranks" in said
+    assert started == []

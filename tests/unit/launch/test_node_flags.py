@@ -85,6 +85,9 @@ def test_the_token_comes_from_a_file_or_the_environment(tmp_path):
         (["--nnodes=2", "--rdzv-endpoint=a:1", "--nproc-per-node=0"], "--nproc-per-node 0"),
         (["--nnodes=2", "--rdzv-endpoint=a:1", "--join-timeout=soon"], "--join-timeout soon"),
         (["--nnodes=2", "--rdzv-endpoint=a:1", "--token-file=/nowhere"], "/nowhere"),
+        (["--node-rank=1"], "--node-rank 1 does not exist on one machine"),
+        (["--nnodes=1", "--node-rank=x"], "--node-rank x"),
+        (["--master-port=none"], "--master-port none"),
     ],
 )
 def test_contradictions_are_refused(words, said):
