@@ -16,6 +16,7 @@ from lockstep.system.cores import usable_cores
 _PORT = 29400  # torchrun's, where an endpoint names none
 _MASTER_PORT = 29500  # torchrun's, for --master-addr
 _LARGEST_PORT = 65535
+_OF_SEVERAL = ("node_rank", "rdzv_endpoint", "rdzv_id", "rdzv_backend", "local_addr", "join_timeout", "token_file")
 ELASTIC_RESTARTS = 3
 """Default where nodes may be lost: a lost node ends all ranks, and only a restart continues on the others."""
 
@@ -113,14 +114,14 @@ def without_flags(
     return parser.parse_known_args(list(words))[1]
 
 
-def asks_for_nodes(args: argparse.Namespace) -> bool:
+def asks_for_nodes(args: argparse.Namespace, *more: str) -> bool:
     """Whether the flags ask for a launcher of this node's ranks, whatever started this process.
 
-    Raises `ConfigError` for flags that mean nothing without `--nnodes`.
+    Raises `ConfigError` for flags that mean nothing without `--nnodes`; `more` of them, as the command has it.
     """
     if args.nnodes is not None or args.standalone:
         return True
-    for name in ("node_rank", "rdzv_endpoint", "rdzv_id", "rdzv_backend", "local_addr", "join_timeout", "token_file"):
+    for name in (*_OF_SEVERAL, *more):
         if getattr(args, name) is not None:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(f"{flag} {getattr(args, name)} is for several machines; add --nnodes N")
