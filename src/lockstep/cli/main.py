@@ -29,6 +29,8 @@ _ELSEWHERE = {
     "completion": "lockstep.cli.completion:completion_command",
 }
 """Commands that other modules define."""
+_DOCTOR_OF_SEVERAL = ("nproc_per_node", "init_file", "master_addr", "master_port", "max_restarts", "grace_s")
+"""Flags that `lockstep doctor` has for several machines only."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -194,8 +196,12 @@ def doctor(args: argparse.Namespace) -> int:
     from lockstep.cli.doctor import examine
     from lockstep.launch.flags import asks_for_nodes
 
-    if asks_for_nodes(args):
+    if asks_for_nodes(args, *_DOCTOR_OF_SEVERAL):
+        if args.ranks is not None:
+            raise ConfigError(
+                f"--ranks {args.ranks} is for this machine, without a launcher; with --nnodes say --nproc-per-node K"
+            )
         from lockstep.launch.commands import doctor_on_nodes
 
         return doctor_on_nodes(args)
-    return examine(number(args.ranks, "--ranks"))
+    return examine(number(args.ranks or "2", "--ranks"))

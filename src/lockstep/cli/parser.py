@@ -104,7 +104,7 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     export = add_command("export", "a policy as a file that runs without Lockstep")
     add_export_arguments(export)
     doctor = add_command("doctor", "what this machine can do, and what is missing")
-    doctor.add_argument("--ranks", default="2", help="ranks of the measured all-reduce (default: 2)")
+    doctor.add_argument("--ranks", metavar="N", help="ranks of the measured all-reduce (default: 2)")
     add_node_arguments(doctor.add_argument_group("several machines: what their ranks find out before they train"))
     completion = add_command("completion", "tab completion for your shell")
     completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="prints what switches it on there")

@@ -296,7 +296,8 @@ def requested_ranks(text: str | None, default: int, framework: str = "torch") ->
 def _local_ranks(args: argparse.Namespace, default: int) -> int:
     if args.ranks is not None and args.nproc_per_node is not None:
         raise ConfigError("--ranks and --nproc-per-node both count the ranks of this machine; give one")
-    for flag, given in (("--master-addr", args.master_addr), ("--init-file", args.init_file)):
+    places = {"--master-addr": args.master_addr, "--master-port": args.master_port, "--init-file": args.init_file}
+    for flag, given in places.items():
         if given is not None:
             raise ConfigError(f"{flag} {given} is where the ranks of several machines meet; add --nnodes N")
     if args.nproc_per_node is None:

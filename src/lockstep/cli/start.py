@@ -63,10 +63,10 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     profile = _profiled_updates(args, run, found)
     if world.rank == 0:
         _print_notes(args, run, found)
-    run_dir = Path(args.run_dir) if args.run_dir else None
-    if found is not None:
-        run_dir = found.run_dir
-    if on_ray is not None or (world.launcher == "none" and (world.size > 1 or max_restarts)):
+    given = Path(args.run_dir) if args.run_dir else None
+    run_dir = given if found is None else found.run_dir
+    supervised = world.size > 1 or max_restarts > 0 or args.grace_s is not None  # only a launcher kills a rank
+    if on_ray is not None or (world.launcher == "none" and supervised):
         options = {"run_dir": run_dir, "found": found, "init_from": init_from}
         return _launch(
             run,

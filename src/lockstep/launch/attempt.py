@@ -16,7 +16,8 @@ from lockstep.launch.rendezvous import NodeRendezvous
 from lockstep.system.bounded import bounded
 
 _REPORT_S = 5.0  # bound on reporting how an attempt ended: if the link is cut, each node ends alone
-_END = "end"
+END = "end"
+"""Key of an attempt: how it ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Attempt:
     def reported_end(self) -> AttemptEnd | None:
         """How this attempt ended, if a node has reported it."""
         with store_errors():
-            return AttemptEnd(**json.loads(self._store.get(_END))) if self._store.check([_END]) else None
+            return AttemptEnd(**json.loads(self._store.get(END))) if self._store.check([END]) else None
 
     def report_end(self, end: AttemptEnd) -> AttemptEnd:
         """Report to all nodes how the attempt ended; returns the first report, which is valid for all.
@@ -64,7 +65,7 @@ class Attempt:
         """
         mine = replace(end, node_rank=self.placement.node_rank, node=os.uname().nodename)
         try:
-            first = bounded(lambda: self._store.compare_set(_END, "", json.dumps(asdict(mine))), _REPORT_S)
+            first = bounded(lambda: self._store.compare_set(END, "", json.dumps(asdict(mine))), _REPORT_S)
         except (RuntimeError, TimeoutError):
             self._lost = True
             return replace(mine, restart=False)

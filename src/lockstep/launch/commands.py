@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.distributed.network.interfaces import is_local, listening_socket, resolve
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import bounds_of, max_restarts_of, nodes_of, take_ranks, without_node_flags
 from lockstep.launch.local import Restarts, launch
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.restarts import new_start_record
+from lockstep.launch.supervise import SCRIPT_EARLY_S, Bounds
 from lockstep.launch.train_ranks import PROGRAM, search_path
 from lockstep.preflight.identity import identity, user_code
 from lockstep.preflight.user_code_paths import with_portable_paths
@@ -73,15 +75,32 @@ def run_program(
     code = user_code([f"{script}:" if args.module else script])
     shown = identity(shlex.join([script, *args.script_args]), code, getattr(args, "ml_framework", "torch"))
     log_dir = Path(args.log_dir) if args.log_dir is not None else None
+    meeting: dict[str, str] = {}
+    if nodes.maximum == 1 and nodes.rank_port:
+        meeting = {"MASTER_ADDR": _here(nodes), "MASTER_PORT": str(nodes.rank_port)}
     return _start(
         [*command, *args.script_args],
         nodes,
         shown,
         args,
+        bounds=bounds_of(args, SCRIPT_EARLY_S),
         log_dir=log_dir,
-        given=environment,
+        given={**(environment or {}), **meeting},
         ml_framework=ml_framework,
     )
+
+
+def _here(nodes: Nodes) -> str:
+    """The address at which ranks of this machine alone meet; refused if they cannot."""
+    addresses = resolve(nodes.host)
+    own = next((address for address in addresses if is_local(address)), None)
+    if own is None:
+        raise ConfigError(
+            f"{nodes.setting} {nodes.host}:{nodes.port}: {addresses[0]} is not an address of this machine, and "
+            "--nnodes is 1; leave it out, or say how many machines there are"
+        )
+    listening_socket(own, nodes.port, nodes.setting).close()
+    return own
 
 
 def train_on_nodes(
@@ -101,17 +120,18 @@ def doctor_on_nodes(args: argparse.Namespace) -> int:
     return _start(list(PROBE), nodes_of(args), identity("doctor"), args)
 
 
-def _start(
+def _start(  # noqa: PLR0913  # all but the first four by keyword
     command: list[str],
     nodes: Nodes,
     shown: dict[str, Any],
     args: argparse.Namespace,
     *,
+    bounds: Bounds | None = None,
     log_dir: Path | None = None,
     given: Mapping[str, str] | None = None,
     ml_framework: str = "torch",
 ) -> int:
-    bounds = bounds_of(args)
+    bounds = bounds or bounds_of(args)
     restarts, record = max_restarts_of(args, nodes), new_start_record()
     environment = {"PYTHONPATH": search_path(), "LOCKSTEP_START_RECORD": str(record), **(given or {})}
     try:
@@ -119,7 +139,7 @@ def _start(
             return launch(
                 command,
                 ranks=nodes.nproc,
-                run_dir=log_dir,
+                log_dir=log_dir,
                 environment=environment,
                 bounds=bounds,
                 restarts=Restarts(maximum=restarts),

@@ -108,6 +108,9 @@ class ElasticMembership:
         placement = placement_of(members, found.rank, address=address, port=port, token=info.key.hex())
         return Attempt(store, placement, max(one.failures for one in members), int(first["starts"]))
 
+    def next_attempt(self) -> None:
+        """None: the other nodes go on without one that is interrupted before the next attempt."""
+
     def _next_rendezvous(self, cancelled: Callable[[], bool]) -> RendezvousInfo:
         def check() -> None:
             if cancelled():

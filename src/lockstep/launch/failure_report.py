@@ -93,7 +93,7 @@ def update_summary(
 ) -> None:
     """Record the failure in `summary.json`, unless rank 0 has done so (`summary_modified_at` is outdated)."""
     if not (run_dir / "run.yaml").exists():
-        return  # not a training run, or one that did not start
+        return  # a run that did not start
     if refused_to_resume(run_dir, failure.code, summary_modified_at):
         return
     status = None

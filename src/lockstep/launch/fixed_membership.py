@@ -13,9 +13,9 @@ from typing import Any, Self
 
 from lockstep.distributed.network.store import PrefixStore
 from lockstep.errors import ConfigError
-from lockstep.launch.attempt import Attempt, Member, address_of, placement_of, store_errors
+from lockstep.launch.attempt import END, Attempt, AttemptEnd, Member, address_of, placement_of, store_errors
 from lockstep.launch.nodes import Nodes
-from lockstep.launch.rank_environment import free_port
+from lockstep.launch.rank_environment import RankPlacement, free_port
 from lockstep.launch.rendezvous import Cancelled, NodeRendezvous
 from lockstep.system.bounded import bounded
 
@@ -29,6 +29,7 @@ class FixedMembership:
         self._nodes = nodes
         self._info = info
         self._store = info.store
+        self._next = 0  # number of the attempt that this node waits for
 
     def __enter__(self) -> Self:
         return self
@@ -39,16 +40,26 @@ class FixedMembership:
         """False: no node is admitted during an attempt."""
         return False
 
-    def join(self, failures: int, cancelled: Callable[[], bool]) -> Attempt:
+    def next_attempt(self) -> Attempt:
+        """The attempt that nodes wait for: a node that is interrupted before it reports its end."""
+        nowhere = RankPlacement(
+            node_rank=-1, num_nodes=self._nodes.maximum, first_rank=0, world_size=0, address="", port=0
+        )
+        return Attempt(PrefixStore(f"{self._next}", self._store), nowhere, 0, self._next)
+
+    def join(self, failures: int, cancelled: Callable[[], bool]) -> Attempt | AttemptEnd:
         """Wait until all nodes are ready for another attempt, after `failures` failed ones.
 
-        Polls `cancelled`; raises `Cancelled` once it is true.
+        Polls `cancelled`; raises `Cancelled` once it is true. Returns how the attempt ended if it did before its start.
         """
         nodes, info = self._nodes, self._info
         port = (nodes.rank_port or free_port()) if info.main else 0
         mine = Member.of(nodes, info, failures, port)
         with store_errors():
-            number, begun = self._wait_for_attempt(json.dumps(asdict(mine)), cancelled)
+            begun = self._wait_for_attempt(json.dumps(asdict(mine)), cancelled)
+        if isinstance(begun, AttemptEnd):
+            return begun
+        number, self._next = self._next, self._next + 1
         members = [Member(**one) for one in begun.values()]
         main = next(i for i, one in enumerate(members) if one.main)  # it has rank 0
         index = list(begun).index(info.process)
@@ -57,8 +68,8 @@ class FixedMembership:
         )
         return Attempt(PrefixStore(f"{number}", self._store), placement, max(one.failures for one in members), number)
 
-    def _wait_for_attempt(self, mine: str, cancelled: Callable[[], bool]) -> tuple[int, dict[str, Any]]:
-        """Wait for the next attempt; returns its number, and the members by process."""
+    def _wait_for_attempt(self, mine: str, cancelled: Callable[[], bool]) -> dict[str, Any] | AttemptEnd:
+        """Wait for the next attempt, of number `_next`; returns its members by process, or its end."""
         deadline = time.monotonic() + self._nodes.join_timeout_s
         over = threading.Event()
 
@@ -71,15 +82,17 @@ class FixedMembership:
                     "ask for fewer: --nnodes"
                 )
 
-        def wait() -> tuple[int, dict[str, Any]]:
-            number = self._store.add("attempts", 0)
+        def wait() -> dict[str, Any] | AttemptEnd:
+            number = self._next = self._store.add("attempts", 0)
             self._store.set(f"{number}/ready/{self._info.process}", mine)
             while not self._store.check([f"{number}/members"]):
+                if self._store.check([f"{number}/{END}"]):
+                    return AttemptEnd(**json.loads(self._store.get(f"{number}/{END}")))
                 if self._info.main:
                     self._begin(number)
                 if over.wait(_POLL_S):
                     raise Cancelled
-            return number, json.loads(self._store.get(f"{number}/members"))
+            return json.loads(self._store.get(f"{number}/members"))
 
         try:
             return bounded(wait, meanwhile=check)

@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
@@ -15,6 +16,7 @@ from lockstep.system.cores import usable_cores
 _PORT = 29400  # torchrun's, where an endpoint names none
 _MASTER_PORT = 29500  # torchrun's, for --master-addr
 _LARGEST_PORT = 65535
+_OF_SEVERAL = ("node_rank", "rdzv_endpoint", "rdzv_id", "rdzv_backend", "local_addr", "join_timeout", "token_file")
 ELASTIC_RESTARTS = 3
 """Default where nodes may be lost: a lost node ends all ranks, and only a restart continues on the others."""
 
@@ -51,9 +53,10 @@ def add_grace(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> None
     add_flag(parser, "--grace-s", "S", text)
 
 
-def bounds_of(args: argparse.Namespace) -> Bounds:
+def bounds_of(args: argparse.Namespace, early_s: float = DEFAULT_BOUNDS.early_s) -> Bounds:
     """How long ranks may take to end, with `--grace-s` after a signal."""
-    return DEFAULT_BOUNDS if args.grace_s is None else Bounds(grace_s=seconds_of(args.grace_s, "--grace-s"))
+    grace_s = DEFAULT_BOUNDS.grace_s if args.grace_s is None else seconds_of(args.grace_s, "--grace-s")
+    return Bounds(early_s=early_s, grace_s=grace_s)
 
 
 def add_flag(
@@ -111,14 +114,14 @@ def without_flags(
     return parser.parse_known_args(list(words))[1]
 
 
-def asks_for_nodes(args: argparse.Namespace) -> bool:
+def asks_for_nodes(args: argparse.Namespace, *more: str) -> bool:
     """Whether the flags ask for a launcher of this node's ranks, whatever started this process.
 
-    Raises `ConfigError` for flags that mean nothing without `--nnodes`.
+    Raises `ConfigError` for flags that mean nothing without `--nnodes`; `more` of them, as the command has it.
     """
     if args.nnodes is not None or args.standalone:
         return True
-    for name in ("node_rank", "rdzv_endpoint", "rdzv_id", "rdzv_backend", "local_addr", "join_timeout", "token_file"):
+    for name in (*_OF_SEVERAL, *more):
         if getattr(args, name) is not None:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(f"{flag} {getattr(args, name)} is for several machines; add --nnodes N")
@@ -134,10 +137,11 @@ def nodes_of(args: argparse.Namespace, environment: Mapping[str, str] = os.envir
         raise ConfigError(f"--rdzv-backend {args.rdzv_backend} is not supported; use c10d, or leave it out")
     rank = environment.get("RANK", environment.get("JAX_RANK"))
     size = environment.get("WORLD_SIZE", environment.get("JAX_WORLD_SIZE"))
-    if maximum > 1 and rank is not None and size is not None:
+    typed = f"--nnodes {args.nnodes}" if args.nnodes is not None else "--standalone" if args.standalone else None
+    if typed is not None and rank is not None and size is not None:
         raise ConfigError(
-            f"--nnodes {args.nnodes} starts ranks, but this process is rank {rank} of {size} already; leave --nnodes "
-            "out, or start it without that launcher"
+            f"{typed} starts ranks, but this process is rank {rank} of {size} already; leave {typed.split()[0]} out, "
+            "or start it without that launcher"
         )
     host, port = _endpoint(args)
     if maximum > 1 and not host and args.init_file is None:
@@ -147,10 +151,13 @@ def nodes_of(args: argparse.Namespace, environment: Mapping[str, str] = os.envir
         )
     if host and args.init_file is not None:
         raise ConfigError("--init-file and an address both say where to meet; give one")
-    return Nodes(
+    rank = _node_rank(args, environment, elastic=minimum != maximum)
+    if maximum == 1 and args.node_rank is not None and rank != 0:
+        raise ConfigError(f"--node-rank {rank} does not exist on one machine; leave it out, or add --nnodes N")
+    nodes = Nodes(
         minimum=minimum,
         maximum=maximum,
-        node_rank=_node_rank(args, environment, elastic=minimum != maximum),
+        node_rank=rank,
         nproc=nproc_of(args.nproc_per_node, _framework(args)),
         host=host,
         port=port,
@@ -160,6 +167,9 @@ def nodes_of(args: argparse.Namespace, environment: Mapping[str, str] = os.envir
         local_address=args.local_addr or "",
         join_timeout_s=seconds_of(args.join_timeout or "300"),
     )
+    if maximum == 1 and (args.master_addr, args.master_port) != (None, None):
+        return replace(nodes, setting="--master-addr, --master-port", rank_port=port)
+    return nodes
 
 
 def max_restarts_of(args: argparse.Namespace, nodes: Nodes) -> int:

@@ -15,7 +15,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from lockstep.distributed.network.interfaces import is_local, listening_socket, resolve
 from lockstep.errors import ConfigError, exit_code_of
 from lockstep.launch.commands import check_no_rank, program, run_program
 from lockstep.launch.flags import (
@@ -49,8 +48,6 @@ def _launch(words: list[str]) -> int:
     nodes = _nodes(args)
     # A rank ends when it is told to, unless its user wants JAX to catch SIGTERM.
     environment = {"JAX_ENABLE_PREEMPTION_SERVICE": os.environ.get("JAX_ENABLE_PREEMPTION_SERVICE", "0")}
-    if nodes.maximum == 1 and nodes.host:
-        environment |= {"MASTER_ADDR": _here(nodes), "MASTER_PORT": str(nodes.port)}
     return run_program(program(args, _RUNNER), nodes, args, environment, ml_framework="jax")
 
 
@@ -114,19 +111,6 @@ def _address(text: str | None) -> tuple[str, int]:
     if not port:
         raise ConfigError(f"{_FLAG} {text} has no port; write HOST:PORT, such as {text.rstrip(':')}:5555")
     return host, port_of(port, f"{_FLAG} {text}: port")
-
-
-def _here(nodes: Nodes) -> str:
-    """The address at which ranks of this machine alone meet; refused if they cannot."""
-    addresses = resolve(nodes.host)
-    own = next((address for address in addresses if is_local(address)), None)
-    if own is None:
-        raise ConfigError(
-            f"{_FLAG} {nodes.host}:{nodes.port}: {addresses[0]} is not an address of this machine, and --nnodes is 1; "
-            "leave it out, or say how many machines there are"
-        )
-    listening_socket(own, nodes.port, _FLAG).close()
-    return own
 
 
 if __name__ == "__main__":

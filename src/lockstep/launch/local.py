@@ -41,7 +41,8 @@ def launch(  # noqa: PLR0913  # all but the command by keyword
     command: list[str],
     *,
     ranks: int,
-    run_dir: Path | None,
+    run_dir: Path | None = None,
+    log_dir: Path | None = None,
     timeout_s: float | None = None,
     environment: Mapping[str, str] | None = None,
     bounds: Bounds = DEFAULT_BOUNDS,
@@ -56,7 +57,9 @@ def launch(  # noqa: PLR0913  # all but the command by keyword
     Args:
         command: program and arguments, the same for all ranks; they differ by their environment variables.
         ranks: number of ranks.
-        run_dir: holds `logs/rank_R.log`; partial files of killed ranks are removed. None: ranks print to our output.
+        run_dir: the run directory of our own training: partial files of killed ranks are removed, `summary.json` has
+            the failure. None: a command of the user's.
+        log_dir: holds `logs/rank_R.log`; default: `run_dir`. Without both, ranks print to our output.
         timeout_s: bound on the whole run, if any, restarts included.
         environment: variables that override this process's own.
         bounds: how long ranks may take to end.
@@ -69,6 +72,7 @@ def launch(  # noqa: PLR0913  # all but the command by keyword
         command=command,
         ranks=ranks,
         cores=_cores(ranks),
+        log_dir=run_dir if log_dir is None else log_dir,
         run_dir=run_dir,
         environment=dict(environment or {}),
         ml_framework=ml_framework,
@@ -96,7 +100,12 @@ class RestartableAttempt(Protocol):
 
     @property
     def run_dir(self) -> Path | None:
-        """The run directory, which has the ranks' logs."""
+        """The run directory of our own training, if it is one."""
+        ...
+
+    @property
+    def log_dir(self) -> Path | None:
+        """The directory of the ranks' logs."""
         ...
 
     def run(
@@ -135,7 +144,7 @@ def run_attempts(
                 break
             attempt = next_attempt[0]
             log(f"lockstep: {failure.headline}; {next_attempt[1]}")
-        report_failure(failure, attempt.ranks, late, run_dir, restarts=attempt.restarts)
+        report_failure(failure, attempt.ranks, late, attempt.log_dir, restarts=attempt.restarts)
         if run_dir is not None:
             update_summary(failure, attempt.ranks, run_dir, summary_modified_at, restarts=attempt.restarts)
     return failure.code

@@ -35,9 +35,13 @@ class LocalAttempt:
     ranks: int
     cores: int
     """Usable ones, shared among the ranks."""
-    run_dir: Path | None
+    log_dir: Path | None
+    """Holds `logs/rank_R.log`; None: ranks print to our output."""
     environment: dict[str, str]
     """Variables that override this process's own."""
+    run_dir: Path | None = None
+    """The run directory of our own training, in which partial files of killed ranks are removed; None: a command of the
+    user's, whose files are never touched."""
     restarts: int = 0
     """Number of earlier attempts."""
     title: str = "new start"
@@ -69,9 +73,9 @@ class LocalAttempt:
             placement=self.placement,
             ml_framework=self.ml_framework,
         )
-        if self.run_dir is not None:
-            (self.run_dir / "logs").mkdir(parents=True, exist_ok=True)
-            archive_failure(self.run_dir)
+        if self.log_dir is not None:
+            (self.log_dir / "logs").mkdir(parents=True, exist_ok=True)
+            archive_failure(self.log_dir)
         try:
             first = 0 if self.placement is None else self.placement.first_rank
             with RankGroup(bounds, self.run_dir, first_rank=first) as group:
@@ -83,8 +87,8 @@ class LocalAttempt:
                 )
                 if failure is None:
                     return None, []
-                if self.run_dir is not None:
-                    failure = merge_failures(failure, group.ended, self.run_dir)
+                if self.log_dir is not None:
+                    failure = merge_failures(failure, group.ended, self.log_dir)
                 if remote is not None:
                     failure = remote.report(failure)
                 if failure.interrupted is None:
@@ -100,11 +104,11 @@ class LocalAttempt:
         return replace(self, command=command, restarts=self.restarts + 1, title=title)
 
     def _start_rank(self, group: RankGroup, rank: int, environment: dict[str, str]) -> None:
-        if self.run_dir is None:
+        if self.log_dir is None:
             group.start(self.command, environment, output=None)
             return
         with contextlib.ExitStack() as stack:
-            log = stack.enter_context(open(log_path(self.run_dir, rank), "ab"))
+            log = stack.enter_context(open(log_path(self.log_dir, rank), "ab"))
             if log.tell():
                 log.write(f"{ATTEMPT_PREFIX}{self.title}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
                 log.flush()

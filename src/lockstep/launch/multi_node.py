@@ -19,15 +19,16 @@ from lockstep.launch.local_attempt import LocalAttempt
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rendezvous import Cancelled, NodeRendezvous, rendezvous
 from lockstep.launch.signals import caught_signals
-from lockstep.launch.supervise import DEFAULT_BOUNDS, Bounds, Failure, interruption
+from lockstep.launch.supervise import DEFAULT_BOUNDS, SCRIPT_EARLY_S, Bounds, Failure, interruption
 from lockstep.system.cores import usable_cores
 
 if TYPE_CHECKING:
     from lockstep.launch.elastic_membership import ElasticMembership
 
 _POLL_S = 0.5  # how often the main node is asked for the state of the other nodes
+_LEAVER_S = 3.0  # how long a node that leaves may take to say so, after its ranks have stopped those of others
 _LEAVE_S = 5.0  # how long the main node waits for the others to read how the attempt ended
-_LAST_S = 300.0  # between the first node whose ranks have succeeded and the last
+_LAST_S = SCRIPT_EARLY_S  # between the first node whose ranks have succeeded and the last
 
 
 def launch_on_nodes(  # noqa: PLR0913  # all but command and nodes by keyword
@@ -123,10 +124,19 @@ class _Node:
     bounds: Bounds
     max_restarts: int
     failures: int = 0
+    restart: str = ""
+    """What the next attempt is, for messages."""
 
     def run_attempt(self) -> int | None:
         """Run all ranks once. Returns the exit code, None if they are to be restarted."""
-        attempt = self.membership.join(self.failures, lambda: bool(self.caught))
+        try:
+            attempt = self.membership.join(self.failures, lambda: bool(self.caught))
+        except Cancelled:
+            return self._interrupted()
+        if isinstance(attempt, AttemptEnd):
+            log(f"lockstep: {attempt.message} (on {attempt.node})")
+            self._leave_next_attempt()
+            return attempt.code
         self.failures = attempt.failures
         placement, ranks = attempt.placement, self.nodes.nproc
         last = placement.first_rank + ranks - 1
@@ -139,7 +149,7 @@ class _Node:
             command=self.command,
             ranks=ranks,
             cores=usable_cores(),
-            run_dir=self.log_dir,
+            log_dir=self.log_dir,
             environment=self.environment,
             restarts=attempt.starts,
             placement=placement,
@@ -150,17 +160,15 @@ class _Node:
             if failure is None:
                 failure = self._wait_for_remote_nodes(attempt, remote)
         if failure is None or not remote.restart:
-            attempt.leave()
-            deadline = time.monotonic() + _LEAVE_S
-            while self.main and not attempt.all_left() and time.monotonic() < deadline:
-                time.sleep(0.1)  # its store serves the others until they have read how the attempt ended
+            self._leave(attempt)
         if failure is None:
             return 0
-        if remote.restart and not self.caught:
+        if remote.restart and not (self.caught and self.nodes.elastic and failure == interruption(self.caught[0])):
             self.failures += remote.failed
-            restart = f"restart {self.failures} of {self.max_restarts}" if remote.failed else "all ranks start again"
-            log(f"lockstep: {remote.headline(failure)}; {restart}")
-            return None
+            restarted = f"restart {self.failures} of {self.max_restarts}"
+            self.restart = restarted if remote.failed else "all ranks start again"
+            log(f"lockstep: {remote.headline(failure)}" + ("" if self.caught else f"; {self.restart}"))
+            return self._interrupted() if self.caught else None
         if remote.here:
             report_failure(failure, placement.world_size, late, self.log_dir, restarts=attempt.starts)
         else:
@@ -172,9 +180,30 @@ class _Node:
         if failure.interrupted is None:
             restart = failure.restartable and attempt.failures < self.max_restarts
             return AttemptEnd("failed", failure.message, failure.code, failure.rank, restart)
-        if self.nodes.elastic:  # the other nodes continue without one that leaves
-            return AttemptEnd("changed", "a node leaves" if self.caught else "nodes change", failure.code, None, True)
+        if self.nodes.elastic and self.caught:  # the other nodes continue without this one
+            return AttemptEnd("changed", "a node leaves", failure.code, None, True)
         return AttemptEnd("interrupted", failure.message, failure.code, None, False)
+
+    def _interrupted(self) -> int:
+        """End before the next attempt, because of a signal to this launcher; returns the exit code."""
+        failure = interruption(self.caught[0], f" before {self.restart}" if self.restart else "")
+        log(f"lockstep: {failure.message}")
+        if (attempt := self.membership.next_attempt()) is None:
+            return failure.code
+        end = attempt.report_end(AttemptEnd("interrupted", failure.message, failure.code, None, False))
+        self._leave_next_attempt()
+        return end.code
+
+    def _leave_next_attempt(self) -> None:
+        if (attempt := self.membership.next_attempt()) is not None:
+            self._leave(attempt, self.bounds.stop_s + _LEAVE_S)  # other nodes may still stop their ranks
+
+    def _leave(self, attempt: Attempt, seconds: float = _LEAVE_S) -> None:
+        """Leave an attempt; the main node's store serves the others until they have read how it ended."""
+        attempt.leave()
+        deadline = time.monotonic() + seconds
+        while self.main and not attempt.all_left() and time.monotonic() < deadline:
+            time.sleep(0.1)
 
     def _wait_for_remote_nodes(self, attempt: Attempt, remote: "_RemoteNodes") -> Failure | None:
         """Wait, after this node's ranks succeeded, until those of all nodes have."""
@@ -238,12 +267,23 @@ class _RemoteNodes:
     def report(self, failure: Failure) -> Failure:
         if self._end is not None:  # another node has reported it
             return failure
+        if failure.interrupted is not None and self._node.nodes.elastic:
+            self._wait_for_leaver()
         self._end = self._attempt.report_end(self._node.end(failure, self._attempt))
         return failure if self.here or self._node.caught else self._failure(self._end)
 
     def headline(self, failure: Failure) -> str:
         """Why the ranks are restarted."""
         return self._end.message if self._end is not None and self._end.kind == "changed" else failure.headline
+
+    def _wait_for_leaver(self) -> None:
+        """Wait for the report of a node that leaves: ranks agree to stop, and these may end before the report comes.
+
+        Without one, the signal was to the ranks.
+        """
+        deadline = time.monotonic() + _LEAVER_S * (self._attempt.placement.num_nodes > 1)
+        while self._found is None and not self._node.caught and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def _watch(self) -> None:
         try:

@@ -36,6 +36,8 @@ class Bounds:
 
 
 DEFAULT_BOUNDS = Bounds()
+SCRIPT_EARLY_S = 300.0
+"""`early_s` of a script of the user's, which may save on one rank when the others have ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 PROGRAM = (sys.executable, "-m", "lockstep.train")
 _LATEST = Path("checkpoints", "LATEST")
-_EXPLAINED_CODES = (0, ConfigError.exit_code, *(128 + n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)))
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_EXPLAINED_CODES = (0, ConfigError.exit_code, *(128 + number for number in _STOPS))
 
 
 class Launcher(Protocol):

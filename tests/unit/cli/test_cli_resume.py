@@ -124,6 +124,13 @@ def test_failure_after_a_checkpoint_prints_the_resume_command(code, told, here, 
     assert capsys.readouterr().err.count("go on with: lockstep train --resume run") == told
 
 
+def test_a_single_rank_has_a_launcher_that_ends_it_when_the_grace_period_is_over(here, launched, trained):
+    assert cli.main(["train", "cartpole", "--grace-s", "90", "--run-dir", "out"]) == 7
+    (call,) = launched
+    assert (call.ranks, call.bounds.grace_s) == (1, 90.0)
+    assert trained == []
+
+
 def test_a_single_rank_that_may_be_restarted_has_a_launcher(here, launched, trained):
     assert cli.main(["train", "cartpole", "--max-restarts", "3", "--grace-s", "90", "--run-dir", "out"]) == 7
     (call,) = launched

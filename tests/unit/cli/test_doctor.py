@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep.cli import doctor
-from lockstep.launch import gpus
+from lockstep.cli import main as cli
+from lockstep.launch import commands, gpus
 from quick import others_slow
 
 
@@ -159,3 +160,23 @@ def test_copy_rates_of_a_cpu_are_measured():
 
     rates = copy_rates("cpu", 1 << 16, repeats=2)
     assert set(rates) == {"to_device", "to_host"} and min(rates.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--nproc-per-node", "3"], "--nproc-per-node 3 is for several machines; add --nnodes N"),
+        (["--init-file", "f"], "--init-file f is for several machines"),
+        (["--master-addr", "a"], "--master-addr a is for several machines"),
+        (["--master-port", "7"], "--master-port 7 is for several machines"),
+        (["--max-restarts", "3"], "--max-restarts 3 is for several machines"),
+        (["--grace-s", "3"], "--grace-s 3 is for several machines"),
+        (["--ranks", "3", "--nnodes", "2", "--rdzv-endpoint", "a:1"], "--ranks 3 is for this machine"),
+    ],
+)
+def test_flags_that_would_be_ignored_are_refused(words, said, capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "examine", lambda _: pytest.fail("it examines this machine"))
+    monkeypatch.setattr(commands, "doctor_on_nodes", lambda _: pytest.fail("it examines several machines"))
+    assert cli.main(["doctor", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line

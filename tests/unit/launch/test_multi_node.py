@@ -168,3 +168,56 @@ def test_nodes_come_and_go(start, tmp_path):
     until(lambda: one.said.count("of 2: rank") >= 2 and two.said.count("of 2: rank") >= 2, one)
     (tmp_path / "finish").touch()
     assert (one.wait(), two.wait()) == (0, 0), one.said + two.said
+
+
+def test_a_signal_to_the_ranks_of_nodes_that_may_leave_ends_all(start, tmp_path):
+    body = "time.sleep(1.0 if rank else 600.0); sys.exit(143 if start == '0' else 9)"
+    one, two = start(0, body, nnodes="1:2"), start(1, body, nnodes="1:2")
+    assert (one.wait(), two.wait()) == (143, 143), one.said + two.said
+    assert "interrupted by SIGTERM" in one.said and "interrupted by SIGTERM" in two.said
+    assert not list(tmp_path.glob("start1_*"))
+
+
+def test_a_node_that_leaves_may_say_so_after_its_signal_reached_ranks_of_others(start, tmp_path):
+    body = "\nwhile not (here / 'agreed').exists() or rank: time.sleep(0.05)\nsys.exit(143)"
+    stays, leaves = start(0, body, nnodes="1:2"), start(1, body, nnodes="1:2")
+    until(lambda: len(list(tmp_path.glob("start0_*"))) == 2, stays)
+    (tmp_path / "agreed").touch()
+    time.sleep(1.0)
+    leaves.process.send_signal(signal.SIGTERM)
+    assert leaves.wait() == 143, leaves.said
+    until(lambda: "a node leaves" in stays.said and "all ranks start again" in stays.said, stays)
+
+
+SLOW = """
+def stop(*_):
+    (here / "asked").touch()
+    time.sleep(2.0)
+    sys.exit(143)
+
+signal.signal(signal.SIGTERM, stop)
+if rank == {failing}:
+    while len(list(here.glob("start0_*"))) < 2: time.sleep(0.02)
+    sys.exit(3)
+time.sleep(600.0)
+"""
+
+
+@pytest.mark.parametrize("interrupted", [0, 1])
+@pytest.mark.parametrize("when", ["stopping", "waiting"])
+def test_a_signal_before_a_restart_ends_all_nodes(start, tmp_path, interrupted, when):
+    """While its ranks are stopped, or while it waits for the other node to stop its own."""
+    slow = interrupted if when == "stopping" else 1 - interrupted
+    body = SLOW.format(failing=1 - slow)
+    nodes = [start(rank, body, "--max-restarts=2") for rank in range(2)]
+    until(lambda: (tmp_path / "asked").exists(), nodes[0])
+    if when == "waiting":
+        until(lambda: "restart 1 of 2" in nodes[interrupted].said, nodes[0])
+    nodes[interrupted].process.send_signal(signal.SIGINT)
+    signalled = time.monotonic()
+    assert [node.wait() for node in nodes] == [130, 130], nodes[0].said + nodes[1].said
+    assert time.monotonic() - signalled < 20.0
+    for node in nodes:
+        assert f"rank {1 - slow} exited with code 3" in node.said
+        assert "interrupted by SIGINT (signal 2) before restart 1 of 2" in node.said
+    assert not list(tmp_path.glob("start1_*"))

@@ -85,6 +85,9 @@ def test_the_token_comes_from_a_file_or_the_environment(tmp_path):
         (["--nnodes=2", "--rdzv-endpoint=a:1", "--nproc-per-node=0"], "--nproc-per-node 0"),
         (["--nnodes=2", "--rdzv-endpoint=a:1", "--join-timeout=soon"], "--join-timeout soon"),
         (["--nnodes=2", "--rdzv-endpoint=a:1", "--token-file=/nowhere"], "/nowhere"),
+        (["--node-rank=1"], "--node-rank 1 does not exist on one machine"),
+        (["--nnodes=1", "--node-rank=x"], "--node-rank x"),
+        (["--master-port=none"], "--master-port none"),
     ],
 )
 def test_contradictions_are_refused(words, said):
@@ -92,9 +95,12 @@ def test_contradictions_are_refused(words, said):
         nodes(*words)
 
 
-def test_ranks_start_no_ranks():
-    with pytest.raises(ConfigError, match="rank 1 of 2 already"):
-        nodes("--nnodes=2", "--rdzv-endpoint=a:1", RANK="1", WORLD_SIZE="2")
+@pytest.mark.parametrize("flags", [["--nnodes=2", "--rdzv-endpoint=a:1"], ["--nnodes=1"], ["--standalone"]])
+def test_ranks_start_no_ranks(flags):
+    typed = flags[0].partition("=")[0]
+    with pytest.raises(ConfigError, match=f"{typed}.* starts ranks, .* rank 1 of 2 already; leave {typed} out"):
+        nodes(*flags, RANK="1", WORLD_SIZE="2")
+    assert nodes(RANK="1", WORLD_SIZE="2").maximum == 1
 
 
 @pytest.mark.parametrize("flag", ["--node-rank=1", "--rdzv-endpoint=a:1", "--rdzv-id=7", "--join-timeout=3"])

@@ -68,8 +68,14 @@ def _check(
 
 
 def with_rendezvous_address(world: World, timeout_s: float, environment: Mapping[str, str] = os.environ) -> World:
-    """The world with an address, found through its launcher where none is set; *collective* under MPICH."""
-    if world.port or world.init_file:
+    """The world with an address, found through its launcher where none is set; *collective* under MPICH.
+
+    A port alone is kept: it says nothing about the host of rank 0, if there are several.
+    """
+    if world.init_file:
+        return world
+    placed = bool(environment.get("MASTER_ADDR")) or world.address != World().address
+    if world.port and (placed or not several_hosts(world) or world.launcher not in ("Open MPI", "MPICH")):
         return world
     if environment.get("MASTER_ADDR"):
         return replace(world, port=_PORT)
@@ -95,7 +101,7 @@ def _by_open_mpi(world: World, environment: Mapping[str, str]) -> World:
     found = [address for several in listed for address in several.strip("[]").split(",")]
     if not found:
         raise ConfigError(f"mpirun does not say at which address rank 0 is; {_BY_HAND}")
-    return replace(world, address=",".join(found), port=port_of(uri))
+    return replace(world, address=",".join(found), port=world.port or port_of(uri))
 
 
 def _by_pmi(world: World, timeout_s: float, environment: Mapping[str, str]) -> World:
@@ -111,4 +117,4 @@ def _by_pmi(world: World, timeout_s: float, environment: Mapping[str, str]) -> W
         address, _, port = broadcast_from_rank_0(mine, timeout_s, environment).rpartition("/")
         _pmi_addresses[key] = address, int(port)
     address, port = _pmi_addresses[key]
-    return replace(world, address=address, port=port)
+    return replace(world, address=address, port=world.port or port)

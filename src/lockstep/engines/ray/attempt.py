@@ -141,6 +141,11 @@ class RayAttempt:
         """The largest number of ranks."""
         return self.request.ranks
 
+    @property
+    def log_dir(self) -> Path:
+        """The directory of the ranks' logs."""
+        return self.run_dir
+
     def run(
         self, caught: list[int], bounds: Bounds, *, timeout_s: float | None = None, since: float | None = None
     ) -> tuple[Failure | None, list[int]]:

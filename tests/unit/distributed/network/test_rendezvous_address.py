@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -84,6 +85,17 @@ def test_open_mpi_over_hosts_uses_the_address_of_mpirun(uri, address):
     assert all(10_000 <= world.port < 30_000 for world in worlds)
 
 
+def test_a_port_alone_is_no_address_over_hosts():
+    uri = {"OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:5"}
+    world = with_rendezvous_flags(MPIRUN, **NOTHING | {"master_port": "4000"}, environment={})
+    found = with_rendezvous_address(world, 1.0, uri)
+    assert (found.address, found.port) == ("10.0.0.1", 4000)
+    here = replace(world, local_size=4)
+    assert with_rendezvous_address(here, 1.0, uri) is here
+    given = replace(world, address="10.0.0.7")
+    assert with_rendezvous_address(given, 1.0, uri) is given
+
+
 @pytest.mark.parametrize("variables", [{}, {"OMPI_MCA_orte_hnp_uri": "1.0;usock"}])
 def test_open_mpi_without_an_address_names_the_flags(variables):
     with pytest.raises(ConfigError, match=r"--master-addr HOST .* --init-file FILE"):
@@ -162,6 +174,8 @@ def test_mpich_broadcasts_the_address_of_rank_0(monkeypatch):
     assert found[0].port == found[1].port > 0
     assert [commands[-1] for commands in mpiexec.commands] == ["finalize", "finalize"]  # else mpiexec reports a failure
     assert with_rendezvous_address(worlds[0], 1.0, {}) == found[0]  # mpiexec answers once per process
+    with_port = with_rendezvous_address(replace(worlds[0], port=4000), 1.0, {})
+    assert (with_port.address, with_port.port) == (found[0].address, 4000)
 
 
 def test_waiting_for_the_other_ranks_of_mpiexec_is_bounded():
