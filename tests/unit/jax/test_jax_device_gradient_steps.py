@@ -15,7 +15,7 @@ import jax
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.config.env import EnvConfig
-from lockstep.jax.actor_critic_on_device import DeviceTrainer
+from lockstep.jax.actor_critic_on_device import DeviceLoop
 from lockstep.jax.comm import Comm
 from lockstep.jax.continuous_policy import ContinuousPolicy
 from lockstep.jax.envs.make import make_device_env
@@ -76,16 +76,16 @@ def found(request):
         env = PackedEnv(make_device_env(run.task, run.env))
         learner = learner_of(run, env, comm)
         calls = written_down(learner)
-        trainer, progress = DeviceTrainer(run, env, learner), Progress(run.total_steps)
+        loop, progress = DeviceLoop(run, env, learner), Progress(run.total_steps)
         for _ in range(4):
             acting, before, known = learner.policy.params, learner.shared_arrays(), len(calls)
-            assert trainer.advance(progress) == 1
+            assert loop.run_until_due(progress) == 1
             jax.effects_barrier()
             own = [(name, jax.tree.map(np.asarray, part)) for name, part in calls[known:]]
             updates.append(SimpleNamespace(acting=acting, before=before, after=learner.shared_arrays(), calls=own))
             progress.env_steps += ROWS
             progress.updates += 1
-        rings = [trainer.shard_state(k)["replay"] for k in range(SHARDS)]
+        rings = [loop.shard_state(k)["replay"] for k in range(SHARDS)]
         yield SimpleNamespace(run=run, env=env, comm=comm, policy=learner.policy, updates=updates, rings=rings)
 
 

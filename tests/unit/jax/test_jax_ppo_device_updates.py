@@ -69,10 +69,10 @@ def found():
         env = PackedEnv(make_device_env(RUN.task, RUN.env))
         ppo = PPO(RUN, Policy(env.spec, RUN.network, seed=1), comm, in_loop=True)
         calls, progress = written_down(ppo, monkeypatch), Progress(RUN.total_steps)
-        loop = module.DeviceCollector(RUN, env, ppo)
+        loop = module.DeviceLoop(RUN, env, ppo)
         for _ in range(UPDATES):
             calls.clear()
-            assert loop.advance(progress) == 1
+            assert loop.run_until_due(progress) == 1
             jax.effects_barrier()
             metrics = ppo.read_metrics()
             called = {name: jax.tree.map(np.asarray, found) for name, found in calls.items()}

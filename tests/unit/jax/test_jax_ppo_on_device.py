@@ -35,8 +35,8 @@ def comm():
         yield alone
 
 
-def advance(collector, progress):
-    count = collector.advance(progress)
+def advance(loop, progress):
+    count = loop.run_until_due(progress)
     progress.updates += count
     progress.env_steps += count * UPDATE
     return count
@@ -48,9 +48,9 @@ def test_a_call_takes_a_part_of_the_timeout(comm, timeout_s, counts):
     run = run_of(timeout_s=timeout_s)
     env = PackedEnv(make_device_env(run.task, run.env))
     ppo = PPO(run, Policy(env.spec, run.network, seed=0), comm, in_loop=True)
-    collector = DeviceLoop(run, env, ppo)
+    loop = DeviceLoop(run, env, ppo)
     progress = Progress(run.total_steps)
-    assert [advance(collector, progress) for _ in counts] == counts
+    assert [advance(loop, progress) for _ in counts] == counts
 
 
 def test_advantages_far_from_zero_keep_their_scale(comm):
@@ -61,7 +61,7 @@ def test_advantages_far_from_zero_keep_their_scale(comm):
     run = run_of(algorithm=rewards)
     env = PackedEnv(make_device_env(run.task, run.env))
     ppo = PPO(run, Policy(env.spec, run.network, seed=0), comm, in_loop=True)
-    assert DeviceLoop(run, env, ppo).advance(Progress(run.total_steps)) == 1
+    assert DeviceLoop(run, env, ppo).run_until_due(Progress(run.total_steps)) == 1
     found = ppo.read_metrics()
     assert found["optim/skipped"] == 0 and 0.01 < found["optim/grad_norm"] < 2.0
 
