@@ -67,17 +67,10 @@ class Player:
             The action as the environment takes it: a choice, or an array of the shape of the action space.
 
         Raises:
-            ValueError: the observation has another shape.
+            ValueError: the observation has another shape, or is not an array.
         """
         assert self.spec is not None
-        image = self.spec.image is not None
-        rows = np.asarray(observation)[None] if image else np.asarray(observation, np.float32).reshape(1, -1)
-        if rows.shape[1:] != self.spec.observation_shape:
-            raise ValueError(
-                f"the policy observes {list(self.spec.observation_shape)} numbers, not {list(rows.shape[1:])}: choices "
-                "of discrete spaces are one-hot, and parts of a Dict or Tuple joined"
-            )
-        action = self.spec.action
+        rows, action = _one_row(self.spec, observation), self.spec.action
         found = action.for_env(clipper(action)(self.choose(rows, None, self._episode)))[0]
         return found if action.kind == "discrete" else np.asarray(found)
 
@@ -256,3 +249,22 @@ class Evaluation:
 
     def _choose(self, observation: np.ndarray, noise: np.random.Generator, actor: ActorWithState) -> np.ndarray:
         return self._clip(self._player.choose(observation, None if self._run.evaluate_greedy else noise, actor))
+
+
+def _one_row(spec: EnvSpec, observation: Any) -> np.ndarray:
+    """An observation as a batch of one; `ValueError` if it is not of the spec's shape."""
+    image, shape = spec.image is not None, spec.observation_shape
+    try:
+        rows = np.asarray(observation)[None] if image else np.asarray(observation, np.float32).reshape(1, -1)
+    except (TypeError, ValueError):  # a Dict, or parts of different lengths
+        rows, found = None, f"a {type(observation).__name__}"
+    else:
+        found = str(list(rows.shape[1:]))
+    if rows is not None and rows.shape[1:] == shape:
+        return rows
+    if image:
+        raise ValueError(f"the policy observes an image {list(shape)} of bytes, channels first, not {found}")
+    raise ValueError(
+        f"the policy observes {list(shape)} numbers, not {found}: choices of discrete spaces are one-hot, and parts of "
+        "a Dict or Tuple joined"
+    )

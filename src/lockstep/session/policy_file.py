@@ -238,10 +238,11 @@ def newer_format_error(path: Path, metadata: Mapping[str, Any]) -> ConfigError:
 
 def no_simulator_error(path: Path | str) -> ConfigError:
     """The error for playing a policy that was learned from a log without a simulator."""
+    judged = f"`lockstep offline evaluate {shlex.quote(str(path))}` judges it by the log"
+    if Path(path).is_file():
+        judged = "`lockstep offline evaluate RUN` judges that of a run by the log"
     return ConfigError(
-        f"{path} learned from a log and has no simulator to play in; "
-        f"`lockstep offline evaluate {shlex.quote(str(path))}` judges it by the log, "
-        "and a run with --set task=ID is played"
+        f"{path} learned from a log and has no simulator to play in; {judged}, and a run with --set task=ID is played"
     )
 
 
