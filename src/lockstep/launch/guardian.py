@@ -5,6 +5,7 @@ one per line, `-N` for one that is gone. When the launcher ends, the pipe is clo
 that are left and removes their partial files.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -24,6 +25,9 @@ def main() -> None:
     from lockstep.record.partial_files import remove_partial_files
 
     groups = _guarded(int(sys.argv[1]))
+    for rank in groups:  # first the ranks: one that handles SIGTERM would tell those of other nodes to end
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(rank, signal.SIGKILL)
     _signal(groups, signal.SIGTERM)
     if groups:
         time.sleep(0.5)  # for multiprocessing's resource trackers: they ignore SIGTERM and remove leaked shared memory

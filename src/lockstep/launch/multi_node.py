@@ -135,7 +135,7 @@ class _Node:
             return self._interrupted()
         if isinstance(attempt, AttemptEnd):
             log(f"lockstep: {attempt.message} (on {attempt.node})")
-            self._leave_next_attempt()
+            self._leave_next(self.membership.next_attempt())
             return attempt.code
         self.failures = attempt.failures
         placement, ranks = attempt.placement, self.nodes.nproc
@@ -191,11 +191,11 @@ class _Node:
         if (attempt := self.membership.next_attempt()) is None:
             return failure.code
         end = attempt.report_end(AttemptEnd("interrupted", failure.message, failure.code, None, False))
-        self._leave_next_attempt()
+        self._leave_next(attempt)
         return end.code
 
-    def _leave_next_attempt(self) -> None:
-        if (attempt := self.membership.next_attempt()) is not None:
+    def _leave_next(self, attempt: Attempt | None) -> None:
+        if attempt is not None:
             self._leave(attempt, self.bounds.stop_s + _LEAVE_S)  # other nodes may still stop their ranks
 
     def _leave(self, attempt: Attempt, seconds: float = _LEAVE_S) -> None:

@@ -148,6 +148,13 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     return manifest
 
 
+def place_of(run_dir: Path, step: int | str) -> Path:
+    """The directory of a checkpoint; one that was being replaced when its run was killed has another name for now."""
+    path = run_dir / FOLDER / f"step_{step}"
+    replaced = path.with_name(REPLACED + path.name)
+    return replaced if replaced.is_dir() and not path.is_dir() else path
+
+
 def find(run_dir: Path) -> list[Path]:
     """The checkpoints of a run, the one to continue first: `LATEST`, then older ones.
 

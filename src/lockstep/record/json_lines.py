@@ -41,6 +41,11 @@ class JsonLines:
                 self._warned = True
                 warn(f"{self._path} cannot be written ({error.strerror}); its lines wait in memory")
 
+    def flush(self) -> None:
+        """Write the lines that wait, if the disk has space again."""
+        if self._waiting:
+            self._append()
+
     def rewind(self, step: int) -> None:
         """Remove lines from the first one after `step` on, and an incomplete last line; readers skip damaged ones."""
         self.close()

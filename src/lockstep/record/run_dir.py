@@ -133,8 +133,10 @@ class RunDir:
         _write_json(self.path / SUMMARY_FILE, summary)
 
     def flush(self) -> None:
-        """Write what is buffered for TensorBoard, before a checkpoint that counts on it."""
+        """Write what is buffered for TensorBoard and what waits for space, before a checkpoint that counts on it."""
         self._tensorboard.flush()
+        for lines in (self._metrics, self._evaluations, self._ranks):
+            lines.flush()
 
     def sync(self) -> None:
         """Sync the lines so far to the disk, before a checkpoint that counts on them. Any thread may call it."""

@@ -268,9 +268,10 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         if before is not None:
             self.journal.judge_again(progress, self._stop_return, self._threshold(before.get("stop_return")), elapsed_s)
         self.solved = self._reached() and self.run.stop_when_solved
-        if before is not None and self.over:
-            longer = "raise total_steps" if isinstance(self.run, Run) else "raise epochs"
-            self.journal.say(f"nothing is left to do; {longer} or set stop_when_solved=false to go on")
+        if before is not None and (self.progress.finished or self.solved):
+            longer = ["raise total_steps" if isinstance(self.run, Run) else "raise epochs"] * progress.finished
+            further = ["set stop_when_solved=false"] * self.solved
+            self.journal.say(f"nothing is left to do; {' and '.join(longer + further)} to go on")
         if self._spec is not None and not self.over:
             self._evaluation.make_envs()
         self.timers.restart()

@@ -72,9 +72,9 @@ def _of_checkpoint(path: Path) -> Found:
 
 
 def _of_step(run_dir: Path, step: str) -> Found:
-    path = run_dir / checkpoint.FOLDER / f"step_{step.removeprefix('step_')}"
+    path = checkpoint.place_of(run_dir, step.removeprefix("step_"))
     if not (path / checkpoint.MANIFEST).is_file():
-        steps = ", ".join(found.name.removeprefix("step_") for found in checkpoint.find(run_dir)) or "none"
+        steps = ", ".join(found.name.rpartition("step_")[2] for found in checkpoint.find(run_dir)) or "none"
         raise ConfigError(f"--checkpoint {step}: {run_dir} has no checkpoint of this step; it has {steps}")
     return _of_checkpoint(path)
 

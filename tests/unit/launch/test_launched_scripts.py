@@ -75,6 +75,20 @@ def test_files_in_the_log_directory_are_the_users(launch, tmp_path, gone, killed
     assert not (here / "summary.json").exists()
 
 
+def test_the_ranks_of_a_killed_launcher_cannot_tell_others_to_end(launch, tmp_path, gone):
+    """A rank that handled SIGTERM would end the ranks of nodes that go on."""
+    told, here = tmp_path / "told", tmp_path / "here"
+    code = f"import signal; signal.signal(signal.SIGTERM, lambda *_: open({str(told)!r}, 'w').close()); "
+    launcher = launch(code + "print('up', flush=True); time.sleep(60)", "--log-dir", ".")
+    log = here / "logs/rank_0.log"
+    until(lambda: log.exists() and "up" in log.read_text())
+    family = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    os.kill(launcher.pid, signal.SIGKILL)
+    end(launcher)
+    assert gone([int(pid) for pid in family], 10.0)
+    assert not told.exists()
+
+
 @pytest.fixture
 def started(monkeypatch, tmp_path):
     """What the launchers would start, in this process."""

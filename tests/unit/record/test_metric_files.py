@@ -111,6 +111,17 @@ def test_the_warning_may_go_to_the_same_full_disk(tmp_path, small_disk, monkeypa
     assert len((tmp_path / "lines.jsonl").read_text().splitlines()) == 2
 
 
+def test_lines_that_wait_for_space_are_written_before_a_checkpoint(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    lines = JsonLines(path)
+    path.mkdir()  # as an error of the disk
+    lines.write({"step": 1})
+    path.rmdir()
+    lines.flush()
+    assert path.read_text() == '{"step": 1}\n'
+    lines.close()
+
+
 def test_a_file_is_set_back_to_a_step_and_loses_a_line_that_was_cut(tmp_path):
     path = tmp_path / "lines.jsonl"
     lines = JsonLines(path)

@@ -88,10 +88,13 @@ class _Trigger:
     def newest(self) -> Path | None:
         """The newest checkpoint of the run; None if there is none, or while a newer one is being written."""
         from lockstep.record.checkpoint import FOLDER, find
+        from lockstep.record.partial_files import REPLACED
 
         assert self._run_dir is not None, "the folder of checkpoints is not known; give --run-dir"
         found, folder = find(self._run_dir), self._run_dir / FOLDER
-        whole = len(found) == len([*folder.glob(".step_*"), *folder.glob("step_*")])  # LATEST is written last
+        whole = len(found) == len(
+            [*folder.glob(".step_*"), *folder.glob(f"{REPLACED}*"), *folder.glob("step_*")]
+        )  # LATEST is written last
         return found[0] if found and whole else None
 
     def due(self) -> bool:
