@@ -77,15 +77,15 @@ def train(rank: int, run: Run, run_dir: Path | None = None) -> dict:
         a2c = A2C(run, policy, session.comm)
         session.begin(policy, a2c)
         collector = session.make_collector(actor_of(policy, session.comm.device), policy.distribution)
-        progress, batch_size = Progress(run.total_steps), run.num_envs * run.algorithm.num_steps
+        progress, new_steps = Progress(run.total_steps), run.num_envs * run.algorithm.num_steps
         with session.training(progress, collector):
             while not session.over:
                 rollouts = collector.collect()
                 with session.timers.phase("learn"):
                     a2c.update(rollouts)
                 totals = session.comm.sum_shards(torch.from_numpy(session.local_statistics()), "facts").numpy()
-                session.advance(batch_size, totals)
-                session.log_evaluate_checkpoint(batch_size, a2c.metrics.read)
+                session.advance(new_steps, totals)
+                session.log_evaluate_checkpoint(new_steps, a2c.metrics.read)
             session.checkpoint_last(a2c.metrics.read)
     return session.summary
 

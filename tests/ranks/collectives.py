@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from lockstep import World
-from lockstep.errors import MismatchError, PeerError
+from lockstep.errors import ConfigError, MismatchError, PeerError
 from lockstep.torch import comm as comm_module
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
@@ -61,6 +61,57 @@ def all_collectives(rank: int, ports: dict[str, int]) -> dict[str, Any]:
                 "messages": sum(comm.num_messages.values()),
             }
     return found
+
+
+def odd_inputs(rank: int, ports: dict[str, int]) -> dict[str, Any]:
+    """What torch, or gloo, does not take by itself."""
+    return {name: _odd_inputs(rank, name, port) for name, port in ports.items()}
+
+
+def _odd_inputs(rank: int, name: str, port: int) -> dict[str, Any]:
+    world = here(rank, port).with_shards(None if name == "plain" else 2)
+    comm = Comm(world, device=torch.device("cpu"), timeout_s=20, shared_memory=name == "memory")
+    before = said(comm, lambda: comm.sum(torch.ones(1)))
+    with comm:
+        table = nn.Embedding(3, 2, sparse=True)
+        table.weight.data.fill_(0.0)
+        table(torch.tensor([rank])).sum().backward()
+        comm.average_gradients_(table)
+        alone = nn.Parameter(torch.zeros(2))
+        alone.grad = torch.full((2,), 1.0 + rank)
+        comm.average_gradients_(alone)
+        turned = nn.Parameter(torch.zeros(1, dtype=torch.complex64))
+        turned.grad = torch.tensor([1.0 + 1j * rank])
+        comm.average_gradients_([turned])
+        small = torch.tensor([rank], dtype=torch.int16)
+        comm.broadcast_([small], source=1)
+        found = {
+            "before": before,
+            "sparse": table.weight.grad.to_dense().flatten().tolist(),
+            "one": alone.grad.tolist(),
+            "complex": turned.grad.tolist(),
+            "complex mean": comm.mean(torch.tensor([2j * rank])).tolist(),
+            "frozen": comm.average_gradients_(nn.Linear(1, 1).requires_grad_(False), weight=2.0).tolist(),
+            "small": small.tolist(),
+            "largest": comm.max(torch.tensor([-rank], dtype=torch.int16)).tolist(),
+            "narrow": comm.sum_shards(torch.full((len(world.shards), 1), 0.5, dtype=torch.bfloat16)).tolist(),
+            "source": said(comm, lambda: comm.broadcast_([torch.zeros(2)], source=2)),
+            "object": said(comm, lambda: comm.broadcast_object(source=-1)),
+            "weight": said(comm, lambda: comm.mean(torch.ones(1), weight=-1.0)),
+            "computed": said(comm, lambda: comm.average_gradients_([alone * 2])),
+            "still": comm.sum(torch.ones(1)).tolist(),
+        }
+    found["after"] = said(comm, lambda: comm.sum(torch.ones(1)))
+    return found
+
+
+def said(comm: Comm, call: Callable[[], object]) -> str:
+    """The error of a call."""
+    try:
+        call()
+    except ConfigError as error:
+        return str(error)
+    return "nothing"
 
 
 def module_gradients(rank: int, ports: dict[str, int]) -> dict[str, Any]:
@@ -170,6 +221,7 @@ def overlapped_gradients(rank: int, port: int, device: str = "cpu") -> dict[str,
             found[f"buckets {skips_last}"] = gradient(overlap=True, skips_last=skips_last)
             with mock.patch.object(comm._group, "start_sum", sum_at_once):  # what comes too late is not summed
                 found[f"buckets at once {skips_last}"] = gradient(overlap=True, skips_last=skips_last)
+        found["one leaves out"] = [gradient(overlap=overlap, skips_last=rank == 1)[:2] for overlap in (False, True)]
         comm.start_gradients_(flat)
         for _ in range(2):
             try:
@@ -181,13 +233,13 @@ def overlapped_gradients(rank: int, port: int, device: str = "cpu") -> dict[str,
 
 
 def check_overlapped_gradients(ranks: list[dict[str, Any]], *, skips_last: bool) -> None:
-    """Five layers are five buckets: four are sent before the backward pass ends, the first layer's with the sums."""
+    """Five layers are five buckets: four are sent as soon as they are complete, the first layer's with the sums."""
     for rank in ranks:
         gradient, sums, early, messages = rank[f"whole {skips_last}"]
         assert (early, messages) == ([0], 1)
         for way in ("buckets", "buckets at once"):
             assert rank[f"{way} {skips_last}"][0] == gradient, "a bucket was sent before its gradient was complete"
-            assert rank[f"{way} {skips_last}"][1:] == ((sums, [0], 1) if skips_last else (sums, [4], 5))
+            assert rank[f"{way} {skips_last}"][1:] == (sums, [0 if skips_last else 4], 5)
 
 
 def differ(rank: int, ports: dict[str, int]) -> dict[str, str]:

@@ -100,6 +100,29 @@ def everything(rank: int, port: int, way: str, num_shards: int) -> dict[str, Any
         }
 
 
+def around_a_loop(rank: int, port: int, way: str, num_shards: int) -> dict[str, np.ndarray]:
+    """Collectives before, in and after a loop, of ranks with unequal programs."""
+    import jax
+    import jax.numpy as jnp
+
+    with opened(rank, port, way, num_shards) as comm:
+
+        def step(shared: Any, own: Any) -> Any:
+            def body(carry: Any, _: Any) -> Any:
+                summed = comm.sum_shards(own["row"] * carry[None], "inside")
+                return jnp.tanh(summed), summed.sum()
+
+            before = comm.sum_shards(own["row"], "before")
+            carry, _ = jax.lax.scan(body, own["row"][0], jnp.arange(50))
+            after = comm.sum_shards(own["row"] * 3.0 + carry[None], "after")
+            last = comm.sum_shards(own["row"] * 5.0, "last")
+            return {"1 before": before, "2 after": after, "3 loop": carry, "4 last": last}, own  # sorted by name
+
+        rows = rows_of(num_shards)
+        compiled, own = comm.spmd(step, donate=False), comm.shard([{"row": rows[s]} for s in comm.world.shards])
+        return comm.read(compiled(comm.replicate({}), own)[0])
+
+
 def sums_in_c() -> list[int]:
     """Sums that C code makes from now on are counted here."""
     from lockstep.jax.collectives.native import NativeSum

@@ -35,6 +35,7 @@ def told(folder):
         ("all_collectives", (ports(*WAYS),)),
         ("flat_gradients", (free_port(),)),
         ("module_gradients", (ports(*WAYS),)),
+        ("odd_inputs", (ports(*WAYS),)),
         ("go_on_after_a_failure", (ports(*WAYS),)),
         ("overlapped_gradients", (free_port(),)),
         ("differ", (ports(*WAYS),)),
@@ -49,6 +50,26 @@ def told(folder):
     ]
     ranks = spawn(collectives.one_after_another, 2, (calls,), timeout_s=240)
     return {name: [rank[name] for rank in ranks] for name, _ in calls}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_inputs_that_are_out_of_the_ordinary(told, way):
+    first, second = (rank[way] for rank in told["odd_inputs"])
+    assert first == second
+    assert first["sparse"] == [0.5, 0.5, 0.5, 0.5, 0.0, 0.0]
+    assert first["one"] == [1.5, 1.5]
+    assert first["complex"] == [1 + 0.5j]
+    assert first["complex mean"] == [1j]
+    assert first["frozen"] == [4.0]
+    assert (first["small"], first["largest"], first["narrow"]) == ([1], [0], [1.0])
+    assert (
+        first["before"] == first["after"] == "sum was called before or after `with Comm(...) as comm:`; call it inside"
+    )
+    assert first["source"] == "source=2 is not a rank: there are 2, from 0 to 1"
+    assert first["object"].startswith("source=-1 is not a rank")
+    assert first["weight"] == "weight=-1.0 must be a finite number of at least 0"
+    assert first["computed"].startswith("a tensor that was computed has no gradient to average")
+    assert first["still"] == [2.0], "a refused call must not end what follows"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -107,6 +128,12 @@ def test_gradients_of_shards_count_by_their_weight(told):
 @pytest.mark.parametrize("skips_last", [False, True])
 def test_gradients_sent_during_the_backward_pass_are_those_of_one_message(told, skips_last):
     collectives.check_overlapped_gradients(told["overlapped_gradients"], skips_last=skips_last)
+
+
+def test_a_layer_that_one_rank_leaves_out_does_not_change_what_ranks_send(told):
+    for rank in told["overlapped_gradients"]:
+        whole, buckets = rank["one leaves out"]
+        assert whole == buckets
 
 
 @pytest.mark.slow

@@ -75,6 +75,15 @@ def test_collectives(way):
     assert ranks[0]["facts"].tobytes() == ranks[1]["facts"].tobytes()
 
 
+@pytest.mark.parametrize("way", others_slow(WAYS, "memory"))
+def test_collectives_around_a_loop_are_in_the_order_of_the_program(way):
+    """With five shards the ranks' programs differ, and their compilers schedule them differently."""
+    first, second = spawn(called.around_a_loop, 2, (free_port(), way, 5), timeout_s=120)
+    np.testing.assert_array_equal(first["1 before"], expected_sum(5, 1.0))
+    np.testing.assert_array_equal(first["4 last"], expected_sum(5, 5.0))
+    assert np.isfinite(second["2 after"]).all()
+
+
 @pytest.mark.parametrize(
     ("size", "num_shards", "way"),
     others_slow(

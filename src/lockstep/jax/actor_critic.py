@@ -1,7 +1,7 @@
 """The base of SAC and TD3: replay buffers, one gradient step with one message, and state for checkpoints.
 
-Shapes: K shards of this process, L of them on a device, S of all ranks, N transitions of a shard's part of a minibatch,
-P parameters of actor and temperature, Q of the critics.
+Shapes: K shards of this process, L of them on a device, N transitions of a shard's part of a minibatch, G gradient
+steps of a call, P parameters of actor and temperature, Q of the critics.
 """
 
 from abc import ABC, abstractmethod
@@ -222,7 +222,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
             self._shards.update_priorities(drawn, self.comm.unshard(priorities))
 
     def steps(self, state: State, own: Own) -> tuple[State, tuple[()]]:
-        """Take one gradient step after another on every shard's parts of minibatches [L, M, ...]; see `step`.
+        """Take one gradient step after another on every shard's parts of minibatches [L, G, ...]; see `step`.
 
         The last of every `policy_delay` steps moves the policy.
         """

@@ -20,6 +20,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 
 from lockstep.distributed import agreement
+from lockstep.distributed.arguments import check_source, check_weight
 from lockstep.distributed.timers import Timers
 from lockstep.distributed.tree import Node, owned_nodes, tree_sum
 from lockstep.distributed.watch import Observed
@@ -217,6 +218,7 @@ class Comm:
 
         That of integers is float32. One device has the mean of its own value, whatever the weight.
         """
+        check_weight(weight)
         value = value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(jnp.float32)
         if self._has_one_device:
             return value
@@ -260,6 +262,7 @@ class Comm:
             weight: of that part, such as its number of rows.
             tag: names the collective in errors.
         """
+        check_weight(weight)
         leaves, structure = mesh.flat(gradients)
         flat = jnp.concatenate([leaf.reshape(-1).astype(jnp.float32) for leaf in leaves])
         total, weight = self._weighted_sum(flat, weight, tag)
@@ -311,6 +314,7 @@ class Comm:
 
     def broadcast(self, tree: Tree, source: int = 0, tag: str = "broadcast") -> Tree:
         """Arrays on all devices of all ranks, with the host values of process `source`; *collective*."""
+        check_source(source, self.world.size)
         if self.world.size == 1:
             return self.replicate(tree)
         leaves, structure = mesh.flat(tree)
@@ -319,6 +323,7 @@ class Comm:
 
     def broadcast_object(self, value: Any = None, source: int = 0, tag: str = "broadcast_object") -> Any:
         """The JSON-able value (arrays allowed) of process `source`; *collective*."""
+        check_source(source, self.world.size)
         return self.gather_object(value if self.world.rank == source else None, tag)[source]
 
     def gather_object(self, value: Any, tag: str = "gather_object") -> list[Any]:

@@ -1,7 +1,7 @@
 """Deep Q-learning (Mnih et al., 2015) with its standard improvements (Hessel et al., 2018, arXiv:1710.02298).
 
-Shapes: K shards of this process, L of them on a device, N transitions of a shard's part of a minibatch, P
-parameters, M numbers of the caller.
+Shapes: K shards of this process, L of them on a device, N transitions of a shard's part of a minibatch, G gradient
+steps of a call, P parameters, M numbers of the caller.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -179,10 +179,10 @@ class DQN:
     def steps(
         self, shared: tuple[State, Array], own: tuple[Part, Array | None]
     ) -> tuple[tuple[State, Array], tuple[()]]:
-        """Take one gradient step after another on minibatches [L, M, ...].
+        """Take one gradient step after another on minibatches [L, G, ...].
 
         Args:
-            shared: the state, and whether the target network becomes a copy after each of M steps.
+            shared: the state, and whether the target network becomes a copy after each of G steps.
             own: every shard's part of each minibatch, and the rows of observations on the device, if they are there.
         """
         (state, copies), (parts, observations) = shared, own

@@ -32,12 +32,19 @@ def check_packages(run: AnyRun) -> None:
     check_package(run.ml_framework)
 
 
-def check_package(name: Literal["torch", "jax"], *, either: bool = True) -> None:
-    """Raise `ConfigError` if this framework is not installed; `either`: the command takes the other one as well."""
+def check_package(name: Literal["torch", "jax"], *, what: str = "", either: bool = True) -> None:
+    """Raise `ConfigError` if this framework is not installed.
+
+    Args:
+        name: the framework.
+        what: needs it; default: the setting.
+        either: whether the command takes the other one as well.
+    """
     other = "torch" if name == "jax" else "jax"
     if not _installed(name):
+        what = what or f"ml_framework={name}"
         instead = f", or use --ml-framework {other}" if either and _installed(other) else ""
-        raise ConfigError(f"ml_framework={name} needs the package {name}: pip install 'lockstep-rl[{name}]'{instead}")
+        raise ConfigError(f"{what} needs the package {name}: pip install 'lockstep-rl[{name}]'{instead}")
 
 
 def _installed(name: str) -> bool:

@@ -41,9 +41,9 @@ def place_observations(run: Run, spec: EnvSpec, comm: Comm, free: int | None, sh
         return Placement(on_device=False)
     num_envs, capacity = world.shard_size(run.num_envs, "num_envs"), world.shard_size(config.capacity, "capacity")
     rows = num_envs * ring_rows(spec, num_envs, capacity, config.n_step)
-    # All ranks decide from the numbers of the rank that has the least room.
+    # All ranks decide from the numbers of the rank that needs the largest part of its memory.
     every: list[tuple[int, int]] = comm.gather_object((shards * observation_bytes(spec, rows), free), "replay device")
-    needed, free = min(every, key=lambda sizes: sizes[1] - sizes[0])
+    needed, free = max(every, key=lambda sizes: sizes[0] / max(sizes[1], 1))
     share = _SHARE if config.replay_device == "auto" else 1.0
     if needed <= share * free:
         decision = f"{in_words(needed)} of observations in each GPU's memory, of {in_words(free)} that are free"

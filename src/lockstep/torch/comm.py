@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lockstep.distributed import messages, peers
 from lockstep.distributed.agreement import check_different, layout_hash, mismatch_error
+from lockstep.distributed.arguments import check_source, check_weight
 from lockstep.distributed.network.host_layout import open_hosts
 from lockstep.distributed.shared_memory import ordered
 from lockstep.distributed.timers import SYNC, Timers
@@ -65,7 +66,7 @@ class Comm:
         self,
         world: World | None = None,
         *,
-        device: str = "auto",
+        device: str | torch.device = "auto",
         backend: str = "auto",
         timeout_s: float = 120.0,
         startup_timeout_s: float = 300.0,
@@ -87,6 +88,7 @@ class Comm:
         self._shared_memory = shared_memory and ordered()
         self._hosts: HostTensors | None = None
         self._objects: Group | HostTensors = self._group
+        self._open = False
         self._inside = False
         self._failed: str | None = None
         """The first collective that failed on this rank."""
@@ -99,6 +101,7 @@ class Comm:
             self.timers.use_events(partial(torch.cuda.Event, enable_timing=True))
         if self.world.size > 1:
             self._group.open()
+            self._open = True
             self._group.segment, hosts = open_hosts(
                 self.world, self.gather_object, self.timers, self.num_messages, self._shared_memory, self._timeout_s
             )
@@ -118,6 +121,7 @@ class Comm:
             if isinstance(self._objects, HostTensors):
                 self._objects.hosts.close(error)
             self._hosts, self._objects = None, self._group
+            self._open = False
             self._group.close()
 
     def announce_failure(self, reason: str) -> None:
@@ -143,6 +147,8 @@ class Comm:
     def _sum_rows(self, rows: Tensor, tag: str) -> Tensor:
         """As `sum_shards`; the next collective may overwrite the result."""
         assert len(rows) == len(self.world.shards), f"{len(rows)} rows for {len(self.world.shards)} shards"
+        if _is_narrow(rows):
+            return self._sum_rows(rows.float(), tag).to(rows.dtype)
         leaves = {(shard, shard + 1): row for shard, row in zip(self.world.shards, rows, strict=True)}
         partial = [tree_sum(leaves, node, torch.add) for node in self._nodes[self.world.rank]]
         if self.world.size == 1:
@@ -170,24 +176,26 @@ class Comm:
     def mean(self, value: Tensor, weight: Tensor | float = 1.0, tag: str = "mean") -> Tensor:
         """The mean over ranks weighted by `weight`; values of weight 0 are ignored, even NaN; *collective*.
 
-        That of integers is float32.
+        That of integers is float32. One rank has the mean of its own value, whatever the weight; of several whose
+        weights are all 0 the mean is NaN.
         """
+        check_weight(weight)
         value = value if value.is_floating_point() or value.is_complex() else value.float()
         if self.world.size == 1:
             return value
         if _is_narrow(value):
             return self.mean(value.float(), weight, tag).to(value.dtype)
-        weight = torch.as_tensor(weight, dtype=value.dtype, device=value.device)
+        weight = torch.as_tensor(weight, dtype=value.real.dtype, device=value.device)
         part = torch.where(weight > 0, value * weight, torch.zeros_like(value))
         total = self.sum(torch.cat([part.reshape(-1), weight.reshape(1)]), tag)
-        return (total[:-1] / total[-1]).view(value.shape)
+        return (total[:-1] / total[-1].real).view(value.shape)
 
     def max(self, value: Tensor, tag: str = "max") -> Tensor:
         """The largest value over ranks; *collective*."""
         if self.world.size == 1:
             return value
-        if _is_narrow(value):
-            return self.max(value.float(), tag).to(value.dtype)
+        if value.element_size() < 4:  # gloo has no sums of some of these types
+            return self.max(value.float() if _is_narrow(value) else value.long(), tag).to(value.dtype)
         parts = self._exchange([value.reshape(-1) for _ in self._nodes[self.world.rank]], tag, torch.maximum)
         return tree_sum(parts, self._root, torch.maximum).clone().view(value.shape)
 
@@ -252,7 +260,7 @@ class Comm:
 
     def average_gradients_(
         self,
-        parameters: nn.Module | FlatParameters | Iterable[nn.Parameter],
+        parameters: nn.Module | nn.Parameter | FlatParameters | Iterable[nn.Parameter],
         weight: float = 1.0,
         tag: str = "average_gradients",
     ) -> Tensor:
@@ -273,9 +281,13 @@ class Comm:
             sums = total[parameters.num_parameters :].clone()
             torch.div(total[: parameters.num_parameters], divisor(sums[0]), out=parameters.gradient)
             return sums
-        if not 0 <= weight < math.inf:
-            raise ConfigError(f"weight={weight} of a rank's gradient must be a finite number of at least 0")
-        listed = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
+        check_weight(weight)
+        if isinstance(parameters, nn.Parameter):  # its rows have no gradients
+            listed = [parameters]
+        else:
+            listed = [*(parameters.parameters() if isinstance(parameters, nn.Module) else parameters)]
+        if any(not parameter.is_leaf for parameter in listed):
+            raise ConfigError("a tensor that was computed has no gradient to average; give the parameters themselves")
         return torch.tensor([self._average_module([p for p in listed if p.requires_grad], float(weight), tag)])
 
     def _average_module(self, trained: list[nn.Parameter], weight: float, tag: str) -> float:
@@ -285,15 +297,15 @@ class Comm:
                 if weight == 0 and parameter.grad is not None:
                     parameter.grad.zero_()
             return weight
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
-        flat = torch.cat([g.reshape(-1) for g in gradients])
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in trained]
+        flat = torch.cat([g.reshape(-1) for g in gradients]) if trained else torch.zeros(0, device=self.device)
         flat = flat.float() if _is_narrow(flat) else flat
         flat = flat * weight if weight > 0 else torch.zeros_like(flat)  # 0 times NaN is NaN
         rest = flat.new_tensor([weight, *(float(p.grad is not None) for p in trained)])
         total = self.sum(torch.cat([flat, rest]), tag)
-        count, total_weight = flat.numel(), total[flat.numel()]
+        count, total_weight = flat.numel(), total[flat.numel()].real
         means = torch.split(total[:count] / divisor(total_weight), [g.numel() for g in gradients])
-        holders = cast("list[float]", total[count + 1 :].tolist())
+        holders = cast("list[float]", total[count + 1 :].real.tolist())
         for parameter, mean, held in zip(trained, means, holders, strict=True):
             parameter.grad = mean.view_as(parameter).to(parameter.dtype) if held else None
         return float(total_weight)
@@ -313,13 +325,14 @@ class Comm:
 
     def broadcast_(self, tensors: nn.Module | Iterable[Tensor], source: int = 0) -> None:
         """Broadcast tensors, or the parameters and buffers of a module, from rank `source`, in place; *collective*."""
+        check_source(source, self.world.size)
         if self.world.size == 1:
             return
         listed = [t for _, t in sorted(_tensors_of(tensors).items())] if isinstance(tensors, nn.Module) else tensors
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for tensor in listed:
-            by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
-        for group in by_dtype.values():
+            alike.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
+        for group in alike.values():
             flat = torch.cat([t.reshape(-1) for t in group])
             with self._entered("broadcast"):
                 channel = self._objects if flat.device.type == "cpu" else self._group
@@ -329,6 +342,7 @@ class Comm:
 
     def broadcast_object(self, value: Any = None, source: int = 0, tag: str = "broadcast_object") -> Any:
         """Broadcast the JSON-able value (arrays allowed) of rank `source`; *collective*."""
+        check_source(source, self.world.size)
         return self.gather_object(value if self.world.rank == source else None, tag)[source]
 
     def gather_object(self, value: Any, tag: str = "gather_object") -> list[Any]:
@@ -390,6 +404,8 @@ class Comm:
         if self._inside:
             yield
             return
+        if not self._open:
+            raise ConfigError(f"{tag} was called before or after `with Comm(...) as comm:`; call it inside")
         if self._failed is not None:
             raise peers.after_failure(tag, self._failed)
         self._inside = True

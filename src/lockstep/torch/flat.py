@@ -34,6 +34,11 @@ class FlatParameters:
         kinds = {(p.dtype, p.device) for p in parameters}
         if len(kinds) != 1:
             raise ValueError(f"parameters of one type on one device are needed, not {sorted(map(str, kinds))}")
+        if parameters[0].element_size() < 4:
+            raise ValueError(
+                f"sums over shards need parameters of 32 bits or more, not {parameters[0].dtype}; keep them in float32 "
+                "and compute under torch.autocast"
+            )
         self.num_parameters = sum(p.numel() for p in parameters)
         values = torch.cat([p.detach().reshape(-1) for p in parameters])
         self.rows = values.new_zeros(num_shards, self.num_parameters + num_sums)

@@ -64,7 +64,7 @@ def share_cores(world: World, work: int) -> None:
     threadpool_limits(threads)
 
 
-def device_of(world: World, device: str, *, share_gpus: bool = False) -> torch.device:
+def device_of(world: World, device: str | torch.device, *, share_gpus: bool = False) -> torch.device:
     """The device of this rank.
 
     Args:
@@ -75,6 +75,9 @@ def device_of(world: World, device: str, *, share_gpus: bool = False) -> torch.d
     Raises:
         ConfigError: on *every* rank of a host with more ranks than GPUs that may not share them.
     """
+    device = str(device)
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device={device} must be auto, cpu or cuda: the rank decides which GPU it has")
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     count = torch.cuda.device_count()
@@ -90,6 +93,8 @@ def device_of(world: World, device: str, *, share_gpus: bool = False) -> torch.d
 
 def backend_of(device: torch.device, backend: str, *, share_gpus: bool = False) -> str:
     """The backend of collectives; `auto` is nccl for GPUs that are not shared, else gloo."""
+    if backend not in ("auto", "gloo", "nccl"):
+        raise ConfigError(f"backend={backend} must be auto, gloo or nccl")
     if share_gpus and backend == "nccl":
         raise ConfigError("share_gpus=true with backend=nccl: NCCL refuses two ranks on one GPU; use backend=gloo")
     if share_gpus:

@@ -39,7 +39,7 @@ def record_command(args: argparse.Namespace) -> int:
     from lockstep.session.logged.recording import Recording, record_at_random
 
     if Path(args.source).is_dir():
-        check_package("torch", either=False)
+        check_package("torch", what="to record the policy of a run", either=False)
         from lockstep.torch.offline.record import record
     else:
         record = record_at_random

@@ -97,7 +97,9 @@ class ProcessTransport:
     """Messages between processes, each of which compiles for its own CPU devices.
 
     Sums follow the shard tree, in numpy. Each use in a function takes the output of the use before as an operand, so
-    that all compilers keep their order; a unique tag detects ranks that have another.
+    that all compilers keep their order; a unique tag detects ranks that have another. What a loop sends follows what
+    comes before the loop. What comes after it follows it only if it uses one of the loop's results: an output within
+    the loop is no operand outside.
     """
 
     def __init__(self, device_map: DeviceMap, mesh: Mesh | None, device: Any, processes: Processes) -> None:
@@ -109,16 +111,21 @@ class ProcessTransport:
         self._shards = range(own_shards[0].start, own_shards[-1].stop)
         self._calls: list[CollectiveCall] = []
         self._tag_counts: Counter[str] = Counter()
-        self._last: tuple[Any, Array] | None = None
-        """The trace and the output of the last use of a collective in the function that is traced."""
+        self._function: tuple[Any, Array | None] = (None, None)
+        """The trace of the function that is traced, and the output of the last use of a collective in it."""
+        self._loop: tuple[Any, Array | None] = (None, None)
+        """The same of the body of a loop, or of a branch, in it."""
 
     def compiled(self, function: Function, *, donate: tuple[int, ...]) -> Function:
         """Compile for this process; errors of a collective are raised with their own type."""
 
         def counted(shared: Tree, own: Tree) -> tuple[Tree, Tree]:
             self._tag_counts.clear()
-            self._last = None
-            return function(shared, own)
+            self._function, self._loop = (get_opaque_trace_state(), None), (None, None)
+            try:
+                return function(shared, own)
+            finally:
+                self._function, self._loop = (None, None), (None, None)
 
         counted.__name__ = getattr(function, "__name__", "spmd")
         if self._local is None:
@@ -180,11 +187,14 @@ class ProcessTransport:
         return self._in_order(call, parts, rows.shape[1:])
 
     def _in_order(self, call: "CollectiveCall", value: Array, shape: tuple[int, ...]) -> Array:
-        """The output of a call that follows the last one of the same trace: a loop's body has a trace of its own."""
+        """The output of a call, which follows the last one of its trace; the first of a loop follows the one before."""
         trace = get_opaque_trace_state()
-        after = [self._last[1]] if self._last is not None and self._last[0] == trace else []
-        output = call.callback(value, shape, after)
-        self._last = trace, output
+        last = self._loop[1] if trace == self._loop[0] else self._function[1]
+        output = call.callback(value, shape, [] if last is None else [last])
+        if trace == self._function[0]:
+            self._function = trace, output
+        else:
+            self._loop = trace, output
         return output
 
     def _unique_tag(self, tag: str) -> str:

@@ -55,9 +55,14 @@ class GradientBuckets:
             self._missing[bucket].add(parameter)
 
     def stop(self) -> int:
-        """End the watch; returns how many gradients, the first ones of the row, were not sent."""
+        """End the watch; returns how many gradients, the first ones of the row, are not sent.
+
+        Every rank sends the same buckets: also those of which its backward pass has left out a parameter.
+        """
         self.started = False
-        return self._ends[len(self._waits)]
+        while len(self._waits) < len(self._ends) - 1:
+            self._send()
+        return self._ends[-1]
 
     def wait(self) -> None:
         """Wait until the buckets that were sent are sums over all ranks; on a GPU its current stream waits."""
@@ -73,6 +78,10 @@ class GradientBuckets:
             raise RuntimeError("a second backward pass before `average_gradients_`: its gradients may have been sent")
         missing.remove(parameter)
         while len(self._waits) < len(self._ends) - 1 and not self._missing[len(self._waits)]:
-            bucket = len(self._waits)
-            part = self._row[self._ends[bucket + 1] : self._ends[bucket]]
-            self._waits.append(self._start_sum(part, bucket == 0))
+            self._send()
+
+    def _send(self) -> None:
+        """Send the next bucket."""
+        bucket = len(self._waits)
+        part = self._row[self._ends[bucket + 1] : self._ends[bucket]]
+        self._waits.append(self._start_sum(part, bucket == 0))

@@ -4,6 +4,7 @@ With gloo ranks compare tag and size before each collective; with NCCL messages 
 host does not wait for the GPU. A broken connection is reported with the rank that exited, not with a TCP port.
 """
 
+import math
 import os
 import struct
 import zlib
@@ -39,7 +40,8 @@ NCCL itself hangs (monitoring). Blocking waits would make the host wait for the 
 _NCCL_HEARTBEAT_S = 60
 """How much longer than a collective NCCL's own thread may hang; torch's default is 8 minutes in all."""
 _LOOK_EVERY = 100  # comparing marks needs a host sync: done for one message in this many
-_MARKS = 250  # fits in a byte, sums of squares are exact in float32, and Lockstep's own tags all have different marks
+_MARKS = 250  # fits in a byte, and Lockstep's own tags all have different marks
+_EXACT = 1 << 24  # float32 adds whole numbers exactly up to this one
 
 
 class Group:
@@ -61,8 +63,9 @@ class Group:
         self._timeout_s = timeout_s
         self._startup_timeout_s = startup_timeout_s
         self._number = 0
+        self._num_marks = min(_MARKS, math.isqrt(_EXACT // world.size))  # the sum of all squares is exact
         self._tables: dict[tuple[torch.device, torch.dtype], Tensor] = {}
-        """All marks and their squares [_MARKS, 2], on a device."""
+        """All marks and their squares [marks, 2], on a device."""
 
     def open(self) -> None:
         """Rendezvous with the other ranks."""
@@ -140,7 +143,8 @@ class Group:
             return
         else:
             self.gather(flat.new_zeros(1), tag)  # a broadcast carries no marks, and is rare
-        self._send(tag, lambda: dist.broadcast(flat, src=source))  # pyright: ignore[reportUnknownLambdaType]
+        raw = flat if is_on_gpu(flat) else flat.view(torch.uint8)  # gloo does not know all types
+        self._send(tag, lambda: dist.broadcast(raw, src=source))  # pyright: ignore[reportUnknownLambdaType]
 
     def enter(self, tag: str) -> None:
         """Record which collective this rank enters."""
@@ -174,9 +178,9 @@ class Group:
         self._number += 1
         key = like.device, like.dtype
         if key not in self._tables:
-            marks = torch.arange(_MARKS, dtype=like.dtype, device=like.device)
+            marks = torch.arange(self._num_marks, dtype=like.dtype, device=like.device)
             self._tables[key] = torch.stack([marks, marks * marks], 1)
-        return self._tables[key][(self._number * 31 + zlib.crc32(tag.encode())) % _MARKS]
+        return self._tables[key][(self._number * 31 + zlib.crc32(tag.encode())) % self._num_marks]
 
     def _may_look(self) -> bool:
         return self._number % _LOOK_EVERY == 0
