@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -36,6 +37,9 @@ _DOCTOR_OF_SEVERAL = ("nproc_per_node", "init_file", "master_addr", "master_port
 def main(arguments: list[str] | None = None) -> int:
     """The `lockstep` command; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character shows another
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
     given = words if words[:1] == ["launch"] else [hyphenated(word) for word in words]  # its script has its own flags
     return exit_code_of(lambda: _with_output(given), debug="--debug" in given)
 

@@ -66,9 +66,9 @@ class ListedRun:
 
 def runs_command(args: argparse.Namespace) -> int:
     """`lockstep runs`; returns the exit code."""
-    if args.dir is None and not Path("runs").is_dir():
+    if not args.dir and not Path("runs").is_dir():
         raise ConfigError("there is no runs/ here; name a directory of runs: lockstep runs DIR")
-    found = [_listed(path) for path in find_runs([Path(args.dir or "runs")])]
+    found = [_listed(path) for path in find_runs([Path(name) for name in args.dir or ["runs"]])]
     found.sort(key=lambda run: float("inf") if run.age_s is None else run.age_s)
     if args.json:
         print(json.dumps({"runs": [asdict(run) for run in found]}, indent=2))

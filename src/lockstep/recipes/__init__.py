@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from lockstep.envs.load import environments_in, load_module, load_object
+from lockstep.envs.load import environments_in, load_module, load_object, near
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun, OfflineRun, Run, from_dict, to_dict
 from lockstep.run import load as read
@@ -29,7 +29,9 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Run:
-    """The run of a recipe that comes with Lockstep."""
+    """The run of a recipe that comes with Lockstep. Raises `ConfigError` if there is none of this name."""
+    if name not in names():
+        raise ConfigError(f"there is no recipe {name}{near(name, names())}; recipes: {', '.join(names())}")
     run = _returned_run(_module(name).recipe, name)
     assert isinstance(run, Run)
     return run

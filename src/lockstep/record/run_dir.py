@@ -1,5 +1,6 @@
 """The directory of one run. Rank 0 writes the shared files."""
 
+import errno
 import fcntl
 import json
 import os
@@ -216,7 +217,9 @@ def write_config(run_dir: Path, run: AnyRun) -> None:
         if (run_dir / RUN_FILE).read_text(encoding="utf-8") != text:
             write_atomically(run_dir / RUN_FILE, text)
     except OSError as error:
-        raise ConfigError(f"{run_dir / RUN_FILE} cannot be written ({error.strerror}); free its disk") from None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        way_out = "free its disk" if full else "make it writable, or resume a copy of the run"
+        raise ConfigError(f"{run_dir / RUN_FILE} cannot be written ({error.strerror}); {way_out}") from None
 
 
 def read_init_from(run_dir: Path) -> Path | None:

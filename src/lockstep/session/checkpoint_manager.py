@@ -106,6 +106,8 @@ class CheckpointManager:
                 f"folder={self._folder} holds a checkpoint of step {self._unread}, which saving would replace: call "
                 "restore() first, or choose another folder"
             )
+        if step < 0:
+            raise ConfigError(f"step={step} must be at least 0")
         if step < self._last_step:
             raise ConfigError(
                 f"step={step} comes before step {self._last_step}, which was saved or restored before; count on from it"

@@ -67,7 +67,8 @@ class Player:
             The action as the environment takes it: a choice, or an array of the shape of the action space.
 
         Raises:
-            ValueError: the observation has another shape, or is not an array.
+            ValueError: the observation has another shape, is not an array, or has a number that is not finite. A
+                recurrent policy then goes on as if it had not been called.
         """
         assert self.spec is not None
         rows, action = _one_row(self.spec, observation), self.spec.action
@@ -252,7 +253,7 @@ class Evaluation:
 
 
 def _one_row(spec: EnvSpec, observation: Any) -> np.ndarray:
-    """An observation as a batch of one; `ValueError` if it is not of the spec's shape."""
+    """An observation as a batch of one; `ValueError` if it is not of the spec's shape, or not finite."""
     image, shape = spec.image is not None, spec.observation_shape
     try:
         rows = np.asarray(observation)[None] if image else np.asarray(observation, np.float32).reshape(1, -1)
@@ -261,6 +262,9 @@ def _one_row(spec: EnvSpec, observation: Any) -> np.ndarray:
     else:
         found = str(list(rows.shape[1:]))
     if rows is not None and rows.shape[1:] == shape:
+        if not np.isfinite(rows).all():
+            index = np.argwhere(~np.isfinite(rows))[0, 1:].tolist()
+            raise ValueError(f"the observation is not finite at {index}: {observation}")
         return rows
     if image:
         raise ValueError(f"the policy observes an image {list(shape)} of bytes, channels first, not {found}")

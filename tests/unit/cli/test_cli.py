@@ -75,6 +75,8 @@ def test_help_answers_at_once():
 
 def test_target_is_a_recipe_before_a_task(trained):
     assert requested(trained, "cartpole") == recipes.load("cartpole")
+    with pytest.raises(ConfigError, match=r"there is no recipe cartpolee; did you mean cartpole"):
+        recipes.load("cartpolee")
     assert requested(trained, "cartpole-isaac") == recipes.load("cartpole_isaac")
     assert requested(trained, "CartPole-v1") == task_defaults("CartPole-v1", {})
     assert requested(trained, "--task=CartPole-v1") == task_defaults("CartPole-v1", {})

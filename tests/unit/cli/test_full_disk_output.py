@@ -1,10 +1,13 @@
-"""What a command prints must reach the disk."""
+"""What a command prints must reach the disk, and any terminal."""
 
 import os
 import subprocess
 import sys
 
 import pytest
+
+from lockstep.record.run_dir import RunDir
+from lockstep.run import Run
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has this file")
@@ -18,3 +21,15 @@ def test_output_that_cannot_be_written_is_an_error(command):
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "lockstep: error: the output could not be written: No space left on device"
+
+
+def test_a_terminal_without_some_characters_shows_others(tmp_path):
+    run = RunDir.create(tmp_path / "Läufe" / "eins", Run(task="CartPole-v1"))
+    run.write_metrics(100, 1.0, {"episode/return_mean_100": 7.0})
+    run.close()
+    for command in (["runs", str(tmp_path / "Läufe")], ["watch", "--once", str(run.path)]):
+        done = subprocess.run(
+            [sys.executable, "-m", "lockstep.cli", *command],
+            capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, b"")

@@ -82,6 +82,7 @@ def test_table_has_the_newest_first(capsys):
     assert old.split()[0] == "runs/old" and "10 000 " in old
     assert note.startswith("* mean return of the last 100 training episodes")
     assert list(listed(capsys, "runs/old")) == ["old"]
+    assert list(listed(capsys, "runs/old", "runs/new")) == ["new", "old"]
 
 
 @pytest.mark.usefixtures("here")

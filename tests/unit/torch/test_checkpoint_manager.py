@@ -119,6 +119,8 @@ def test_what_cannot_be_saved_is_named(comm, tmp_path):
 
 def test_checkpoints_of_an_earlier_loop_are_not_replaced(comm, tmp_path):
     with CheckpointManager(comm, tmp_path, num_kept=1) as checkpoints:
+        with pytest.raises(ConfigError, match="step=-1 must be at least 0"):
+            checkpoints.save(-1, {})
         checkpoints.save(90, {})
         checkpoints.save(100, {"number": 1})
     with CheckpointManager(comm, tmp_path, num_kept=1) as checkpoints:

@@ -44,6 +44,8 @@ def evaluate_command(args: argparse.Namespace) -> int:
         )
     check_package(run.ml_framework, either=False)
     data, world = args.data or run.eval_data or run.data, World.from_environment()
+    if args.data is None and not Path(data).exists():
+        raise ConfigError(f"data={data}, which {path} learned from, is not there; add --data DIR, the prepared data")
     ranks = requested_ranks(args.ranks, 1, run.ml_framework)
     if world.launcher != "none" and args.ranks is not None:
         raise ConfigError(f"--ranks {args.ranks}: {world.launcher} started these ranks already; leave --ranks out")

@@ -15,6 +15,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `lockstep runs`."""
-    parser.add_argument("dir", metavar="DIR", nargs="?", help="directory of runs (default: runs)")
+    parser.add_argument("dir", metavar="DIR", nargs="*", help="runs, or directories of them (default: runs)")
     parser.add_argument("--json", action="store_true", help="for scripts")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
