@@ -13,6 +13,7 @@ import lockstep.train  # noqa: F401  # first imported beside a replacement of `t
 from lockstep import recipes
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.cli import main as cli
+from lockstep.errors import ConfigError
 from lockstep.launch import gpus
 from lockstep.run import Run, load, override
 from lockstep.session import policy_file
