@@ -74,7 +74,7 @@ def ours(rank: int, ranks: int, port: int, updates: int) -> None:
     from lockstep.jax.envs.packed import PackedEnv
     from lockstep.jax.networks import Policy
     from lockstep.jax.ppo import PPO
-    from lockstep.jax.ppo_on_device import DeviceCollector
+    from lockstep.jax.ppo_on_device import DeviceLoop
     from lockstep.record.progress import Progress
     from lockstep.run import Run
 
@@ -87,13 +87,13 @@ def ours(rank: int, ranks: int, port: int, updates: int) -> None:
     with Comm(world, device="cpu") as comm:
         env = PackedEnv(make_device_env(run.task, run.env))
         ppo = PPO(run, Policy(env.spec, run.network, seed=0), comm)
-        collector = DeviceCollector(run, env, ppo)
+        loop = DeviceLoop(run, env, ppo)
         before = time.process_time()
-        collector.warmup()
+        loop.warmup()
         told = {"compile_s": time.process_time() - before}
         comm.barrier("start")
         cpu, wall = time.process_time(), time.perf_counter()
-        made = collector.advance(Progress(run.total_steps))
+        made = loop.run_until_due(Progress(run.total_steps))
         told |= {"steps_per_cpu_s": made * 1024 / (time.process_time() - cpu)}
         told |= {"steps_per_s": made * 1024 * ranks / (time.perf_counter() - wall)}
         if rank == 0:

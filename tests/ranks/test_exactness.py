@@ -164,7 +164,7 @@ def test_one_update_sends_one_message_and_one_per_gradient_step(trained):
         "moments": 20,
         "average_gradients": 20 * run.algorithm.num_epochs * run.algorithm.num_minibatches,
         "log": 4,
-        "evaluate": 2,
+        "evaluate": 3,  # the third: whether the best policy could be written
         "check_equal": 4,  # every tenth update, before the last checkpoint, and at the end
         "summary": 2,
         "first_rollout": 2,

@@ -45,6 +45,10 @@ class Comm(AbstractContextManager["Comm"], Protocol):
         """Sum one row [n] per shard over all shards, from the rows [K, n] of this process; *collective*."""
         ...
 
+    def any(self, flag: bool, tag: str = ...) -> bool:
+        """Whether the flag is set on any rank; *collective*."""
+        ...
+
     def gather_object(self, value: Any, tag: str = ...) -> list[Any]:
         """Gather the JSON-able values (arrays allowed) of all processes, in their order, on each; *collective*."""
         ...

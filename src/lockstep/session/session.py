@@ -371,7 +371,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self.timers.enter(CHECKPOINT)
         if best:
             saved = self.world.rank != 0 or self.journal.attempt(lambda: self._save(BEST_POLICY_FILE))
-            if not self.comm.broadcast_object(saved, tag="evaluate"):
+            if self.comm.any(not saved, "evaluate"):
                 self.journal.withdraw_best()
         self.timers.enter(previous)
         self.solved = self._reached() and self.run.stop_when_solved
