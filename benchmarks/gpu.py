@@ -366,7 +366,7 @@ def _step_of(network: str, rows: int, device: str, way: str) -> Callable[[], obj
         ppo = PPO(run, Policy(spec, hidden, seed=0).to(comm.device), comm)
         batch = Batch.blank(spec, rows, comm.device)
         batch.weight.fill_(1.0)
-        return lambda: ppo._step([batch])
+        return lambda: ppo._take_step([batch])
     replay: dict[str, Any] = {"batch_size": rows, "capacity": 1024, "learning_starts": 0}
     if network == "sac":
         hidden = NetworkConfig(hidden=(256, 256))

@@ -119,15 +119,15 @@ def test_captured_steps_stop_after_the_first_that_is_not_finite(graphs, tmp_path
     update(one)
     batches = one.learner._prepare(rollouts(CONTINUOUS, 7), np.zeros((2, 1)))[0]
     parts = [batch.split(one.learner.rows, 1)[0] for batch in batches]
-    assert float(one.learner._step(parts)[-1]) == 0.0
+    assert float(one.learner._take_step(parts)[-1]) == 0.0
     before = values(one.learner)
     first = one.learner.flat.values[0].item()
     with torch.no_grad():
         one.learner.flat.values[0] = torch.nan
-    assert float(one.learner._step(parts)[-1]) == 1.0
+    assert float(one.learner._take_step(parts)[-1]) == 1.0
     with torch.no_grad():
         one.learner.flat.values[0] = first  # later steps would be finite
-    assert float(one.learner._step(parts)[-1]) == 1.0, "a step was taken after one that was not finite"
+    assert float(one.learner._take_step(parts)[-1]) == 1.0, "a step was taken after one that was not finite"
     after = values(one.learner)
     assert all(torch.equal(before[key], after[key]) for key in before if key.startswith(("policy", "optimizer")))
 
