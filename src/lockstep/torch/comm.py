@@ -167,8 +167,6 @@ class Comm:
         value = value if value.is_floating_point() or value.is_complex() else value.long()
         if self.world.size == 1:
             return value
-        if _is_narrow(value):
-            return self.sum(value.float(), tag).to(value.dtype)
         rows = value.new_zeros(len(self.world.shards), value.numel())
         rows[0] = value.reshape(-1)
         return self.sum_shards(rows, tag).view(value.shape)

@@ -92,10 +92,8 @@ class _Trigger:
 
         assert self._run_dir is not None, "the folder of checkpoints is not known; give --run-dir"
         found, folder = find(self._run_dir), self._run_dir / FOLDER
-        whole = len(found) == len(
-            [*folder.glob(".step_*"), *folder.glob(f"{REPLACED}*"), *folder.glob("step_*")]
-        )  # LATEST is written last
-        return found[0] if found and whole else None
+        there = [path for name in (".step_*", f"{REPLACED}step_*", "step_*") for path in folder.glob(name)]
+        return found[0] if found and len(found) == len(there) else None  # LATEST is written last
 
     def due(self) -> bool:
         """Whether to inject the fault now; true only once."""
