@@ -50,8 +50,9 @@ CLEAN_RL_FOLDER = "CLEAN_RL_FOLDER"
 """Environment variable: a folder with CleanRL and the packages that it needs in other versions than we do."""
 CLEAN_RL = {
     "dqn": (
-        "num_envs=1", "capacity=100000", "batch_size=32", "updates_per_step=0.25", "learning_starts=1000",
-        "target_update_every=1000", "double=false", "loss=mse", "max_grad_norm=null", "learning_rate=1e-4",
+        "num_envs=1", "num_steps=4", "capacity=100000", "batch_size=32", "updates_per_step=0.25",
+        "learning_starts=1000", "target_update_every=1000", "double=false", "loss=mse", "max_grad_norm=null",
+        "learning_rate=1e-4",
     ),
     "ppo": ("num_envs=8", "num_steps=128", "num_epochs=4", "num_minibatches=4", "learning_rate=2.5e-4"),
 }  # fmt: skip

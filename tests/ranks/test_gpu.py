@@ -217,7 +217,21 @@ def test_steps_are_captured_without_a_flag_and_have_the_bits_of_eager_ones(tmp_p
     words = ["--set", "num_shards=2", "--set", f"total_steps={8192 if run.startswith('ppo') else 1024}"]
     captured = train(tmp_path / "a", *words, run=run)
     eager = train(tmp_path / "b", *words, "--set", "capture=false", run=run)
-    assert "capture: gradient steps are CUDA graphs" in (tmp_path / "a" / "logs" / "rank_0.log").read_text()
+    log = (tmp_path / "a" / "logs" / "rank_0.log").read_text()
+    assert "capture: gradient steps are CUDA graphs" in log
+    assert ("capture: acting is a CUDA graph" in log) == (run != "ppo on tensors")
+    assert captured["params_fingerprint"] == eager["params_fingerprint"]
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize(
+    ("run", "setting"), [("ppo", "network.recurrent=gru"), ("dqn", "noisy=true"), ("ppo", "precision=bfloat16")]
+)
+def test_captured_acting_has_the_bits_of_eager_acting(tmp_path, run, setting):
+    words = ["--set", "num_shards=2", "--set", setting, "--set", f"total_steps={8192 if run == 'ppo' else 1024}"]
+    captured = train(tmp_path / "a", *words, run=run)
+    eager = train(tmp_path / "b", *words, "--set", "capture=false", run=run)
+    assert "capture: acting is a CUDA graph" in (tmp_path / "a" / "logs" / "rank_0.log").read_text()
     assert captured["params_fingerprint"] == eager["params_fingerprint"]
 
 

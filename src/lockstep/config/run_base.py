@@ -36,8 +36,9 @@ class RunBase:
     compile_mode: Literal["default", "max-autotune"] = "default"
     """Of `compile=true`: `max-autotune` measures several kernels for each operation, which takes minutes."""
     capture: bool | None = None
-    """Gradient steps, and steps of rollouts on the device, as CUDA graphs; torch on a GPU. `null`: where they can be,
-    but for networks of your own, whose Python a graph would not run again. A line at the start says what is."""
+    """Gradient steps, acting, and steps of environments on the device, as CUDA graphs; torch on a GPU. `null`: where
+    they can be, but for networks of your own, whose Python a graph would not run again. Lines at the start say what
+    is."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the forward and backward pass; parameters stay float32."""
     tf32: bool | None = None

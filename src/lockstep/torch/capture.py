@@ -1,4 +1,4 @@
-"""Gradient steps and steps of rollouts as CUDA graphs (`capture`): the host launches one graph, not all its kernels.
+"""Gradient steps, acting and rollouts as CUDA graphs (`capture`): the host launches one graph instead of all kernels.
 
 A graph repeats kernels with the addresses and the Python numbers of its recording. What changes between steps is
 therefore in tensors that stay: batches are copied into static ones, and learning rates, flags and noise are written in
@@ -31,6 +31,8 @@ Accumulated = TypeVar("Accumulated")
 Applied = TypeVar("Applied")
 Result = TypeVar("Result")
 Input = RowBatch | Tensor
+Capture = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Makes a CUDA graph of a function of a list of inputs."""
 _MAX_STEPS = 256
 """Longer rollouts run without graphs: recording one for each step would take minutes."""
 _WARMUPS = 3
@@ -233,14 +235,27 @@ def capture_rollout(run: Run, comm: Comm, num_steps: int) -> "Callable[..., Capt
         comm: the ranks.
         num_steps: of a rollout; each has a graph of its own, so that long ones are not captured.
     """
-    own_code = run.capture is None and run.network.module is not None
-    off = run.capture is False or own_code or num_steps > _MAX_STEPS
-    graphs = None if off else graphs_on(comm.device)
+    graphs = _graphs_of_acting(run, comm) if num_steps <= _MAX_STEPS else None
     if graphs is None:
         return None
     on_failure = _on_failure(run, comm, "steps of rollouts run")
     # Twice: observations are not normalized before the first update.
     return partial(CapturedStep, graphs=graphs, on_failure=on_failure, max_graphs=2 * num_steps)
+
+
+def capture_acting(journal: Journal, run: Run, comm: Comm) -> Capture | None:
+    """What captures acting in environments on the host, and says so; None where acting runs without a graph."""
+    graphs = _graphs_of_acting(run, comm)
+    if graphs is None:
+        return None
+    journal.say("capture: acting is a CUDA graph")
+    return partial(CapturedStep, graphs=graphs, on_failure=_on_failure(run, comm, "acting runs"))
+
+
+def _graphs_of_acting(run: Run, comm: Comm) -> Graphs | None:
+    """What makes the graphs; None where the policy's forward pass is not captured."""
+    own_code = run.capture is None and run.network.module is not None
+    return None if run.capture is False or own_code else graphs_on(comm.device)
 
 
 def _on_failure(run: AnyRun, comm: Comm, what: str) -> Callable[[RunError], None] | None:

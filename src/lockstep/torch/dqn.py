@@ -25,7 +25,7 @@ from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replay
 from lockstep.session.shard_replays import ShardReplays, announce
 from lockstep.torch import value_losses as losses
 from lockstep.torch.adam import Adam
-from lockstep.torch.capture import announce_capture, capture_step
+from lockstep.torch.capture import announce_capture, capture_acting, capture_step
 from lockstep.torch.comm import Comm
 from lockstep.torch.device_rows import observation_storage
 from lockstep.torch.flat import FlatParameters
@@ -289,7 +289,11 @@ def train(session: Session[Run]) -> None:
     dqn.copy_to_target()  # `init_from` may have changed the policy
     announce(session.journal, run, policy.spec, comm.world, dqn.storage)
     envs = [block(run.num_envs, comm.world.num_shards, shard) for shard in comm.world.shards]
-    actor = noisy_actor(policy, comm.device, run.seed, envs) if config.noisy else actor_of(policy, comm.device)
+    capture = capture_acting(session.journal, run, comm)
+    if config.noisy:
+        actor = noisy_actor(policy, comm.device, run.seed, envs, capture)
+    else:
+        actor = actor_of(policy, comm.device, capture)
     explorer = EpsilonGreedy(session.spec.action)
     collector = session.make_collector(actor, explorer, noise_per_env=True)
     announce_capture(session.journal, run, comm, dqn.flat)

@@ -17,6 +17,7 @@ from lockstep.errors import ConfigError
 from lockstep.experience.acting import Actor, RecurrentActor
 from lockstep.experience.numpy_actor import Layer, NumpyActor, NumpyCell, RecurrentNumpyActor
 from lockstep.run import NetworkConfig
+from lockstep.torch.capture import Capture
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.distributions import distribution_of
 from lockstep.torch.encoders import (
@@ -224,11 +225,18 @@ _LAYERS_WITH_MODES = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._Batch
 
 
 class TorchActor:
-    """Compute distribution parameters in torch, for any network on any device."""
+    """Compute distribution parameters in torch, for any network on any device.
 
-    def __init__(self, policy: AnyPolicy, device: torch.device) -> None:
+    Args:
+        policy: always with its newest parameters.
+        device: of the policy.
+        capture: captures the forward pass; None: it runs without a graph.
+    """
+
+    def __init__(self, policy: AnyPolicy, device: torch.device, capture: Capture | None = None) -> None:
         self._policy = policy
         self._staging = StagingBuffers(device)
+        self._forward = self._parameters if capture is None else capture(self._parameters)
         # A network of the user's may have such layers; actions must not depend on torch's global generator.
         self._has_modes = any(isinstance(layer, _LAYERS_WITH_MODES) for layer in policy.modules())
 
@@ -237,14 +245,19 @@ class TorchActor:
 
         There is one forward pass per shard, so that its shape does not depend on the number of ranks.
         """
-        assert self._policy.spec is not None
-        ahead = observation.shape[: observation.ndim - 1 - len(self._policy.spec.observation_shape)]
         seen = self._staging.to_device(np.ascontiguousarray(observation))
         with torch.inference_mode(), self._evaluating():
-            parts = seen.flatten(0, len(ahead) - 1) if ahead else seen.unsqueeze(0)
-            outputs = [self._policy(part)[0].float() for part in parts]
-            parameters = torch.stack(outputs).view(*ahead, *outputs[0].shape) if ahead else outputs[0]
+            parameters = self._forward([seen])
         return self._staging.to_host(parameters)
+
+    def _parameters(self, inputs: Sequence[Tensor]) -> Tensor:
+        """[..., N, O] in a list to [..., N, P], on the device."""
+        assert self._policy.spec is not None
+        seen = inputs[0]
+        ahead = seen.shape[: seen.ndim - 1 - len(self._policy.spec.observation_shape)]
+        parts = seen.flatten(0, len(ahead) - 1) if ahead else seen.unsqueeze(0)
+        outputs = [self._policy(part)[0].float() for part in parts]
+        return torch.stack(outputs).view(*ahead, *outputs[0].shape) if ahead else outputs[0]
 
     @contextlib.contextmanager
     def _evaluating(self) -> Generator[None]:
@@ -260,9 +273,10 @@ class TorchActor:
 class RecurrentTorchActor:
     """`TorchActor` of a recurrent policy."""
 
-    def __init__(self, policy: Policy, device: torch.device) -> None:
+    def __init__(self, policy: Policy, device: torch.device, capture: Capture | None = None) -> None:
         self._policy = policy
         self._device = device
+        self._forward = self._act if capture is None else capture(self._act)
         self.state_size = policy.actor_state_size
 
     def __call__(self, observation: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -271,31 +285,40 @@ class RecurrentTorchActor:
             parts = [self(*part) for part in zip(observation, state, strict=True)]
             parameters, states = (np.stack(column) for column in zip(*parts, strict=True))
             return parameters, states
-        tensors = (to_device(np.ascontiguousarray(array), self._device) for array in (observation, state))
+        tensors = [to_device(np.ascontiguousarray(array), self._device) for array in (observation, state)]
         with torch.inference_mode():
-            parameters, after = self._policy.recurrent.act(*tensors)
+            parameters, after = self._forward(tensors)
         return parameters.cpu().numpy(), after.cpu().numpy()
 
+    def _act(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Observations and states in a list to parameters and the states after this step, on the device."""
+        return self._policy.recurrent.act(*inputs)
 
-def actor_of(policy: AnyPolicy, device: torch.device) -> Actor | RecurrentActor:
+
+def actor_of(policy: AnyPolicy, device: torch.device, capture: Capture | None = None) -> Actor | RecurrentActor:
     """The actor of a policy: numpy on a CPU where that is faster, for linear and recurrent layers, else torch.
+
+    Args:
+        policy: always acts with its newest parameters.
+        device: of the policy.
+        capture: captures the forward pass on a GPU; None: it runs without a graph.
 
     Returns:
         A function from observations [..., N, *O] to distribution parameters [..., N, P], both numpy arrays, without
         learned noise; that of a recurrent policy also takes and returns states.
     """
     if isinstance(policy, Policy) and policy.state_size > 0:
-        return _recurrent_actor_of(policy, device)
+        return _recurrent_actor_of(policy, device, capture)
     chain = _linear_parts(policy.network)
     if device.type == "cpu" and chain and policy.spec is not None and not policy.spec.has_images:
         return NumpyActor([layer for part in chain for layer in _layers(part)], chain[-1].activation)
-    return TorchActor(policy, device)
+    return TorchActor(policy, device, capture)
 
 
-def _recurrent_actor_of(policy: Policy, device: torch.device) -> RecurrentActor:
+def _recurrent_actor_of(policy: Policy, device: torch.device, capture: Capture | None) -> RecurrentActor:
     network = policy.recurrent
     if device.type != "cpu" or policy.spec.has_images:
-        return RecurrentTorchActor(policy, device)
+        return RecurrentTorchActor(policy, device, capture)
     assert network.core is not None
     core = {name: parameter.detach().numpy() for name, parameter in network.core.named_parameters()}
     body = _layers(network.body) if isinstance(network.body, Mlp) else []

@@ -21,7 +21,7 @@ from lockstep.session.normalizers import NormalizerError, Normalizers, UpdateSta
 from lockstep.torch.adam import Adam, adapted
 from lockstep.torch.batch import Batch
 from lockstep.torch.batch_builder import AnyRollout, BatchBuilder
-from lockstep.torch.capture import announce_capture, capture_rollout, capture_step
+from lockstep.torch.capture import announce_capture, capture_acting, capture_rollout, capture_step
 from lockstep.torch.comm import Comm
 from lockstep.torch.device_rollout import TensorCollector
 from lockstep.torch.device_shard import TensorRollout
@@ -336,7 +336,7 @@ def make_collector(session: Session[Run], ppo: PPO) -> Collector | TensorCollect
             session.journal.say(f"capture: steps of rollouts are CUDA graphs: {captured}")
         return collector
     return session.make_collector(
-        actor_of(ppo.policy, session.comm.device),
+        actor_of(ppo.policy, session.comm.device, capture_acting(session.journal, run, session.comm)),
         ppo.policy.distribution,
         observation_moments=ppo.normalizers.observations,
         with_critic=session.spec.critic_size is not None,

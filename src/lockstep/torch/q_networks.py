@@ -19,6 +19,7 @@ from lockstep.errors import ConfigError
 from lockstep.experience.exploration import EpsilonGreedy, NoisyActor
 from lockstep.run import NetworkConfig
 from lockstep.session.checks import check_custom_heads
+from lockstep.torch.capture import Capture
 from lockstep.torch.encoders import ACTIVATIONS, Convolutions, Impala, Mlp, described_outputs, make_encoder, own_network
 from lockstep.torch.products import linear
 from lockstep.torch.transfer import to_device
@@ -202,7 +203,9 @@ class QPolicy(nn.Module):
                 layer.noise = noise_in, noise_out
 
 
-def noisy_actor(policy: QPolicy, device: torch.device, seed: int, envs: Sequence[range]) -> NoisyActor:
+def noisy_actor(
+    policy: QPolicy, device: torch.device, seed: int, envs: Sequence[range], capture: Capture | None = None
+) -> NoisyActor:
     """The actor of a policy with noisy layers, whose noise is disabled outside of calls.
 
     Args:
@@ -210,13 +213,21 @@ def noisy_actor(policy: QPolicy, device: torch.device, seed: int, envs: Sequence
         device: of the policy.
         seed: of the run.
         envs: the global indices of the environments of each local shard.
+        capture: captures the forward pass; None: it runs without a graph.
     """
 
-    def q_values(observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def with_noise(inputs: Sequence[Tensor]) -> Tensor:
+        observation, noise = inputs
         policy.set_noise(noise)
-        with torch.inference_mode():
-            q, _ = policy(to_device(np.ascontiguousarray(observation), device))
+        q, _ = policy(observation)
         policy.set_noise(None)
+        return q
+
+    forward = with_noise if capture is None else capture(with_noise)
+
+    def q_values(observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            q = forward([to_device(np.ascontiguousarray(array), device) for array in (observation, noise)])
         return q.cpu().numpy()
 
     return NoisyActor(q_values, policy.num_noise, seed, envs)

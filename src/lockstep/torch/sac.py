@@ -19,7 +19,7 @@ from lockstep.session.checks import check_task
 from lockstep.session.shard_replays import announce
 from lockstep.torch import value_losses as losses
 from lockstep.torch.actor_critic import ActorCritic
-from lockstep.torch.capture import announce_capture
+from lockstep.torch.capture import announce_capture, capture_acting
 from lockstep.torch.comm import Comm
 from lockstep.torch.continuous_policy import ContinuousPolicy, Critics
 from lockstep.torch.distributions import SquashedGaussian
@@ -141,7 +141,8 @@ def train(session: Session[Run]) -> None:
     sac.copy_to_target()  # `init_from` may have changed the policy
     announce(session.journal, run, policy.spec, comm.world, sac.storage)
     explorer = UniformStart(session.spec.action, policy.distribution)
-    collector = session.make_collector(actor_of(policy, comm.device), explorer)
+    actor = actor_of(policy, comm.device, capture_acting(session.journal, run, comm))
+    collector = session.make_collector(actor, explorer)
     announce_capture(session.journal, run, comm, sac.flat)
     if run.compile:
         sac.warmup(sac.rows)()

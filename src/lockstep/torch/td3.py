@@ -20,7 +20,7 @@ from lockstep.session.gradient_schedule import TAKEN
 from lockstep.session.shard_replays import announce
 from lockstep.torch import value_losses as losses
 from lockstep.torch.actor_critic import ActorCritic
-from lockstep.torch.capture import announce_capture
+from lockstep.torch.capture import announce_capture, capture_acting
 from lockstep.torch.comm import Comm
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.flat import frozen_copy
@@ -129,7 +129,8 @@ def train(session: Session[Run]) -> None:
     td3.copy_to_target()  # `init_from` may have changed the policy
     announce(session.journal, run, policy.spec, comm.world, td3.storage)
     explorer = UniformStart(session.spec.action, policy.distribution)
-    collector = session.make_collector(actor_of(policy, comm.device), explorer)
+    actor = actor_of(policy, comm.device, capture_acting(session.journal, run, comm))
+    collector = session.make_collector(actor, explorer)
     announce_capture(session.journal, run, comm, td3.flat)
     if run.compile:
         td3.warmup(td3.rows)()
