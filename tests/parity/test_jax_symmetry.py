@@ -16,7 +16,7 @@ from lockstep.jax import ppo as jax_ppo  # noqa: E402
 from lockstep.jax.batch import Batch as JaxBatch  # noqa: E402
 from lockstep.jax.comm import Comm as JaxComm  # noqa: E402
 from lockstep.jax.networks import Policy as JaxPolicy  # noqa: E402
-from lockstep.preflight.user_code_paths import with_portable_paths  # noqa: E402
+from lockstep.preflight.setting_paths import with_portable_paths  # noqa: E402
 from lockstep.run import NetworkConfig, Run, override  # noqa: E402
 from lockstep.torch import ppo as torch_ppo  # noqa: E402
 from lockstep.torch.batch import Batch  # noqa: E402

@@ -179,7 +179,7 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
     """
     from lockstep.envs.load import check_location
     from lockstep.envs.make import env_spec
-    from lockstep.preflight.user_code_paths import with_absolute_paths
+    from lockstep.preflight.setting_paths import with_absolute_paths
     from lockstep.run import OfflineRun
     from lockstep.session.checks import check_packages, check_task
     from lockstep.session.data_checks import check_data
@@ -192,7 +192,7 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
         dataset, _ = check_data(run)
         if run.task is not None:
             check_simulator(PolicySpec.of_run(run, dataset, env_spec(run.task, run.env)), run.task)
-        return run
+        return with_absolute_paths(run)
     for name, code in (("network.module", run.network.module), ("symmetry", getattr(run.algorithm, "symmetry", None))):
         if code is not None:
             check_location(code, name)

@@ -18,7 +18,7 @@ from lockstep.launch.restarts import new_start_record
 from lockstep.launch.supervise import SCRIPT_EARLY_S, Bounds
 from lockstep.launch.train_ranks import PROGRAM, search_path
 from lockstep.preflight.identity import identity, user_code
-from lockstep.preflight.user_code_paths import with_portable_paths
+from lockstep.preflight.setting_paths import with_portable_paths
 
 if TYPE_CHECKING:
     from lockstep.run import AnyRun

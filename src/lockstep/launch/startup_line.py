@@ -25,7 +25,7 @@ def startup_line(
     `run_dir` is None while it is not known; `num_shards` and `step` are those of the checkpoint to resume, if any.
     """
     ranks = world.size * run.devices_per_process
-    subject = run.data if isinstance(run, OfflineRun) else portable(run.task)
+    subject = shown_path(Path(run.data)) if isinstance(run, OfflineRun) else portable(run.task)
     found = {name: getattr(run, name, getattr(run.algorithm, name, None)) for name in _SHOWN}
     shown = {name: value for name, value in found.items() if value not in (None, _DEFAULTS.get(name))}
     shown |= {"seed": run.seed, "num_shards": run.num_shards or num_shards or ranks}

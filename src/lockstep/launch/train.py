@@ -24,7 +24,7 @@ from lockstep.launch.restarts import (
     warn_restart,
 )
 from lockstep.launch.startup_line import startup_line
-from lockstep.preflight.user_code_paths import with_absolute_paths
+from lockstep.preflight.setting_paths import with_absolute_paths
 from lockstep.record.console import Console
 from lockstep.record.pending_run import PendingRun
 from lockstep.run import AnyRun, OfflineRun, Run, override

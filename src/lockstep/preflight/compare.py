@@ -20,7 +20,7 @@ from lockstep.errors import ConfigError, RunError
 from lockstep.preflight.cost_model import Layout
 from lockstep.preflight.identity import VERSIONS, differences, format_ranks, identity, user_code
 from lockstep.preflight.latency import Network, Summing, clock_skews, measure_network
-from lockstep.preflight.user_code_paths import with_portable_paths
+from lockstep.preflight.setting_paths import with_portable_paths
 from lockstep.record.journal import Journal
 from lockstep.run import AnyRun, dump, to_dict
 from lockstep.system.cores import processor, usable_cores

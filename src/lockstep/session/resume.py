@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.config import settings
 from lockstep.config.settings import leaves
 from lockstep.errors import ConfigError
-from lockstep.preflight.user_code_paths import with_portable_paths
+from lockstep.preflight.setting_paths import with_absolute_paths, with_portable_code
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import DamagedError
 from lockstep.record.run_dir import RUN_FILE, read_init_from
@@ -104,7 +104,7 @@ def load_resumption(path: Path, run: AnyRun) -> Resumption:
 def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Notes on what changed since a checkpoint; raises `ConfigError` for what may not change."""
     # A setting that is newer than the checkpoint has its default; folders of the user's code may differ between hosts.
-    before, after = (leaves(to_dict(with_portable_paths(from_dict(tree)))) for tree in (saved, now))
+    before, after = (leaves(to_dict(with_portable_code(with_absolute_paths(from_dict(tree))))) for tree in (saved, now))
     changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
     adaptive = after.get("algorithm.learning_rate_schedule") == "adaptive"
     in_algorithm = _FIXED_OF_ALGORITHM
@@ -151,8 +151,8 @@ def nothing_left(found: Resumption) -> str | None:
         return None
     again = f"lockstep train --resume {shlex.quote(str(run_dir))}"
     if isinstance(run, OfflineRun):
-        before = load(run_dir / RUN_FILE)
-        same = isinstance(before, OfflineRun) and (before.data, before.model_path) == (run.data, run.model_path)
+        before, now = with_absolute_paths(load(run_dir / RUN_FILE)), with_absolute_paths(run)
+        same = isinstance(before, OfflineRun) and (before.data, before.model_path) == (now.data, now.model_path)
         if not same or not isinstance(rows, int) or found.step < run.epochs * rows:
             return None
         more = f"lockstep offline train --resume {shlex.quote(str(run_dir))} --set epochs={2 * run.epochs}"

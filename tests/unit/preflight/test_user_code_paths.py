@@ -12,7 +12,7 @@ import pytest
 from lockstep.cli import main as cli
 from lockstep.envs.make import env_spec
 from lockstep.preflight.identity import identity, user_code
-from lockstep.preflight.user_code_paths import with_absolute_paths, with_portable_paths
+from lockstep.preflight.setting_paths import with_absolute_paths, with_portable_paths
 from lockstep.run import EnvConfig, NetworkConfig, Run, dump, load, to_dict
 from lockstep.session.resume import compare, nothing_left, prepare
 from lockstep.train import train

@@ -89,7 +89,7 @@ class LoggedSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
             )
         layout = determine_layout(self.dataset, self.comm.gather_object, self.world, run.data_layout)
         info = self.dataset.info
-        words = f"data: {info.num_rows} rows of {info.num_trajectories} trajectories in {run.data}"
+        words = f"data: {info.num_rows} rows of {info.num_trajectories} trajectories in {shown_path(Path(run.data))}"
         self.journal.say("; ".join(filter(None, (words, layout.description))))
         config = run.algorithm
         n_step = config.n_step if isinstance(config, OfflineDQNConfig) else 1
