@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +12,14 @@ from running import small
 
 from lockstep import train
 from lockstep.errors import RunError
+from lockstep.record.evaluations import Evaluated
 from lockstep.record.run_dir import RunDir
 from lockstep.run import override
 from lockstep.session import policy_file
-from lockstep.session.policy_file import read
+from lockstep.session.checkpoints import Checkpoints
+from lockstep.session.evaluation import Evaluation
+from lockstep.session.policy_file import evaluation_in, read
+from lockstep.session.which_policy import find_policy
 
 ENV = """
 import os
@@ -91,6 +96,7 @@ def test_the_best_policy_of_a_future_that_was_given_up_is_replaced_or_removed(ta
         assert not _equal(read(tmp_path / name / "policy_best.safetensors")[1], earlier)
         train(override(run, {"total_steps": 1280}), resume=tmp_path / name / "checkpoints" / "step_1024")
     metadata, best = read(tmp_path / "kept" / "policy_best.safetensors")
+    assert metadata.pop("evaluation")["step"] == 1024
     assert metadata == read(tmp_path / "kept" / "policy.safetensors")[0]
     assert _equal(best, earlier)
     assert not (tmp_path / "lost" / "policy_best.safetensors").exists()
@@ -115,6 +121,55 @@ def test_a_best_policy_that_could_not_be_written_leaves_the_next_better_one_to_b
     assert "No space left on device" in capsys.readouterr().out
     best = read(tmp_path / "run" / "policy_best.safetensors")[1]
     assert _equal(best, read(tmp_path / "run" / "checkpoints" / "step_2048")[1])
+
+
+RETURNS = {1024: 100.0, 2048: 200.0, 3072: 150.0, 2560: 170.0, 1664: 90.0}
+"""Of every episode, by the step of the evaluation."""
+
+
+@pytest.fixture
+def full_at_2048(task, tmp_path, monkeypatch):
+    """Returns a run whose evaluations return `RETURNS`, and whose best policy cannot be written at step 2048."""
+    write, play, take = policy_file.write, Evaluation.play, Checkpoints.take_if_due
+
+    def full_once(path, *args):
+        if path.name == "policy_best.safetensors" and args[-1].step == 2048:
+            raise RunError(f"{path} cannot be written (No space left on device)")
+        write(path, *args)
+
+    def played(self, index, *, heartbeat):
+        episodes = play(self, index, heartbeat=heartbeat)
+        return replace(episodes, returns=[RETURNS[index]] * len(episodes.returns))
+
+    def taken(self, *args, **more):
+        take(self, *args, **more)
+        self._writer.finish(lambda: None)  # on a slow disk the next one would be left out
+
+    monkeypatch.setattr(policy_file, "write", full_once)
+    monkeypatch.setattr(Evaluation, "play", played)
+    monkeypatch.setattr(Checkpoints, "take_if_due", taken)
+    return small(task, checkpoint_every=512, num_checkpoints=99, evaluate_every=1024)
+
+
+def test_the_file_of_the_best_policy_says_of_which_evaluation_it_is(full_at_2048, tmp_path, capsys):
+    train(override(full_at_2048, {"total_steps": 3072}), run_dir=tmp_path / "run")
+    best = tmp_path / "run" / "policy_best.safetensors"
+    assert evaluation_in(best) == Evaluated(3072, 150.0)
+    assert find_policy(best.parent, best=True).words == "the best policy, of step 3072"
+    train(override(full_at_2048, {"total_steps": 2560}), resume=tmp_path / "run" / "checkpoints" / "step_2048")
+    assert f"{best.name} is that of step 2048 again: step 3072 is no longer part" in capsys.readouterr().out
+    assert evaluation_in(best) == Evaluated(2048, 200.0), "170 at step 2560 is less"
+    assert _equal(read(best)[1], read(best.parent / "checkpoints" / "step_2048")[1])
+
+
+def test_a_best_policy_that_is_still_of_the_run_is_kept(full_at_2048, tmp_path):
+    train(override(full_at_2048, {"total_steps": 2048}), run_dir=tmp_path / "run")
+    best = tmp_path / "run" / "policy_best.safetensors"
+    before = best.read_bytes()
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_1024")
+    train(override(full_at_2048, {"total_steps": 1664}), resume=tmp_path / "run" / "checkpoints" / "step_1536")
+    assert best.read_bytes() == before
+    assert evaluation_in(best) == Evaluated(1024, 100.0)
 
 
 def test_a_run_that_died_before_its_first_checkpoint_starts_from_its_policy_again(tmp_path):

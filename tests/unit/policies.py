@@ -66,6 +66,8 @@ def check_a_policy_is_said_and_chosen(trained, capsys):
         means[line["step"]] = sum(line["returns"]) / len(line["returns"])
     step = max(means, key=lambda s: (means[s], -s))
     assert best["policy"] == f"the best policy, of step {step}"
+    assert policy_file.evaluation_in(trained / "policy_best.safetensors").step == step
+    assert policy_file.evaluation_in(trained / "policy.safetensors") is None
     if (trained / "checkpoints" / f"step_{step}").exists():
         assert best["returns"] == evaluate_run(trained, episodes=16, step=step)["returns"]
     assert evaluate_run(trained, episodes=16, seed=1)["returns"] == evaluate_run(trained, episodes=16)["returns"]

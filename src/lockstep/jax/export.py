@@ -15,20 +15,27 @@ from lockstep.jax.flat import Params
 from lockstep.jax.networks import ActingPolicy, AnyPolicy, Policy, actor_of
 from lockstep.jax.q_networks import QPolicy
 from lockstep.jax.scoring.logged_policy import LoggedPolicy, logged_from_file, save_logged
+from lockstep.record.evaluations import Evaluated
 from lockstep.run import AnyRun, NetworkConfig, Run
 from lockstep.session import policy_file
 from lockstep.session.evaluation import Player
 from lockstep.session.policy_file import PolicySignature, PolicySpec
 
 
-def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | None, run: AnyRun) -> None:
+def save_policy(
+    path: Path,
+    policy: AnyPolicy,
+    observations: RunningMoments | None,
+    run: AnyRun,
+    evaluation: Evaluated | None = None,
+) -> None:
     """Write a policy file atomically. Raises `RunError` if that fails."""
     if isinstance(policy, LoggedPolicy):
-        save_logged(path, policy)
+        save_logged(path, policy, evaluation)
         return
     assert isinstance(run, Run)
     arrays = {name: np.asarray(array) for name, array in policy.params.items()}
-    policy_file.write(path, arrays, observations, _policy_spec(policy, run.task, run.network).to_dict())
+    policy_file.write(path, arrays, observations, _policy_spec(policy, run.task, run.network).to_dict(), evaluation)
 
 
 def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:

@@ -24,6 +24,7 @@ from lockstep.jax.state import Learner, LearnerState
 from lockstep.jax.tracer import JaxTracer
 from lockstep.preflight.compare import Forecast, Preflight
 from lockstep.preflight.cost_model import Layout
+from lockstep.record.evaluations import Evaluated
 from lockstep.run import AnyRun, Run
 from lockstep.session.debug_dump import save_debug_dump
 from lockstep.session.evaluation import Player
@@ -99,9 +100,16 @@ class Jax:
         """The trained parameters by name, float32."""
         return {name: np.asarray(array, np.float32) for name, array in policy.params.items()}
 
-    def save(self, path: Path, policy: AnyPolicy, observation_moments: RunningMoments | None, run: AnyRun) -> None:
+    def save(
+        self,
+        path: Path,
+        policy: AnyPolicy,
+        observation_moments: RunningMoments | None,
+        run: AnyRun,
+        evaluation: Evaluated | None,
+    ) -> None:
         """Write a policy file atomically."""
-        save_policy(path, policy, observation_moments, run)
+        save_policy(path, policy, observation_moments, run, evaluation)
 
     def dump_error(self, error: BaseException, run_dir: Path, comm: Comm, tensors: Mapping[str, Any]) -> None:
         """Save a debug dump of the arrays that a failed run's error refers to, one per device."""

@@ -1,11 +1,20 @@
 """The returns of an evaluation, as `evaluations.jsonl` has them."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
 from lockstep.record.file_numbers import number_of, whole_number_of
 from lockstep.record.follow import JsonLinesFollower
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """An evaluation of a run."""
+
+    step: int
+    return_mean: float
 
 
 def mean_return(returns: object) -> float | None:
@@ -20,12 +29,12 @@ def mean_return(returns: object) -> float | None:
         return sum(value / len(known) for value in known)
 
 
-def best_step(path: Path) -> int | None:
-    """The step of the best evaluation in a file, the first of equal ones; None without evaluations."""
+def best_evaluation(path: Path) -> Evaluated | None:
+    """The best evaluation in a file, the first of equal ones; None without evaluations."""
     follower, best = JsonLinesFollower(path), None
     follower.update()
     for line in follower.lines:
         mean, step = mean_return(line.get("returns")), whole_number_of(line.get("step"))
-        if mean is not None and step is not None and (best is None or mean > best[0]):
-            best = (mean, step)
-    return None if best is None else best[1]
+        if mean is not None and step is not None and (best is None or mean > best.return_mean):
+            best = Evaluated(step, mean)
+    return best

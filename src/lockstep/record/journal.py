@@ -212,6 +212,11 @@ class Journal:
         """After an evaluation that is the best so far: its policy could not be written, and the one before stays."""
         self._best = self._best_before
 
+    def continue_best(self, return_mean: float | None) -> None:
+        """After a resumption, take the return of the best policy on the disk as the best; None: it is not known."""
+        if return_mean is not None:
+            self._best = return_mean
+
     def judge_again(self, progress: Progress, stop_return: float | None, before: float | None, elapsed: float) -> None:
         """After a resumption, decide whether the run counts as solved by a `stop_return` that was `before` until now.
 

@@ -11,6 +11,7 @@ from lockstep.distributed.timers import Timers
 from lockstep.experience.normalize import RunningMoments
 from lockstep.preflight.compare import Forecast, Preflight
 from lockstep.preflight.cost_model import Layout
+from lockstep.record.evaluations import Evaluated
 from lockstep.run import AnyRun, Run
 from lockstep.session.evaluation import Player
 from lockstep.session.profile import Tracer
@@ -78,8 +79,15 @@ class Backend(Protocol[SomeComm, SomePolicy, SomeLearner]):
         """Trained parameters by name, float32."""
         ...
 
-    def save(self, path: Path, policy: SomePolicy, observation_moments: RunningMoments | None, run: AnyRun) -> None:
-        """Write a policy file atomically. Raises `RunError` if it cannot be written."""
+    def save(
+        self,
+        path: Path,
+        policy: SomePolicy,
+        observation_moments: RunningMoments | None,
+        run: AnyRun,
+        evaluation: Evaluated | None,
+    ) -> None:
+        """Write a policy file atomically, with the evaluation of the best one. Raises `RunError` if it cannot be."""
         ...
 
     def dump_error(self, error: BaseException, run_dir: Path, comm: SomeComm, tensors: Mapping[str, Any]) -> None:

@@ -7,15 +7,14 @@ from lockstep.distributed.comm import Comm
 from lockstep.distributed.timers import CHECKPOINT
 from lockstep.envs.state import UNSAVABLE
 from lockstep.errors import ConfigError, RunError
-from lockstep.record.array_file import write_arrays
 from lockstep.record.checkpoint import FOLDER, FORMAT
 from lockstep.record.checkpoint_writer import CheckpointWriter
-from lockstep.record.evaluations import best_step
+from lockstep.record.evaluations import best_evaluation
 from lockstep.record.journal import Journal
 from lockstep.record.progress import Progress
 from lockstep.record.run_dir import EVALUATIONS_FILE
 from lockstep.run import AnyRun, to_dict
-from lockstep.session.policy_file import BEST_POLICY_FILE, read
+from lockstep.session.policy_file import BEST_POLICY_FILE, evaluation_in, evaluation_of_best, read, write
 from lockstep.session.resume import Resumption
 from lockstep.session.run_state import RunState
 
@@ -82,12 +81,14 @@ class Checkpoints:
                     "will differ from that of a run that never stopped"
                 )
         if self._resumed is not None:
-            best = best_step(self._journal.path / EVALUATIONS_FILE)
+            best = evaluation_of_best(self._journal.path)
             if found is not None:
                 self._writer.continue_after(progress.env_steps)
             self._journal.resume()
-            if self._comm.world.rank == 0 and best is not None and best > progress.env_steps:
-                self._replace_best_policy(best)
+            if self._comm.world.rank == 0 and best is not None and best.step > progress.env_steps:
+                self._replace_best_policy(best.step)
+            kept = evaluation_in(self._journal.path / BEST_POLICY_FILE)
+            self._journal.continue_best(self._comm.broadcast_object(kept and kept.return_mean, tag="checkpoint"))
         if found is None and self._initialized:  # the seed alone does not reproduce these initial parameters
             self._take(0.0)
             self._writer.finish(self._heartbeat)
@@ -135,11 +136,12 @@ class Checkpoints:
     def _replace_best_policy(self, step: int) -> None:
         """Replace the best policy, of a later step that the run no longer has, by the best one before; or remove it."""
         path = self._journal.path / BEST_POLICY_FILE
-        earlier = best_step(self._journal.path / EVALUATIONS_FILE)
+        earlier = best_evaluation(self._journal.path / EVALUATIONS_FILE)
+        again = earlier.step if earlier is not None else None
         try:
-            metadata, arrays = read(self._journal.path / FOLDER / f"step_{earlier}")
-            write_arrays(path, arrays, metadata)
-            self._journal.say(f"{path.name} is that of step {earlier} again: step {step} is no longer part of this run")
+            metadata, arrays = read(self._journal.path / FOLDER / f"step_{again}")
+            write(path, arrays, None, metadata, earlier)
+            self._journal.say(f"{path.name} is that of step {again} again: step {step} is no longer part of this run")
         except (ConfigError, RunError):  # there is no checkpoint of that step
             path.unlink(missing_ok=True)
             self._journal.say(f"{path.name} is removed: step {step} is no longer part of this run")

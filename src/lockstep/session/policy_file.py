@@ -24,13 +24,16 @@ from lockstep.errors import ConfigError
 from lockstep.experience.normalize import LIMIT, RunningMoments
 from lockstep.record import checkpoint
 from lockstep.record.array_file import write_arrays
-from lockstep.record.run_dir import RUN_FILE
+from lockstep.record.evaluations import Evaluated, best_evaluation
+from lockstep.record.run_dir import EVALUATIONS_FILE, RUN_FILE
 from lockstep.run import ALGORITHMS, NetworkConfig, OfflineRun, from_dict, load
 
 POLICY_FILE = "policy.safetensors"
 BEST_POLICY_FILE = "policy_best.safetensors"
 FROM_LOG = "offline/"
 """Prefix of the algorithm's name in the file of a policy that was learned from a log."""
+_EVALUATION = "evaluation"
+"""Metadata of the best policy of a run: for which evaluation it was written."""
 _NORMALIZER = "normalizer."
 _FORMAT = 2
 """Files of format 1 have no `algo`; they hold PPO policies."""
@@ -109,12 +112,18 @@ class PolicySignature:
 
 
 def write(
-    path: Path, parameters: Mapping[str, np.ndarray], observations: RunningMoments | None, metadata: Mapping[str, Any]
+    path: Path,
+    parameters: Mapping[str, np.ndarray],
+    observations: RunningMoments | None,
+    metadata: Mapping[str, Any],
+    evaluation: Evaluated | None = None,
 ) -> None:
-    """Write a policy file atomically. Raises `RunError` if it cannot be written."""
+    """Write a policy file atomically, with the evaluation of the best one. Raises `RunError` if it cannot be."""
     moments = {} if observations is None else observations.state()
     if observations is not None:
         metadata = {**metadata, "observation_limit": observations.limit}
+    if evaluation is not None:
+        metadata = {**metadata, _EVALUATION: asdict(evaluation)}
     write_arrays(path, {**parameters, **{_NORMALIZER + name: array for name, array in moments.items()}}, metadata)
 
 
@@ -168,6 +177,21 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]
         observation_limit=limit,
     )
     return json.loads(json.dumps(spec.to_dict())), arrays  # JSON turns tuples into lists, as in a file
+
+
+def evaluation_in(path: Path) -> Evaluated | None:
+    """The evaluation for which a best policy was written; None without a file that tells, as of older versions."""
+    try:
+        with safe_open(path, "numpy") as file:  # pyright: ignore[reportUnknownVariableType]
+            found = json.loads(cast("dict[str, str]", file.metadata())["lockstep"])[_EVALUATION]
+            return Evaluated(int(found["step"]), float(found["return_mean"]))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
+
+
+def evaluation_of_best(run_dir: Path) -> Evaluated | None:
+    """The evaluation for which the best policy of a run was written; if its file does not tell, the best one."""
+    return evaluation_in(run_dir / BEST_POLICY_FILE) or best_evaluation(run_dir / EVALUATIONS_FILE)
 
 
 def file_of(path: Path) -> Path:

@@ -28,6 +28,7 @@ from lockstep.experience.normalize import RunningMoments
 from lockstep.experience.rollout import Collector, Sampler
 from lockstep.preflight.compare import Forecast, add_forecast
 from lockstep.preflight.cost_model import Layout
+from lockstep.record.evaluations import Evaluated
 from lockstep.record.journal import Journal
 from lockstep.record.pending_run import PendingRun
 from lockstep.record.progress import Progress
@@ -370,7 +371,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         )
         self.timers.enter(CHECKPOINT)
         if best:
-            saved = self.world.rank != 0 or self.journal.attempt(lambda: self._save(BEST_POLICY_FILE))
+            found = Evaluated(self.progress.env_steps, self.summary["eval_return_mean"])
+            saved = self.world.rank != 0 or self.journal.attempt(lambda: self._save(BEST_POLICY_FILE, found))
             if self.comm.any(not saved, "evaluate"):
                 self.journal.withdraw_best()
         self.timers.enter(previous)
@@ -434,8 +436,9 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         assert self._state is not None
         self.comm.check_equal(self._state.tensors())
 
-    def _save(self, name: str) -> None:
-        self.backend.save(self.journal.path / name, self._policy, self._observation_moments, self.run)
+    def _save(self, name: str, evaluation: Evaluated | None = None) -> None:
+        path = self.journal.path / name
+        self.backend.save(path, self._policy, self._observation_moments, self.run, evaluation)
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, PeerError):

@@ -10,10 +10,9 @@ from typing import Any, cast
 
 from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
-from lockstep.record.evaluations import best_step
 from lockstep.record.readable import check_readable
-from lockstep.record.run_dir import EVALUATIONS_FILE, RUN_FILE, SUMMARY_FILE
-from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
+from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE
+from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE, evaluation_of_best
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +84,8 @@ def _best(run_dir: Path) -> Found:
         raise ConfigError(
             f"--best: {run_dir} has no {path.name}; a run writes it when an evaluation is its best so far"
         )
-    step = best_step(run_dir / EVALUATIONS_FILE)
-    return Found(path, run_dir, "the best policy" + (f", of step {step}" if step is not None else ""), path.stem)
+    found = evaluation_of_best(run_dir)
+    return Found(path, run_dir, "the best policy" + (f", of step {found.step}" if found else ""), path.stem)
 
 
 def _last(run_dir: Path) -> Found:

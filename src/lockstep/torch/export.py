@@ -9,6 +9,7 @@ import torch
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.normalize import RunningMoments
+from lockstep.record.evaluations import Evaluated
 from lockstep.run import AnyRun, NetworkConfig, Run
 from lockstep.session import policy_file
 from lockstep.session.evaluation import Player
@@ -19,14 +20,20 @@ from lockstep.torch.q_networks import QPolicy
 from lockstep.torch.scoring.logged_policy import LoggedPolicy, logged_from_file, save_logged
 
 
-def save_policy(path: Path, policy: AnyPolicy, observations: RunningMoments | None, run: AnyRun) -> None:
+def save_policy(
+    path: Path,
+    policy: AnyPolicy,
+    observations: RunningMoments | None,
+    run: AnyRun,
+    evaluation: Evaluated | None = None,
+) -> None:
     """Write a policy file atomically. Raises `RunError` if it cannot be written."""
     if isinstance(policy, LoggedPolicy):
-        save_logged(path, policy)
+        save_logged(path, policy, evaluation)
         return
     assert isinstance(run, Run)
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in policy.state_dict().items()}
-    policy_file.write(path, arrays, observations, _about(policy, run.task, run.network).to_dict())
+    policy_file.write(path, arrays, observations, _about(policy, run.task, run.network).to_dict(), evaluation)
 
 
 def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:

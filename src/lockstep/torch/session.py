@@ -11,6 +11,7 @@ from lockstep.distributed.timers import Timers
 from lockstep.experience.normalize import RunningMoments
 from lockstep.preflight.compare import Forecast, Preflight
 from lockstep.preflight.cost_model import Layout
+from lockstep.record.evaluations import Evaluated
 from lockstep.run import AnyRun, Run, SomeRun
 from lockstep.session.debug_dump import save_debug_dump
 from lockstep.session.evaluation import Player
@@ -85,9 +86,16 @@ class Torch:
         """Trained parameters by name, float32."""
         return {name: p.detach().float().cpu().numpy() for name, p in policy.named_parameters()}
 
-    def save(self, path: Path, policy: AnyPolicy, observation_moments: RunningMoments | None, run: AnyRun) -> None:
+    def save(
+        self,
+        path: Path,
+        policy: AnyPolicy,
+        observation_moments: RunningMoments | None,
+        run: AnyRun,
+        evaluation: Evaluated | None,
+    ) -> None:
         """Write a policy file atomically."""
-        save_policy(path, policy, observation_moments, run)
+        save_policy(path, policy, observation_moments, run, evaluation)
 
     def dump_error(self, error: BaseException, run_dir: Path, comm: Comm, tensors: Mapping[str, Any]) -> None:
         """Save the tensors or batches of a failed run's error."""

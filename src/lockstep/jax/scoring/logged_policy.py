@@ -10,6 +10,7 @@ from lockstep.errors import ConfigError
 from lockstep.jax.flat import Params
 from lockstep.jax.scoring.actor_policy import ActorPolicy
 from lockstep.jax.scoring.scoring_policy import ScoringPolicy
+from lockstep.record.evaluations import Evaluated
 from lockstep.run import JAX_OFFLINE_ALGORITHMS
 from lockstep.session.logged.policy_spec import FORMAT, PolicySpec
 from lockstep.session.policy_file import damaged_error, newer_format_error, write
@@ -22,10 +23,10 @@ def policy_of(policy_spec: PolicySpec, seed: int = 0) -> LoggedPolicy:
     return (ActorPolicy if policy_spec.info.kind == "continuous" else ScoringPolicy)(policy_spec, seed)
 
 
-def save_logged(path: Path, policy: LoggedPolicy) -> None:
+def save_logged(path: Path, policy: LoggedPolicy, evaluation: Evaluated | None = None) -> None:
     """Write a policy file atomically. Raises `RunError` if it cannot be written."""
     arrays = {name: np.asarray(array) for name, array in policy.params.items()}
-    write(path, arrays, None, policy.policy_spec.to_dict())
+    write(path, arrays, None, policy.policy_spec.to_dict(), evaluation)
 
 
 def logged_from_file(path: Path, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> LoggedPolicy:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lockstep.record.evaluations import Evaluated
 from lockstep.session.logged.policy_spec import FORMAT, PolicySpec
 from lockstep.session.policy_file import damaged_error, newer_format_error, write
 from lockstep.torch.scoring.actor_policy import ActorPolicy
@@ -19,10 +20,10 @@ def policy_of(policy_spec: PolicySpec, seed: int = 0) -> LoggedPolicy:
     return (ActorPolicy if policy_spec.info.kind == "continuous" else ScoringPolicy)(policy_spec, seed)
 
 
-def save_logged(path: Path, policy: LoggedPolicy) -> None:
+def save_logged(path: Path, policy: LoggedPolicy, evaluation: Evaluated | None = None) -> None:
     """Write a policy file atomically. Raises `RunError` if it cannot be written."""
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in policy.state_dict().items()}
-    write(path, arrays, None, policy.policy_spec.to_dict())
+    write(path, arrays, None, policy.policy_spec.to_dict(), evaluation)
 
 
 def logged_from_file(path: Path, policy_spec: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LoggedPolicy:
