@@ -123,6 +123,15 @@ def test_a_best_policy_that_could_not_be_written_leaves_the_next_better_one_to_b
     assert _equal(best, read(tmp_path / "run" / "checkpoints" / "step_2048")[1])
 
 
+def test_a_checkpoint_whose_replacement_was_cut_short_is_resumed_by_its_name(tmp_path):
+    run = small("CartPole-v1", total_steps=256)
+    train(run, run_dir=tmp_path / "run")
+    named = tmp_path / "run" / "checkpoints" / "step_256"
+    named.rename(named.with_name(".replaced_step_256"))
+    summary = train(override(run, {"total_steps": 384}), resume=named)
+    assert (summary["resumed_from"], summary["env_steps"]) == ("checkpoints/step_256", 384)
+
+
 RETURNS = {1024: 100.0, 2048: 200.0, 3072: 150.0, 2560: 170.0, 1664: 90.0}
 """Of every episode, by the step of the evaluation."""
 

@@ -180,7 +180,7 @@ def ended_summary(path: Path) -> dict[str, Any]:
 
 
 def _place(path: Path) -> tuple[Path, Path | None]:
-    """The run directory, and the checkpoint if `path` names one."""
+    """The run directory, and the checkpoint if `path` names one, by the name that it has from the next start on."""
     exact = path.absolute() if path.name.startswith("step_") and not (path / RUN_FILE).exists() else None
     run_dir = path if exact is None else exact.parent.parent
     if not (run_dir / RUN_FILE).is_file():
@@ -188,15 +188,20 @@ def _place(path: Path) -> tuple[Path, Path | None]:
             f"--resume {path} is neither a run directory (it has no {RUN_FILE}) nor a checkpoint of one; "
             "give runs/NAME or runs/NAME/checkpoints/step_N"
         )
-    if exact is not None and not exact.is_dir():
+    if exact is not None and not _on_disk(exact).is_dir():
         there = ", ".join(found.name for found in checkpoint.find(run_dir)) or "none"
         raise ConfigError(f"--resume {path} does not exist; checkpoints of this run: {there}")
     return run_dir, exact
 
 
+def _on_disk(exact: Path) -> Path:
+    """Where a checkpoint lies now: one that was being replaced when its run was killed gets its name back later."""
+    return checkpoint.place_of(exact.parent.parent, exact.name.removeprefix("step_"))
+
+
 def _newest(run_dir: Path, exact: Path | None) -> tuple[dict[str, Any] | None, list[str]]:
     """The newest manifest that can be read, and notes on damaged ones."""
-    found, notes = ([exact] if exact is not None else checkpoint.find(run_dir)), list[str]()
+    found, notes = ([_on_disk(exact)] if exact is not None else checkpoint.find(run_dir)), list[str]()
     for path in found:
         try:
             return checkpoint.read_manifest(path), notes

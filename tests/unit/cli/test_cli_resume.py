@@ -50,11 +50,12 @@ def test_as_many_ranks_as_before(here, launched, trained, capsys):
     assert trained == []
 
 
-def test_ranks_find_a_checkpoint_whose_replacement_was_cut_short(here, launched):
+@pytest.mark.parametrize("named", ["run", "run/checkpoints/step_500"])
+def test_ranks_find_a_checkpoint_whose_replacement_was_cut_short(named, here, launched):
     folder = a_run(here, 500) / "checkpoints"
     (folder / "step_500").rename(folder / ".replaced_step_500")
     (folder / ".step_500").mkdir()
-    cli.main(["train", "--resume", "run"])
+    cli.main(["train", "--resume", named])
     assert launched[0].ranks == 2
     assert sorted(os.listdir(folder)) == ["LATEST", "step_500"]
 

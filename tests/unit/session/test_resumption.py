@@ -49,6 +49,13 @@ def test_one_checkpoint_can_be_named(run_dir):
     assert (found.step, found.exact, found.run_dir) == (512, older, run_dir)
 
 
+def test_a_checkpoint_whose_replacement_was_cut_short_can_be_named(run_dir):
+    named = add(run_dir, 512)
+    named.rename(named.with_name(".replaced_step_512"))
+    found = prepare(named, {})
+    assert (found.step, found.exact, found.run_dir) == (512, named, run_dir), "the start gives it back its name"
+
+
 def test_without_checkpoint_the_run_restarts_with_a_note(run_dir):
     (run_dir / "summary.json").write_text('{"world_size": 3}')
     found = prepare(run_dir, {})
