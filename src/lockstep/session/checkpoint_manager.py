@@ -3,6 +3,8 @@
 The file format is that of `lockstep.record.checkpoint`. The `CheckpointManager`s of the backends add their tensors.
 """
 
+import hashlib
+import json
 import operator
 import os
 import sys
@@ -84,7 +86,8 @@ class CheckpointManager:
         Args:
             step: number of the checkpoint, a whole number, at least that of the one saved or restored before. Equal on
                 all ranks.
-            shared: state that is equal on all ranks, such as parameters and optimizer state; compared, written once.
+            shared: state that is equal on all ranks, such as parameters, optimizer state and counters; all of it is
+                compared, and written once.
             shards: state of each shard in `world.shards`, such as random generators and a replay buffer. Without
                 `num_shards` a rank has one shard, whose number is the rank.
 
@@ -94,7 +97,7 @@ class CheckpointManager:
         Raises:
             ConfigError: a part of the state cannot be saved, `step` is no whole number or too small, or the folder
                 holds the checkpoints of an earlier loop and `restore` was not called.
-            MismatchError: ranks hold different `shared` tensors.
+            MismatchError: ranks hold different values in `shared`; names the first that differs.
         """
         world = self._comm.world
         try:
@@ -115,10 +118,9 @@ class CheckpointManager:
         own = {shard: dict[str, Any]() for shard in world.shards} if shards is None else shards
         if set(own) != set(world.shards):
             raise ConfigError(f"shards={sorted(own)} are saved, and this rank holds {list(world.shards)}; give those")
-        packed = self._pack(shared, "shared")
-        arrays: dict[str, np.ndarray] = {"step": np.array(step)}
-        _collect(packed, "shared", arrays)
-        self._comm.check_equal(arrays, "checkpoint")
+        leaves: dict[str, np.ndarray] = {"step": np.array(step)}
+        packed = self._pack(shared, "shared", leaves)
+        self._comm.check_equal(leaves, "checkpoint")
         manifest: dict[str, Any] = {
             "format": checkpoint.FORMAT,
             "step": step,
@@ -127,7 +129,7 @@ class CheckpointManager:
             "versions": {"lockstep": version("lockstep-rl")},
             "run": {},
         }
-        packed_shards = {shard: self._pack(state, f"shards[{shard}]") for shard, state in own.items()}
+        packed_shards = {shard: self._pack(state, f"shards[{shard}]", {}) for shard, state in own.items()}
         self._last_step = step
         self._writer.take(manifest, packed, packed_shards)
         return self._writer.finish(lambda: None) == step
@@ -196,31 +198,41 @@ class CheckpointManager:
         if self._comm.world.rank == 0:
             print(f"warning: {text}", file=sys.stderr, flush=True)
 
-    def _pack(self, value: Any, place: str) -> Any:
+    def _pack(self, value: Any, place: str, leaves: dict[str, np.ndarray]) -> Any:
+        """The value as a checkpoint holds it; adds what to compare between ranks to `leaves`, by its place."""
         if isinstance(value, Mapping):
             items = cast("Mapping[Any, Any]", value).items()
             if all(isinstance(key, str) and not key.startswith("__") for key, _ in items):
-                return {key: self._pack(item, f"{place}.{key}") for key, item in items}
+                return {key: self._pack(item, f"{place}.{key}", leaves) for key, item in items}
             return {
                 _ITEMS: [
-                    [self._pack(key, f"a key of {place}"), self._pack(item, f"{place}[{key!r}]")] for key, item in items
+                    [self._pack(key, f"a key of {place}", {}), self._pack(item, f"{place}[{key!r}]", leaves)]
+                    for key, item in items
                 ]
             }
         if isinstance(value, list | tuple):
             listed = cast("list[Any]", value)
-            packed = [self._pack(item, f"{place}[{i}]") for i, item in enumerate(listed)]
+            if all(_is_plain(item) for item in listed):  # one digest, however long the list is
+                leaves[place] = _digest(listed)
+                packed = list(listed)
+            else:
+                packed = [self._pack(item, f"{place}[{i}]", leaves) for i, item in enumerate(listed)]
             return {_TUPLE: packed} if isinstance(value, tuple) else packed
-        if value is None or isinstance(value, bool | int | float | str):
+        if _is_plain(value):
+            leaves[place] = _digest(value)
             return value
         if isinstance(value, np.ndarray | np.generic):
-            return _storable(cast("np.ndarray | np.generic", value), place)
+            array = _storable(cast("np.ndarray | np.generic", value), place)
+            leaves[place] = np.asarray(array)
+            return array
         tensor = self.to_numpy(value)
         if tensor is None:
             raise ConfigError(
                 f"{place} is a {type(value).__name__}, which a checkpoint cannot hold; give numbers, text, lists, "
                 "mappings, arrays or tensors"
             )
-        return {_TENSOR: _storable(tensor[0], place), "type": tensor[1]}
+        leaves[place] = np.asarray(_storable(tensor[0], place))
+        return {_TENSOR: tensor[0], "type": tensor[1]}
 
     def _unpack(self, value: Any) -> Any:
         if isinstance(value, list):
@@ -246,12 +258,11 @@ def _storable(array: np.ndarray | np.generic, place: str) -> np.ndarray | np.gen
     return array
 
 
-def _collect(value: Any, place: str, arrays: dict[str, np.ndarray]) -> None:
-    if isinstance(value, np.ndarray):
-        arrays[place] = value
-    elif isinstance(value, dict):
-        for key, item in cast("dict[str, Any]", value).items():
-            _collect(item, f"{place}.{key}", arrays)
-    elif isinstance(value, list):
-        for i, item in enumerate(cast("list[Any]", value)):
-            _collect(item, f"{place}[{i}]", arrays)
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _digest(value: Any) -> np.ndarray:
+    """Of plain values, as the checkpoint writes them."""
+    hashed = hashlib.blake2b(json.dumps(value).encode(), digest_size=16)
+    return np.frombuffer(bytearray(hashed.digest()), np.uint8)  # torch warns of arrays that cannot be written

@@ -1,6 +1,7 @@
 """Checkpoints of a loop of one's own: what comes back, and what is refused. Killed loops: tests/examples."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -144,13 +145,29 @@ def test_other_shards_are_refused(comm, tmp_path):
         checkpoints.restore()
 
 
+def different(rank: int) -> dict[str, dict]:
+    """States that differ between ranks in plain values alone, by the place of what differs."""
+    return {
+        "shared.epoch": {"epoch": rank, "seed": 1},
+        "shared.name": {"name": f"run {rank}"},
+        "shared.history": {"history": [1.5, float(rank)]},
+        "shared.betas": {"betas": (0.9, 0.99 + rank)},
+        "shared.nested[1].rate": {"nested": [{"rate": 0.1}, {"rate": 0.1 + rank}]},
+        "shared.table[3]": {"table": {3: "a" * (1 + rank)}},
+        "shared.scalar": {"scalar": np.float32(rank)},
+        "shared.kind": {"kind": 1 if rank else 1.0},
+        "shared.more": {"more": None} if rank else {},
+    }
+
+
 def ranks_save(rank: int, port: int, folder: str) -> dict:
     """Two ranks: what is shared has to be equal, what is not comes back to its rank."""
     said = {}
     world = World(rank=rank, size=2, address="127.0.0.1", port=port)
     with Comm(world, device="cpu", timeout_s=20) as comm:
         with CheckpointManager(comm, folder) as checkpoints:
-            checkpoints.save(1, {"weight": torch.ones(3)}, {rank: {"rank": rank}})
+            same = {"weight": torch.ones(3), "epoch": 7, "history": [0.5, None]}
+            checkpoints.save(1, dict(sorted(same.items(), reverse=rank == 1)), {rank: {"rank": rank}})
             try:
                 checkpoints.save(2, {"weight": torch.full((3,), float(rank))}, {rank: {}})
             except MismatchError as error:
@@ -163,6 +180,11 @@ def ranks_save(rank: int, port: int, folder: str) -> dict:
             found = checkpoints.restore()
             assert found is not None
             said["found"] = [found.step, found.shared["weight"].tolist(), found.shards]
+            for place, state in different(rank).items():
+                try:
+                    checkpoints.save(2, state, {rank: {}})
+                except MismatchError as error:
+                    said[place] = str(error)
     return said
 
 
@@ -170,6 +192,9 @@ def test_ranks_save_together(tmp_path):
     folder = str(tmp_path / "run")
     for rank, said in enumerate(spawn(ranks_save, 2, (free_port(), folder), timeout_s=60)):
         assert said["unequal"].startswith("ranks 0 and 1 hold different shared.weight")
+        for place in different(rank):
+            told = said.get(place, f"{place} was saved")
+            assert re.match(rf"ranks 0 and 1 hold different {re.escape(place)}[; ]", told), told
         assert f"run_dir={folder} is in use" in said["in use"]
         assert said["found"] == [1, [1.0] * 3, {rank: {"rank": rank}}]
     manifest = json.loads(Path(folder, "checkpoints", "step_1", "manifest.json").read_text())
