@@ -2,7 +2,6 @@
 
 import os
 import sys
-import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -81,6 +80,8 @@ def exit_code_of(command: Callable[[], int], *, debug: bool = False) -> int:
         return command()
     except (ConfigError, RunError) as error:
         if debug:
+            import traceback
+
             traceback.print_exc()
         line, _, table = str(error).partition("\n\n")
         print(f"lockstep: error: {' '.join(line.split())}", file=sys.stderr)
@@ -95,6 +96,7 @@ def exit_code_of(command: Callable[[], int], *, debug: bool = False) -> int:
         print(f"lockstep: error: {line}", file=sys.stderr)
         return ConfigError.exit_code
     except KeyboardInterrupt:
+        print("lockstep: interrupted", file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:  # `lockstep recipe cartpole | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

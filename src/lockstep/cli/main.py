@@ -1,4 +1,4 @@
-"""The commands. Each imports its dependencies when it runs, so that `lockstep --help` is quick."""
+"""The commands. Each imports its dependencies when it runs: `lockstep --help` is quick, and Ctrl-C one line of text."""
 
 import argparse
 import difflib
@@ -8,13 +8,9 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import NoReturn
 
-from lockstep.cli.parser import did_you_mean, hyphenated, parser
-from lockstep.cli.request import checked, online_run, requested_ranks, requested_run, sets_total_steps
 from lockstep.errors import ConfigError, RunError, exit_code_of, exits_are_errors
-from lockstep.launch.flags import number
 
 _ELSEWHERE = {
     "launch": "lockstep.launch.commands:launch_command",
@@ -40,19 +36,18 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character shows another
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
-    given = words if words[:1] == ["launch"] else [hyphenated(word) for word in words]  # its script has its own flags
-    return exit_code_of(lambda: _with_output(given), debug="--debug" in given)
+    return exit_code_of(lambda: _with_output(words), debug="--debug" in words)
 
 
-def _with_output(given: list[str]) -> int:
+def _with_output(words: list[str]) -> int:
     """Run a command whose output has to reach the terminal or the disk.
 
     Raises:
         RunError: the disk is full. Training goes on without its console, and counts by its run directory.
     """
     try:
-        code = _run(given)
-        if given[:1] not in (["train"], ["launch"]):
+        code = _run(words)
+        if words[:1] not in (["train"], ["launch"]):
             sys.stdout.flush()
     except OSError as error:
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -63,12 +58,16 @@ def _with_output(given: list[str]) -> int:
 
 def console() -> NoReturn:
     """The `lockstep` command as a program, which ends although an environment may have left threads."""
+    code = main()
     from lockstep.launch.child import exit_process
 
-    exit_process(main())
+    exit_process(code)
 
 
-def _run(given: list[str]) -> int:
+def _run(words: list[str]) -> int:
+    from lockstep.cli.parser import hyphenated, parser
+
+    given = words if words[:1] == ["launch"] else [hyphenated(word) for word in words]  # its script has its own flags
     commands = (train, evaluate, recipe, chaos, doctor)
     top = parser(
         {command.__name__: command for command in commands}
@@ -101,11 +100,18 @@ def _run(given: list[str]) -> int:
 
 def _imported(name: str) -> Callable[[argparse.Namespace], int]:
     """A command that imports its module when it is called."""
-    return lambda args: resolve_name(_ELSEWHERE[name])(args)
+
+    def call(args: argparse.Namespace) -> int:
+        from pkgutil import resolve_name
+
+        return resolve_name(_ELSEWHERE[name])(args)
+
+    return call
 
 
 def train(args: argparse.Namespace) -> int:
     """`lockstep train`: check the run, then start it; nothing is written before the check."""
+    from lockstep.cli.request import checked, requested_run
     from lockstep.cli.start import resume, start
 
     if args.seeds is not None and args.resume is None:
@@ -134,6 +140,9 @@ def _is_sweep(path: Path) -> bool:
 
 def evaluate(args: argparse.Namespace) -> int:
     """`lockstep evaluate`: play new episodes with a trained policy."""
+    from lockstep.cli.request import requested_ranks
+    from lockstep.launch.flags import number
+
     episodes = number(args.episodes, "--episodes")
     seed = None if args.seed is None else number(args.seed, "--seed", least=0)
     ranks = requested_ranks(args.ranks, 1)
@@ -167,6 +176,7 @@ def evaluate(args: argparse.Namespace) -> int:
 def recipe(args: argparse.Namespace) -> int:
     """`lockstep recipe`: list the recipes, or print one as a Python file."""
     from lockstep import recipes
+    from lockstep.cli.parser import did_you_mean
 
     if args.name is None:
         for name in recipes.names():
@@ -183,6 +193,7 @@ def recipe(args: argparse.Namespace) -> int:
 def chaos(args: argparse.Namespace) -> int:
     """`lockstep chaos`: inject faults into a run, and report which ones it survives."""
     from lockstep.cli.chaos.command import chosen_faults, run_chaos
+    from lockstep.cli.request import checked, online_run, requested_ranks, requested_run, sets_total_steps
     from lockstep.launch.world_checks import check_no_launcher, check_world
     from lockstep.world import World
 
@@ -198,7 +209,7 @@ def chaos(args: argparse.Namespace) -> int:
 def doctor(args: argparse.Namespace) -> int:
     """`lockstep doctor`: report the devices, packages and network of this machine or of several nodes."""
     from lockstep.cli.doctor import examine
-    from lockstep.launch.flags import asks_for_nodes
+    from lockstep.launch.flags import asks_for_nodes, number
 
     if asks_for_nodes(args, *_DOCTOR_OF_SEVERAL):
         if args.ranks is not None:
