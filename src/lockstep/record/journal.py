@@ -179,6 +179,11 @@ class Journal:
                 device_memory=max(device_memory),
             )
 
+    def reaches(self, stop_return: float | None) -> bool:
+        """Whether the last evaluation reached a return, which solves the task; not without one of both."""
+        mean: float | None = self.summary["eval_return_mean"]
+        return stop_return is not None and mean is not None and mean >= stop_return
+
     def record_evaluation(
         self,
         progress: Progress,
@@ -193,7 +198,7 @@ class Journal:
         self.summary["eval_return_mean"] = mean
         self.summary["eval_return_std"] = float(np.std(returns))
         self.summary["eval_episodes"] = len(returns)
-        solved = stop_return is not None and mean >= stop_return
+        solved = self.reaches(stop_return)
         if solved and self.summary["solved_at_step"] is None:
             self.summary |= {"solved_at_step": progress.env_steps, "solved_at_s": elapsed}
         if self._console is not None:
@@ -224,9 +229,7 @@ class Journal:
         """
         if before is not None and (stop_return is None or stop_return > before):
             self.summary |= {"solved_at_step": None, "solved_at_s": None}
-        mean: float | None = self.summary["eval_return_mean"]
-        solved = stop_return is not None and mean is not None and mean >= stop_return
-        if solved and self.summary["solved_at_step"] is None:
+        if self.reaches(stop_return) and self.summary["solved_at_step"] is None:
             self.summary |= {"solved_at_step": progress.env_steps, "solved_at_s": elapsed}
 
     def finish(self, progress: Progress, status: str, signal: int, elapsed: float, ranks: list[dict[str, Any]]) -> None:

@@ -268,7 +268,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         before = self._checkpoints.run_before
         if before is not None:
             self.journal.judge_again(progress, self._stop_return, self._threshold(before.get("stop_return")), elapsed_s)
-        self.solved = self._reached() and self.run.stop_when_solved
+        self.solved = self.journal.reaches(self._stop_return) and self.run.stop_when_solved
         if before is not None and (self.progress.finished or self.solved):
             longer = ["raise total_steps" if isinstance(self.run, Run) else "raise epochs"] * progress.finished
             further = ["set stop_when_solved=false"] * self.solved
@@ -376,7 +376,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             if self.comm.any(not saved, "evaluate"):
                 self.journal.withdraw_best()
         self.timers.enter(previous)
-        self.solved = self._reached() and self.run.stop_when_solved
+        self.solved = self.journal.reaches(self._stop_return) and self.run.stop_when_solved
         if best:
             self._checkpoints.request()
 
@@ -422,10 +422,6 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         """The return that solves the task, by this setting."""
         known = self.spec.reward_threshold if isinstance(self.run, Run) else None
         return known if stop_return is None else stop_return
-
-    def _reached(self) -> bool:
-        mean: float | None = self.summary["eval_return_mean"]
-        return self._stop_return is not None and mean is not None and mean >= self._stop_return
 
     def _heartbeat(self) -> None:
         self.timers.enter(EVALUATE)
