@@ -3,8 +3,9 @@
 python benchmarks/offline_continuous.py --seeds 3 --algo iql td3_bc
 python benchmarks/offline_continuous.py --task Hopper-v5
 
-Every seed trains a policy of its own, stops half-way, and records it with `lockstep offline record --sampled`; of
-Hopper also the policy after half of these steps, so that the log is mixed.
+Every seed trains a policy of its own, stops half-way, and records it with `lockstep offline record --sampled`. Of
+Hopper, half-way is an evaluation of 1500 at the least, and the policy after half of these steps is recorded as well, so
+that the log is mixed.
 """
 
 import argparse
@@ -19,8 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-STOPPED = ("stop_return=null", "stop_when_solved=false", "evaluate_every=null", "evaluate_episodes=1")
-
 
 @dataclass(frozen=True)
 class Task:
@@ -28,8 +27,8 @@ class Task:
 
     train: str
     """Recipe or task of the policy that is recorded."""
-    steps: int
-    """Environment steps after which it is half trained."""
+    half_way: tuple[str, ...]
+    """Settings that end its training when it is half trained."""
     mixed: bool
     """Whether the log also has episodes of the policy after half of these steps."""
     episodes: int
@@ -43,14 +42,20 @@ class Task:
 TASKS = {
     "Pendulum-v1": Task(
         train="pendulum",
-        steps=57_344,
+        half_way=(
+            "total_steps=57344",
+            "stop_return=null",
+            "stop_when_solved=false",
+            "evaluate_every=null",
+            "evaluate_episodes=1",
+        ),
         mixed=False,
         episodes=100,
         offline=("gamma=0.95", "reward_scale=0.1", "learning_rate=1e-3", "target_rate=0.01", "epochs=80"),
     ),
     "Hopper-v5": Task(
         train="Hopper-v5",
-        steps=200_000,
+        half_way=("stop_return=1500", "evaluate_every=25000", "checkpoint_every=25000", "num_checkpoints=100"),
         mixed=True,
         episodes=400,
         offline=("learning_rate_schedule=linear",),
@@ -83,9 +88,9 @@ def options(settings: tuple[str, ...] | list[str]) -> list[str]:
 def write_log(folder: Path, name: str, seed: int) -> list[float]:
     """Train half-way, record and prepare; returns the returns of the logged episodes, the best first."""
     task, trained = TASKS[name], folder / f"half_{seed}"
-    steps = (f"total_steps={task.steps}", f"checkpoint_every={task.steps // 2}", *STOPPED)
-    run("train", task.train, "--seed", seed, "--run-dir", trained, *options(steps))
-    policies = [checkpoints_of(trained)[0], trained] if task.mixed else [trained]
+    run("train", task.train, "--seed", seed, "--run-dir", trained, *options(task.half_way))
+    checkpoints = checkpoints_of(trained)
+    policies = [checkpoints[(len(checkpoints) - 1) // 2], trained] if task.mixed else [trained]
     log, returns = folder / f"log_{seed}.jsonl", defaultdict[str, float](float)
     with log.open("w") as rows:
         for number, policy in enumerate(policies):

@@ -5,6 +5,7 @@ over, so that normalizers, statistics and parameters of later updates are compar
 """
 
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -40,6 +41,7 @@ RUN = Run(
     task="jax/CartPole-v1", ml_framework="jax", num_envs=SHARDS * ENVS, num_shards=SHARDS, algorithm=CONFIG,
     network=NetworkConfig(hidden=(8,)), total_steps=10 * ROWS, check_every=1, env=EnvConfig(max_episode_steps=20),
 )  # fmt: skip
+RECURRENT = replace(RUN, network=NetworkConfig(hidden=(8,), recurrent="gru", recurrent_size=8))
 
 
 def written_down(ppo, monkeypatch):
@@ -61,15 +63,15 @@ def written_down(ppo, monkeypatch):
     return calls
 
 
-@pytest.fixture(scope="module")
-def found():
+@pytest.fixture(scope="module", params=[RUN, RECURRENT], ids=["plain", "recurrent"])
+def found(request):
     """The updates of the compiled loop: what was written down, and everything that is equal on all ranks after them."""
-    updates = []
+    updates, run = [], request.param
     with pytest.MonkeyPatch.context() as monkeypatch, Comm(World().with_shards(SHARDS), device="cpu") as comm:
-        env = PackedEnv(make_device_env(RUN.task, RUN.env))
-        ppo = PPO(RUN, Policy(env.spec, RUN.network, seed=1), comm, in_loop=True)
-        calls, progress = written_down(ppo, monkeypatch), Progress(RUN.total_steps)
-        loop = module.DeviceLoop(RUN, env, ppo)
+        env = PackedEnv(make_device_env(run.task, run.env))
+        ppo = PPO(run, Policy(env.spec, run.network, seed=1), comm, in_loop=True)
+        calls, progress = written_down(ppo, monkeypatch), Progress(run.total_steps)
+        loop = module.DeviceLoop(run, env, ppo)
         for _ in range(UPDATES):
             calls.clear()
             assert loop.run_until_due(progress) == 1
@@ -79,7 +81,7 @@ def found():
             updates.append(SimpleNamespace(**called, arrays=ppo.shared_arrays(), metrics=metrics))
             progress.env_steps += ROWS
             progress.updates += 1
-        yield SimpleNamespace(spec=env.spec, comm=comm, updates=updates)
+        yield SimpleNamespace(run=run, spec=env.spec, comm=comm, updates=updates)
 
 
 def rollout_of(steps, normalizers):
@@ -109,7 +111,7 @@ def statistics_of(update, learner, comm):
 
 def test_updates_are_those_of_the_learner_on_the_host(found):
     comm = found.comm
-    learner = PPO(RUN, Policy(found.spec, RUN.network, seed=1), comm)
+    learner = PPO(found.run, Policy(found.spec, found.run.network, seed=1), comm)
 
     def one_update(shared, own):
         (state, numbers), (stacked, orders) = shared, own
