@@ -261,19 +261,19 @@ class DQN:
             support = jnp.asarray(policy.support)
             next_probability = policy.probability(next_outputs)
             projected = losses.categorical_projection(next_probability, batch.reward, batch.discount, support)
-            row = losses.cross_entropy(outputs, projected)
+            row_loss = losses.cross_entropy(outputs, projected)
             q = (policy.probability(outputs) * support[None]).sum(-1)
             y = (projected * support[None]).sum(-1)
         elif c.value_distribution == "quantile":
             quantiles = losses.td_target(batch.reward, batch.discount, next_outputs)
-            row = losses.quantile_huber(outputs, quantiles)
+            row_loss = losses.quantile_huber(outputs, quantiles)
             q, y = outputs.mean(-1), quantiles.mean(-1)
         else:
             q, y = outputs, losses.td_target(batch.reward, batch.discount, next_outputs)
-            row = (losses.huber if c.loss == "huber" else losses.squared)(y - q)
+            row_loss = (losses.huber if c.loss == "huber" else losses.squared)(y - q)
         error = jnp.abs(y - q)
-        sums = jnp.stack([jnp.ones_like(q), batch.weight * row, q, y, error]).sum(1)
-        return jnp.dot(batch.weight, row), (sums, error if c.value_distribution == "none" else row)
+        sums = jnp.stack([jnp.ones_like(q), batch.weight * row_loss, q, y, error]).sum(1)
+        return jnp.dot(batch.weight, row_loss), (sums, error if c.value_distribution == "none" else row_loss)
 
     def warmup(self) -> None:
         """Compile everything that an update calls, without changing the state; collective."""

@@ -72,10 +72,10 @@ class SAC(ActorCritic[SACConfig]):
         y = jax.lax.stop_gradient(y)
         q = policy.q(critics, batch.observation, policy.scaled(batch.action), keys[1], precision)
         error = y[None] - q
-        row = 0.5 * jnp.square(error).sum(0)
+        row_loss = 0.5 * jnp.square(error).sum(0)
         priority = jnp.abs(error).mean(0)
-        sums = jnp.stack([jnp.ones_like(row), batch.weight * row, q.mean(0), y, priority]).sum(1)
-        return jnp.dot(batch.weight, row), (sums, priority)
+        sums = jnp.stack([jnp.ones_like(row_loss), batch.weight * row_loss, q.mean(0), y, priority]).sum(1)
+        return jnp.dot(batch.weight, row_loss), (sums, priority)
 
     def policy_loss(
         self, actor: Params, critics: Params, part: ActorCriticPart, key: Array | None
@@ -90,12 +90,12 @@ class SAC(ActorCritic[SACConfig]):
         action, log_prob = self.distribution.scaled_action_and_log_prob(parameters, batch.noise[:, 1])
         q = policy.q(critics, batch.observation, action, key, precision)
         alpha = jax.lax.stop_gradient(self.alpha(actor))
-        row = alpha * log_prob - (q.min(0) if self.config.target_critics is None else q.mean(0))
-        loss = row.sum()
+        row_loss = alpha * log_prob - (q.min(0) if self.config.target_critics is None else q.mean(0))
+        loss = row_loss.sum()
         if self.config.alpha is None:
             loss -= actor[LOG_ALPHA] * (jax.lax.stop_gradient(log_prob) + self._target_entropy).sum()
-        ones = jnp.ones_like(row)
-        return loss, jnp.stack([ones, row, -log_prob, alpha * ones]).sum(1)
+        ones = jnp.ones_like(row_loss)
+        return loss, jnp.stack([ones, row_loss, -log_prob, alpha * ones]).sum(1)
 
     def alpha(self, actor: Params) -> Array:
         """The temperature: the exponential of a parameter if it is learned."""

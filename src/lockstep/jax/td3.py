@@ -65,10 +65,10 @@ class TD3(ActorCritic[TD3Config]):
         y = jax.lax.stop_gradient(losses.td_target(batch.reward, batch.discount, next_q.min(0)))
         q = policy.q(critics, batch.observation, policy.scaled(batch.action), keys[1], precision)
         error = y[None] - q
-        row = 0.5 * jnp.square(error).sum(0)
+        row_loss = 0.5 * jnp.square(error).sum(0)
         priority = jnp.abs(error).mean(0)
-        sums = jnp.stack([jnp.ones_like(row), batch.weight * row, q.mean(0), y, priority]).sum(1)
-        return jnp.dot(batch.weight, row), (sums, priority)
+        sums = jnp.stack([jnp.ones_like(row_loss), batch.weight * row_loss, q.mean(0), y, priority]).sum(1)
+        return jnp.dot(batch.weight, row_loss), (sums, priority)
 
     def policy_loss(
         self, actor: Params, critics: Params, part: ActorCriticPart, key: Array | None
@@ -81,8 +81,8 @@ class TD3(ActorCritic[TD3Config]):
         action = jnp.tanh(policy.parameters(actor, batch.observation, precision))
         count = 1 if self.config.target_critics is None else self.config.num_critics
         critics = {name: leaf[:count] for name, leaf in critics.items()}
-        row = -policy.q(critics, batch.observation, action, key, precision).mean(0)
-        return row.sum(), jnp.stack([jnp.ones_like(row), row]).sum(1)
+        row_loss = -policy.q(critics, batch.observation, action, key, precision).mean(0)
+        return row_loss.sum(), jnp.stack([jnp.ones_like(row_loss), row_loss]).sum(1)
 
     # -- order ---------------------------------------------------------------------------------------------------------
 

@@ -211,21 +211,21 @@ class DQN:
             support = policy.support
             next_probability = policy.probability(next_outputs)
             projected = losses.categorical_projection(next_probability, batch.reward, batch.discount, support)
-            row = losses.cross_entropy(outputs, projected)
+            row_loss = losses.cross_entropy(outputs, projected)
             q = (policy.probability(outputs) * support).sum(-1)
             y = (projected * support).sum(-1)
         elif c.value_distribution == "quantile":
             quantiles = losses.td_target(batch.reward, batch.discount, next_outputs)
-            row = losses.quantile_huber(outputs, quantiles)
+            row_loss = losses.quantile_huber(outputs, quantiles)
             q, y = outputs.mean(-1), quantiles.mean(-1)
         else:
             q, y = outputs, losses.td_target(batch.reward, batch.discount, next_outputs)
-            row = (losses.huber if c.loss == "huber" else losses.squared)(y - q)
+            row_loss = (losses.huber if c.loss == "huber" else losses.squared)(y - q)
         with torch.no_grad():
             error = (y - q).abs()
-            sums = torch.stack([torch.ones_like(q), batch.weight * row, q, y, error]).sum(1)
-        priority = error if c.value_distribution == "none" else row.detach()
-        return torch.dot(batch.weight, row), sums, priority
+            sums = torch.stack([torch.ones_like(q), batch.weight * row_loss, q, y, error]).sum(1)
+        priority = error if c.value_distribution == "none" else row_loss.detach()
+        return torch.dot(batch.weight, row_loss), sums, priority
 
     def _non_finite_error(
         self, rollouts: list[Rollout], minibatches: Sequence[Sequence[TransitionBatch]], progress: Progress

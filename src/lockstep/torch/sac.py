@@ -94,11 +94,11 @@ class SAC(ActorCritic[SACConfig, Critics]):
         with self._precision:
             q = policy.critics(batch.observation, policy.scaled(batch.action)).float()
         error = y - q
-        row = 0.5 * error.square().sum(0)
+        row_loss = 0.5 * error.square().sum(0)
         with torch.no_grad():
             priority = error.abs().mean(0)
-            sums = torch.stack([torch.ones_like(row), batch.weight * row, q.mean(0), y, priority]).sum(1)
-        return torch.dot(batch.weight, row), sums, priority
+            sums = torch.stack([torch.ones_like(row_loss), batch.weight * row_loss, q.mean(0), y, priority]).sum(1)
+        return torch.dot(batch.weight, row_loss), sums, priority
 
     def policy_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """The loss of actor and temperature as a *sum* over rows [N]; row count and metric sums.
@@ -113,13 +113,13 @@ class SAC(ActorCritic[SACConfig, Critics]):
         with self._precision:
             q = self.critics(batch.observation, action).float()
         alpha = self.temperature()
-        row = alpha * log_prob - (q.amin(0) if self.config.target_critics is None else q.mean(0))
-        loss = row.sum()
+        row_loss = alpha * log_prob - (q.amin(0) if self.config.target_critics is None else q.mean(0))
+        loss = row_loss.sum()
         if self.config.alpha is None:
             loss = loss - self.temperature.log_alpha * (log_prob.detach() + self._target_entropy).sum()
         with torch.no_grad():
-            ones = torch.ones_like(row)
-            sums = torch.stack([ones, row, -log_prob, alpha * ones]).sum(1)
+            ones = torch.ones_like(row_loss)
+            sums = torch.stack([ones, row_loss, -log_prob, alpha * ones]).sum(1)
         return loss, sums
 
     def copy_to_target(self) -> None:

@@ -90,11 +90,11 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
         with self._precision:
             q = policy.critics(batch.observation, policy.scaled(batch.action)).float()
         error = y - q
-        row = 0.5 * error.square().sum(0)
+        row_loss = 0.5 * error.square().sum(0)
         with torch.no_grad():
             priority = error.abs().mean(0)
-            sums = torch.stack([torch.ones_like(row), batch.weight * row, q.mean(0), y, priority]).sum(1)
-        return torch.dot(batch.weight, row), sums, priority
+            sums = torch.stack([torch.ones_like(row_loss), batch.weight * row_loss, q.mean(0), y, priority]).sum(1)
+        return torch.dot(batch.weight, row_loss), sums, priority
 
     def policy_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """The actor's loss as a *sum* over rows [N]; row count and metric sums.
@@ -105,10 +105,10 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
         count = 1 if self.config.target_critics is None else self.config.num_critics
         with self._precision:
             q = self.critics(batch.observation, policy.actor(batch.observation).tanh(), count).float()
-        row = -q.mean(0)
+        row_loss = -q.mean(0)
         with torch.no_grad():
-            sums = torch.stack([torch.ones_like(row), row]).sum(1)
-        return row.sum(), sums
+            sums = torch.stack([torch.ones_like(row_loss), row_loss]).sum(1)
+        return row_loss.sum(), sums
 
     def copy_to_target(self) -> None:
         """Make the target networks equal to the policy and its critics."""

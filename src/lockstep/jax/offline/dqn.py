@@ -122,19 +122,19 @@ class OfflineDQN(LoggedLearner[ScoringPolicy]):
         q = losses.chosen(scores, batch.action)
         y = jax.lax.stop_gradient(self._target(params, target, batch))
         if c.loss == "bce":  # -y log p - (1 - y) log(1 - p), p = sigmoid(q)
-            row, predicted = -y * jax.nn.log_sigmoid(q) - (1.0 - y) * jax.nn.log_sigmoid(-q), jax.nn.sigmoid(q)
+            row_loss, predicted = -y * jax.nn.log_sigmoid(q) - (1.0 - y) * jax.nn.log_sigmoid(-q), jax.nn.sigmoid(q)
         else:
-            row, predicted = _ERROR[c.loss](y - q), q
-        q_metrics = [row, predicted, y, jnp.abs(y - predicted)]
+            row_loss, predicted = _ERROR[c.loss](y - q), q
+        q_metrics = [row_loss, predicted, y, jnp.abs(y - predicted)]
         if c.cql_alpha > 0:
             # CQL(s, a) = log sum_b exp Q(s, b) - Q(s, a), b possible (Kumar et al., 2020, arXiv:2006.04779, eq. 4).
             conservative = choices.log_sum_exp(scores, batch.possible_actions) - q
-            row = row + c.cql_alpha * conservative
+            row_loss = row_loss + c.cql_alpha * conservative
             q_metrics.append(conservative)
         q_weight = weight if c.maxq else weight * jnp.maximum(batch.has_next_action, 1.0 - batch.not_terminal)
         others = self._other_losses(params, target, part)
         sums = [weight, q_weight, *(q_weight * one for one in q_metrics), *(weight * one for one in others)]
-        total = jnp.dot(q_weight, row) + sum(jnp.dot(weight, one) for one in others)
+        total = jnp.dot(q_weight, row_loss) + sum(jnp.dot(weight, one) for one in others)
         return total, jnp.stack(sums).sum(1)
 
     def _next_choices(self, params: Params, batch: LoggedBatch) -> Array:

@@ -137,12 +137,12 @@ class OfflineDQN(LoggedLearner[ScoringPolicy]):
                     choices, scores = self._next(single, with_scores=True)
             other_losses = self._other_losses(batch, single, choices, scores)
         if c.loss == "bce":  # -y log p - (1 - y) log(1 - p), p = sigmoid(q)
-            row, predicted = F.binary_cross_entropy_with_logits(q, y, reduction="none"), q.sigmoid()
+            row_loss, predicted = F.binary_cross_entropy_with_logits(q, y, reduction="none"), q.sigmoid()
         else:
-            row, predicted = _ERROR[c.loss](y - q), q
-        q_metrics = [row.detach(), predicted.detach(), y, (y - predicted.detach()).abs()]
+            row_loss, predicted = _ERROR[c.loss](y - q), q
+        q_metrics = [row_loss.detach(), predicted.detach(), y, (y - predicted.detach()).abs()]
         if conservative is not None:
-            row = row + c.cql_alpha * conservative
+            row_loss = row_loss + c.cql_alpha * conservative
             q_metrics.append(conservative.detach())
         q_weight = weight if c.maxq else weight * torch.maximum(batch.has_next_action, 1.0 - batch.not_terminal)
         sums = [
@@ -151,7 +151,7 @@ class OfflineDQN(LoggedLearner[ScoringPolicy]):
             *(q_weight * metric for metric in q_metrics),
             *(weight * loss.detach() for loss in other_losses),
         ]
-        total = torch.dot(q_weight, row)
+        total = torch.dot(q_weight, row_loss)
         if other_losses:
             total = total + torch.dot(weight, torch.stack(other_losses).sum(0))
         return total, torch.stack(sums).sum(1)

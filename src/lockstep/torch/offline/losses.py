@@ -33,10 +33,10 @@ def imitation(logits: Tensor, batch: LoggedBatch, smoothing: float = 0.0) -> Ten
         smoothing: spread this part of t evenly over the possible actions (label smoothing; Szegedy et al., 2016).
     """
     log_p = batch.possible_actions.log_softmax(logits)
-    row = -batch.possible_actions.pick(log_p, batch.action_index)
+    row_loss = -batch.possible_actions.pick(log_p, batch.action_index)
     if smoothing == 0:
-        return row
-    return (1.0 - smoothing) * row - batch.possible_actions.spread_evenly(smoothing, log_p)
+        return row_loss
+    return (1.0 - smoothing) * row_loss - batch.possible_actions.spread_evenly(smoothing, log_p)
 
 
 def outcome_losses(
