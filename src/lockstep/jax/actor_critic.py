@@ -130,9 +130,9 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         if not on_device:
             blank = [self._blank()] * comm.num_slots
             self._calls = StepCalls(run, policy.spec, comm.devices[0].platform, blank, config.policy_delay)
-        self._step = comm.spmd(self.step)
-        self._steps = comm.spmd(self.steps)
-        self._critic_step = comm.spmd(self.critic_step)
+        self._step_spmd = comm.spmd(self.step)
+        self._steps_spmd = comm.spmd(self.steps)
+        self._critic_step_spmd = comm.spmd(self.critic_step)
         self._copy = comm.spmd(self._copied, donate=False)
         self._named = jax.jit(self._by_name)
         self.state: State = comm.replicate(self._first_state(self.flat.join(actor), self.flat_critics.join(critics)))
@@ -206,7 +206,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
             steps = list(islice(draws, length))
             if length > 1:
                 own = self.comm.shard(stacked([parts for parts, _ in steps]))
-                self.state, _ = self._steps(self.state, (own, self.replay_observations.rows()))
+                self.state, _ = self._steps_spmd(self.state, (own, self.replay_observations.rows()))
             else:
                 self._learn_one(*steps[0])
             if self._stop_on_non_finite:
@@ -216,7 +216,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
     def _learn_one(self, parts: Sequence[ActorCriticPart], drawn: Sequence[Transitions]) -> None:
         """Take a gradient step on a minibatch, of which each local shard has its part."""
         moves_policy = int(self.counters[TAKEN]) % self.config.policy_delay == 0
-        step = self._step if moves_policy else self._critic_step
+        step = self._step_spmd if moves_policy else self._critic_step_spmd
         self.state, priorities = step(self.state, (self.comm.shard(parts), self.replay_observations.rows()))
         if self.config.prioritized:
             self._shards.update_priorities(drawn, self.comm.unshard(priorities))
@@ -333,11 +333,13 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         state: State = self.comm.replicate(self.comm.read(self.state))
         for length in sorted(self._calls.occurring()):
             if length > 1:
-                state, _ = self._steps(
+                state, _ = self._steps_spmd(
                     state, (self.comm.shard(stacked([blank] * length)), self.replay_observations.rows())
                 )
                 continue
-            for step in [self._step] if self.config.policy_delay == 1 else [self._step, self._critic_step]:
+            for step in (
+                [self._step_spmd] if self.config.policy_delay == 1 else [self._step_spmd, self._critic_step_spmd]
+            ):
                 state, priorities = step(state, (self.comm.shard(blank), self.replay_observations.rows()))
                 self.comm.unshard(priorities)
         state, _ = self._copy(state, ())

@@ -98,8 +98,8 @@ class DQN:
         self._stop_on_non_finite = run.non_finite == "stop"
         self._precision = run.precision
         self._calls = StepCalls(run, policy.spec, comm.devices[0].platform, [self._blank()] * comm.num_slots)
-        self._step = comm.spmd(self.step)
-        self._steps = comm.spmd(self.steps)
+        self._step_spmd = comm.spmd(self.step)
+        self._steps_spmd = comm.spmd(self.steps)
         self._copy = comm.spmd(self._copied, donate=False)
         self._split = jax.jit(self.flat.split)
         values = self.flat.join(policy.params)
@@ -167,10 +167,10 @@ class DQN:
         copies = np.arange(taken - len(steps) + 1, taken + 1) % c.target_update_every == 0
         if len(steps) > 1:
             own = self.comm.shard(stacked([parts for parts, _ in steps]))
-            (self.state, _), _ = self._steps((self.state, copies), (own, self.replay_observations.rows()))
+            (self.state, _), _ = self._steps_spmd((self.state, copies), (own, self.replay_observations.rows()))
             return
         ((parts, drawn),) = steps
-        self.state, priorities = self._step(self.state, (self.comm.shard(parts), self.replay_observations.rows()))
+        self.state, priorities = self._step_spmd(self.state, (self.comm.shard(parts), self.replay_observations.rows()))
         if c.target_rate is None and copies[-1]:
             self.copy_to_target()
         if c.prioritized:
@@ -282,9 +282,9 @@ class DQN:
         for length in sorted(self._calls.occurring()):
             if length > 1:
                 own = self.comm.shard(stacked([blank] * length)), self.replay_observations.rows()
-                (state, _), _ = self._steps((state, np.zeros(length, np.bool_)), own)
+                (state, _), _ = self._steps_spmd((state, np.zeros(length, np.bool_)), own)
             else:
-                state, priorities = self._step(state, (self.comm.shard(blank), self.replay_observations.rows()))
+                state, priorities = self._step_spmd(state, (self.comm.shard(blank), self.replay_observations.rows()))
                 self.comm.unshard(priorities)
         self._split(self.comm.local(self._copy(state.values, ())[0]))
 

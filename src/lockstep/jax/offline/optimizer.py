@@ -100,7 +100,7 @@ class OfflineOptimizer:
         self.flat_target = FlatParameters({k: v for network in networks for k, v in network.items()}, first=followed)
         self._num_scores = FlatParameters(networks[0]).num_parameters
         self._optimizer = Adam(c.adam_eps) if c.optimizer == "adam" else Sgd()
-        self._step = comm.spmd(self.step)
+        self._step_spmd = comm.spmd(self.step)
         self._copy = comm.spmd(self._copied, donate=False)
         self._split = jax.jit(self.flat.split)
         values = self.flat.join(params)
@@ -126,7 +126,7 @@ class OfflineOptimizer:
         """
         self._schedule(progress)
         own = self.comm.shard(list(zip(parts, extra_sums.astype(np.float32), strict=True)))
-        (self.state, summed), _ = self._step(self.state, own)
+        (self.state, summed), _ = self._step_spmd(self.state, own)
         # The only host sync of a step: the extra sums carry the flag of a signal to stop.
         totals = self.comm.read(summed).astype(np.float64)
         count = self._num_sums + 2
@@ -201,7 +201,7 @@ class OfflineOptimizer:
         """Compile the gradient step, without changing the state; *collective*."""
         own = self.comm.shard([(part, np.zeros(num_extra, np.float32)) for part in parts])
         copy = self.comm.replicate(self.comm.read(self.state))
-        self._step(copy, own)
+        self._step_spmd(copy, own)
         self.params()
 
     def add_metrics(self, metrics: MetricMeans, totals: np.ndarray) -> None:
