@@ -36,6 +36,7 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     from lockstep.run import OfflineRun, Run
     from lockstep.session.env_checks.before_run import check_before_run
     from lockstep.session.host_checks import check_model_path
+    from lockstep.session.start_policy import check_start_policy
     from lockstep.world import World
 
     args.ml_framework = run.ml_framework  # the flags of ranks count the devices that it can use
@@ -51,13 +52,15 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     check_world(run, world, num_shards)
     if found is None and isinstance(run, Run) and not args.joined:
         check_before_run(run, tell=world.rank == 0)
+    init_from = policy_source(args.init_from)
+    if init_from is not None and found is None and not args.joined:
+        check_start_policy(init_from, run)
     if several(nodes):
         from lockstep.launch.commands import train_on_nodes
 
         return train_on_nodes(args, run, nodes, args.words, PROGRAM)
     if isinstance(run, OfflineRun) and world.rank == 0:
         check_model_path(run)
-    init_from = policy_source(args.init_from)
     bounds = _bounds(args, world)
     max_restarts = _max_restarts(args, world, elastic=on_ray is not None and on_ray.elastic)
     profile = _profiled_updates(args, run, found)
