@@ -36,7 +36,6 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     from lockstep.run import OfflineRun, Run
     from lockstep.session.env_checks.before_run import check_before_run
     from lockstep.session.host_checks import check_model_path
-    from lockstep.session.start_policy import check_start_policy
     from lockstep.world import World
 
     args.ml_framework = run.ml_framework  # the flags of ranks count the devices that it can use
@@ -52,9 +51,7 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     check_world(run, world, num_shards)
     if found is None and isinstance(run, Run) and not args.joined:
         check_before_run(run, tell=world.rank == 0)
-    init_from = policy_source(args.init_from)
-    if init_from is not None and found is None and not args.joined:
-        check_start_policy(init_from, run)
+    init_from = _start_policy(args, run, found)
     if several(nodes):
         from lockstep.launch.commands import train_on_nodes
 
@@ -94,6 +91,16 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
         profile=profile,
     )
     return exit_code(summary)
+
+
+def _start_policy(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None") -> Path | None:
+    """The path of `--init-from`, which the run can start from."""
+    path = policy_source(args.init_from)
+    if path is not None and found is None and not args.joined:
+        from lockstep.session.start_policy import check_start_policy
+
+        check_start_policy(path, run)
+    return path
 
 
 def _print_notes(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None") -> None:
