@@ -100,15 +100,16 @@ def _run_of(found: Found) -> AnyRun:
         return load(found.run_dir / "run.yaml")
     if found.path.is_dir() or not found.path.is_file():
         raise ConfigError(f"{found.path} is not below a run directory: there is no run.yaml; give a policy file")
-    lines, _ = policy_file.read(found.path)
-    if policy_file.from_log(lines):
+    metadata, arrays = policy_file.read(found.path)
+    if policy_file.from_log(metadata):
         raise ConfigError(f"{found.path} learned from a log; evaluate the run directory that it comes from")
+    policy, _, _ = policy_file.parts_of(found.path, metadata, arrays)
     print(
         f"lockstep: note: {found.path} does not hold its run's settings of the environment (env): the task's are "
         "used; evaluate the run directory for others",
         file=sys.stderr,
     )
-    return Run(task=lines["task"], algo=lines.get("algo", "ppo"))
+    return Run(task=policy.task, algo=cast(Any, policy.algo))
 
 
 def _play(rank: int, job: _Job) -> dict[str, Any]:

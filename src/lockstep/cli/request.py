@@ -247,6 +247,10 @@ def requested_nodes(args: argparse.Namespace, num_shards: int | None) -> "Nodes 
         raise ConfigError(
             f"--ranks {args.ranks} counts the ranks of one machine's run; with --nnodes say --nproc-per-node K"
         )
+    if nodes.maximum == 1 and nodes.host:
+        from lockstep.launch.commands import address_here
+
+        address_here(nodes)
     if nodes.elastic:
         check_shards(f"--nnodes {args.nnodes}", nodes.maximum * nodes.nproc, num_shards)
     return nodes

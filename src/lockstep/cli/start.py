@@ -51,13 +51,13 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     check_world(run, world, num_shards)
     if found is None and isinstance(run, Run) and not args.joined:
         check_before_run(run, tell=world.rank == 0)
+    init_from = _start_policy(args, run, found)
     if several(nodes):
         from lockstep.launch.commands import train_on_nodes
 
         return train_on_nodes(args, run, nodes, args.words, PROGRAM)
     if isinstance(run, OfflineRun) and world.rank == 0:
         check_model_path(run)
-    init_from = policy_source(args.init_from)
     bounds = _bounds(args, world)
     max_restarts = _max_restarts(args, world, elastic=on_ray is not None and on_ray.elastic)
     profile = _profiled_updates(args, run, found)
@@ -91,6 +91,16 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
         profile=profile,
     )
     return exit_code(summary)
+
+
+def _start_policy(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None") -> Path | None:
+    """The path of `--init-from`, which the run can start from."""
+    path = policy_source(args.init_from)
+    if path is not None and found is None and not args.joined:
+        from lockstep.session.start_policy import check_start_policy
+
+        check_start_policy(path, run)
+    return path
 
 
 def _print_notes(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None") -> None:

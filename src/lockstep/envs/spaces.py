@@ -65,10 +65,11 @@ def flatten_observation(space: Any) -> Convert:
     image = image_shape(space)
     if image is not None:
         if image == tuple(space.shape):
-            return lambda observation: np.array(observation, np.uint8)
-        return lambda observation: np.array(np.moveaxis(observation, -1, 0), np.uint8)
+            return lambda observation: np.array(np.asarray(observation), np.uint8)
+        return lambda observation: np.array(np.moveaxis(np.asarray(observation), -1, 0), np.uint8)
     if _is(space, spaces.Box):
-        return lambda observation: np.array(observation, np.float32).reshape(-1)
+        # numpy warns where it copies a torch tensor itself.
+        return lambda observation: np.array(np.asarray(observation), np.float32).reshape(-1)
     if image_parts(space):
         return _flatten_with_images(space)
     return lambda observation: np.array(spaces.flatten(space, observation), np.float32)
@@ -93,8 +94,8 @@ def flatten_batch(space: Any) -> Convert:
             return lambda batch: np.asarray(batch, np.float32)
         return lambda batch: np.asarray(batch, np.float32).reshape(len(batch), -1)
     if image == shape:
-        return np.asarray
-    return lambda batch: np.moveaxis(batch, -1, 1)
+        return lambda batch: np.asarray(batch, np.uint8)
+    return lambda batch: np.moveaxis(np.asarray(batch, np.uint8), -1, 1)
 
 
 def action_spec(space: Any, task: str) -> ActionSpec:

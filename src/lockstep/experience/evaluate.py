@@ -4,13 +4,14 @@ Shapes: B environments of a shard.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lockstep.envs.vector import VectorEnv, has_agents
 from lockstep.errors import RunError
 from lockstep.experience.acting import ActorWithState
+from lockstep.experience.rollout import NonFiniteValue, find_non_finite
 from lockstep.world import World, block, stream_seed
 
 MAX_ENVS = 64
@@ -35,6 +36,8 @@ class Episodes:
     lengths: list[int]
     num_cut: int = 0
     """Episodes that ended after `MAX_STEPS`, of a task without a limit."""
+    fault: NonFiniteValue | None = None
+    """The first number from an environment that is not finite, if there was one; `step` is that of its episode."""
 
 
 def quota(episodes: int, world: World, shard: int) -> tuple[int, int]:
@@ -51,8 +54,11 @@ def play(
     seeds: list[int],
     heartbeat: Callable[[], object],
     actor: ActorWithState | None = None,
+    skip_non_finite: bool = False,
 ) -> Episodes:
     """Play `episodes` episodes on the environments of `env`, each environment its fixed share of them.
+
+    Ends early, with a `fault`, at the first number from an environment that is not finite.
 
     Args:
         env: B environments; reset here.
@@ -61,24 +67,25 @@ def play(
         seeds: one for each environment.
         heartbeat: called every step; may raise `Interrupted`.
         actor: that `choose` calls; notified of episodes that begin.
+        skip_non_finite: go on with such numbers; `fault` is the first one.
 
     Raises:
         RunError: an episode does not end within the limit of the task.
     """
     share = np.array([len(block(episodes, env.num_envs, i)) for i in range(env.num_envs)])
     played: list[list[tuple[float, int]]] = [[] for _ in share]
-    num_cut, cut = 0, 1
-    while cut and share.any():
+    num_cut, cut, fault = 0, 1, None
+    while cut and share.any() and (fault is None or skip_non_finite):
         if actor is not None:
             actor.begins = np.ones(env.num_envs, bool)
         # Only all environments can be reset: those whose episode was cut play the rest of their share after the others.
-        found, cut = _play_until_cut(env, choose, share, seeds, heartbeat, actor)
+        found, cut, bad = _play_until_cut(env, choose, share, seeds, heartbeat, actor, skip_non_finite)
         share -= [len(one) for one in found]
         played = [before + one for before, one in zip(played, found, strict=True)]
-        num_cut += cut
+        num_cut, fault = num_cut + cut, fault or bad
         seeds = [stream_seed(seed, "after a cut") for seed in seeds]
     flat = [episode for one in played for episode in one]
-    return Episodes([r for r, _ in flat], [n for _, n in flat], num_cut)
+    return Episodes([r for r, _ in flat], [n for _, n in flat], num_cut, fault)
 
 
 def _play_until_cut(
@@ -88,8 +95,13 @@ def _play_until_cut(
     seeds: list[int],
     heartbeat: Callable[[], object],
     actor: ActorWithState | None,
-) -> tuple[list[list[tuple[float, int]]], int]:
-    """Play each environment's `share` of episodes, fewer if one is cut; return and length of each, and how many are."""
+    skip_non_finite: bool,
+) -> tuple[list[list[tuple[float, int]]], int, NonFiniteValue | None]:
+    """Play each environment's `share` of episodes, fewer if one is cut.
+
+    Returns:
+        Return and length of each, how many were cut, and the first number that is not finite.
+    """
     size, limit = env.num_envs, env.spec.max_episode_steps
     played: list[list[tuple[float, int]]] = [[] for _ in range(size)]
     wanted = share.copy()
@@ -97,14 +109,15 @@ def _play_until_cut(
     resetting = np.zeros(size, bool)
     next_step = env.spec.autoreset == "next_step"
     observation = env.reset(seeds).copy()
-    left, num_cut = int(wanted.sum()), 0
-    while left:
+    left, num_cut, fault = int(wanted.sum()), 0, _fault(observation, total, length)
+    while left and (fault is None or skip_non_finite):
         heartbeat()
         observation, reward, terminated, truncated, _ = env.step(choose(observation))
         ended = terminated | truncated
         waiting = env.waiting() if has_agents(env) else resetting
         total += np.where(resetting, 0.0, reward)
         length += ~waiting
+        fault = fault or _fault(observation, np.where(resetting, 0.0, reward), length)
         if limit is not None and length.max() > limit + 1 and not ended[length.argmax()]:
             raise RunError(
                 f"environment {length.argmax()} of an evaluation has not ended its episode after {limit} steps; "
@@ -122,4 +135,10 @@ def _play_until_cut(
             actor.begins = resetting if next_step else ended | waiting
         total[ended], length[ended] = 0.0, 0
         resetting = ended.copy() if next_step else resetting
-    return played, num_cut
+    return played, num_cut, fault
+
+
+def _fault(observation: np.ndarray, reward: np.ndarray, length: np.ndarray) -> NonFiniteValue | None:
+    """The first number of one step [B] that is not finite; `length` of the episodes so far."""
+    found = find_non_finite(observation[None], reward[None], [], 0)
+    return None if found is None else replace(found, step=int(length[found.env]))

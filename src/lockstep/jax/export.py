@@ -44,8 +44,7 @@ def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     path = policy_file.file_of(Path(path))
     if policy_file.from_log(metadata):
         return logged_from_file(path, metadata, arrays), None
-    about = PolicySpec.from_dict(metadata)
-    parameters, observations = policy_file.split_normalizer(about, arrays)
+    about, parameters, observations = policy_file.parts_of(path, metadata, arrays)
     policy = _policy_of(about)
     if _shapes(parameters) != _shapes(policy.params):
         raise policy_file.damaged_error(path)

@@ -77,7 +77,9 @@ def run_program(
     log_dir = Path(args.log_dir) if args.log_dir is not None else None
     meeting: dict[str, str] = {}
     if nodes.maximum == 1 and nodes.rank_port:
-        meeting = {"MASTER_ADDR": _here(nodes), "MASTER_PORT": str(nodes.rank_port)}
+        own = address_here(nodes)
+        listening_socket(own, nodes.port, nodes.setting).close()
+        meeting = {"MASTER_ADDR": own, "MASTER_PORT": str(nodes.rank_port)}
     return _start(
         [*command, *args.script_args],
         nodes,
@@ -90,16 +92,18 @@ def run_program(
     )
 
 
-def _here(nodes: Nodes) -> str:
-    """The address at which ranks of this machine alone meet; refused if they cannot."""
-    addresses = resolve(nodes.host)
+def address_here(nodes: Nodes) -> str:
+    """The address at which ranks of this machine alone meet. Raises `ConfigError` if it is another machine's."""
+    try:
+        addresses = resolve(nodes.host)
+    except ConfigError as error:
+        raise ConfigError(f"{nodes.setting} {nodes.host}:{nodes.port}: {error}") from None
     own = next((address for address in addresses if is_local(address)), None)
     if own is None:
         raise ConfigError(
             f"{nodes.setting} {nodes.host}:{nodes.port}: {addresses[0]} is not an address of this machine, and "
             "--nnodes is 1; leave it out, or say how many machines there are"
         )
-    listening_socket(own, nodes.port, nodes.setting).close()
     return own
 
 
@@ -136,6 +140,8 @@ def _start(  # noqa: PLR0913  # all but the first four by keyword
     environment = {"PYTHONPATH": search_path(), "LOCKSTEP_START_RECORD": str(record), **(given or {})}
     try:
         if nodes.maximum == 1:
+            if nodes.host:
+                address_here(nodes)
             return launch(
                 command,
                 ranks=nodes.nproc,

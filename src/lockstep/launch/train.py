@@ -150,6 +150,7 @@ def _train_here(
     profile: int | None,
 ) -> dict[str, Any]:
     from lockstep.launch.torchrun import check_growth, check_torchrun
+    from lockstep.session.start_policy import check_start_policy
 
     check_torchrun(world)
     if resume is None:  # else the checkpoint has the number of shards
@@ -161,6 +162,8 @@ def _train_here(
         check_before_run(run, tell=world.rank == 0)
     if begins and profile is not None:
         check_profile(profile, run)
+    if begins and init_from is not None:
+        check_start_policy(init_from, run)
     pending_run = PendingRun(run_dir, joined=joined, init_from=init_from)
     try:
         if world.rank == 0:

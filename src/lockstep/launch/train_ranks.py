@@ -144,6 +144,7 @@ def train_on_ranks(
     from lockstep.launch.world_checks import check_world
     from lockstep.session.profile import check_profile
     from lockstep.session.resume import load_resumption
+    from lockstep.session.start_policy import check_start_policy
     from lockstep.world import World
 
     if ranks < 1:
@@ -155,6 +156,8 @@ def train_on_ranks(
     found = None if resume is None else load_resumption(Path(resume), run)
     check_world(run, World(size=ranks), None if found is None else found.num_shards)
     source = policy_source(None if init_from is None else str(init_from))
+    if source is not None and found is None:
+        check_start_policy(source, run)
     code, path = launch_training(
         run,
         ranks,

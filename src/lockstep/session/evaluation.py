@@ -3,9 +3,9 @@
 import sys
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,11 +13,11 @@ from lockstep.distributed.comm import Comm
 from lockstep.envs.make import is_jax_task, make_vector_env
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, RunError
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
 from lockstep.experience.evaluate import MAX_STEPS, Episodes, Interrupted, play, quota
 from lockstep.experience.normalize import RunningMoments
-from lockstep.experience.rollout import Sampler, clipper
+from lockstep.experience.rollout import NonFiniteValue, Sampler, clipper
 from lockstep.record.journal import Journal
 from lockstep.record.video import MAX_FRAMES, write_gif
 from lockstep.run import AnyRun
@@ -27,6 +27,16 @@ _EPISODES = 100
 _IMAGE_EPISODES = 10  # a game takes thousands of steps
 _TELL_EVERY = 0.25
 """Part of `timeout_s` after which ranks that still play tell so."""
+
+
+class _Played(NamedTuple):
+    """The episodes of one shard."""
+
+    shard: int
+    returns: list[float]
+    lengths: list[int]
+    num_cut: int
+    fault: str | None
 
 
 @dataclass(slots=True)
@@ -138,7 +148,8 @@ class Evaluation:
     def play(self, index: int, *, heartbeat: Callable[[], object]) -> Episodes:
         """Play all episodes of evaluation `index`; returned in shard order on every rank; *collective*.
 
-        Warns if some were cut after `MAX_STEPS`.
+        Warns if some were cut after `MAX_STEPS`, and with `non_finite=skip` if an environment gave a number that is not
+        finite.
 
         Args:
             index: selects seeds and noise.
@@ -146,8 +157,9 @@ class Evaluation:
 
         Raises:
             Interrupted: on all ranks, if `heartbeat` raised it on any.
+            RunError: on all ranks, if an environment gave a number that is not finite and `non_finite` is `stop`.
         """
-        local: list[tuple[int, list[float], list[int], int]] = []
+        local: list[_Played] = []
         signal, told_at = 0, time.monotonic()
 
         def tell(*, done: bool) -> list[Any]:
@@ -172,9 +184,10 @@ class Evaluation:
                 break
         if signal := max(number for _, number, _ in gathered):
             raise Interrupted(signal)
-        parts = sorted(part for *_, played in gathered for part in played)
-        returns, lengths = [r for part in parts for r in part[1]], [n for part in parts for n in part[2]]
-        episodes = Episodes(returns, lengths, sum(part[3] for part in parts))
+        parts = sorted(_Played(*part) for *_, played in gathered for part in played)
+        self._report(next((part.fault for part in parts if part.fault), None))
+        returns, lengths = [r for part in parts for r in part.returns], [n for part in parts for n in part.lengths]
+        episodes = Episodes(returns, lengths, sum(part.num_cut for part in parts))
         if episodes.num_cut:
             self._warn(
                 f"{episodes.num_cut} of {len(returns)} episodes of an evaluation were cut after {MAX_STEPS} steps: "
@@ -182,16 +195,23 @@ class Evaluation:
             )
         return episodes
 
+    def _report(self, fault: str | None) -> None:
+        """Raise `RunError` about a number that is not finite, or warn with `non_finite=skip`."""
+        if fault is not None and self._run.non_finite == "stop":
+            raise RunError(f"{fault}; look for a division by 0 or a diverging simulation")
+        if fault is not None:
+            self._warn(f"{fault}; with non_finite=skip its episodes count as they are")
+
     def _warn(self, text: str) -> None:
         if self._journal is not None:
             self._journal.warn(text)
         elif self._comm.world.rank == 0:
             print(f"lockstep: warning: {text}", file=sys.stderr)
 
-    def _play(self, index: int, heartbeat: Callable[[], object]) -> list[tuple[int, list[float], list[int], int]]:
-        """Play the episodes of the local shards: shard, returns, lengths and how many were cut. Record the video."""
+    def _play(self, index: int, heartbeat: Callable[[], object]) -> list[_Played]:
+        """Play the episodes of the local shards. Record the video."""
         self.make_envs()
-        results: list[tuple[int, list[float], list[int], int]] = []
+        results: list[_Played] = []
         world = self._comm.world
         seed = self._run.seed
         for shard, env in self._envs.items():
@@ -206,12 +226,21 @@ class Evaluation:
                 seeds,
                 heartbeat,
                 actor,
+                self._run.non_finite == "skip",
             )
-            results.append((shard, played.returns, played.lengths, played.num_cut))
+            fault = self._describe(played.fault, shard)
+            results.append(_Played(shard, played.returns, played.lengths, played.num_cut, fault))
         if self._journal is not None and self._run.evaluate_video and world.rank == 0:
             path = self._journal.path / "videos" / f"step_{index}.gif"
             self._journal.attempt(lambda: self.record(path, index, heartbeat=heartbeat))
         return results
+
+    def _describe(self, fault: NonFiniteValue | None, shard: int) -> str | None:
+        if fault is None:
+            return None
+        env = fault.env + sum(quota(self._episodes, self._comm.world, before)[0] for before in range(shard))
+        when = f"in step {fault.step} of an episode" if fault.step else "in reset"
+        return f"{replace(fault, env=env)}, {when} of an evaluation (shard {shard})"
 
     def record(self, path: Path, index: int, *, heartbeat: Callable[[], object]) -> None:
         """Record one more episode, with its own seed and noise.

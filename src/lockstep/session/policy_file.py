@@ -5,7 +5,8 @@ Parameters have torch's names, shapes and layouts. Reading a file runs no code f
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -143,17 +144,28 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         raise ConfigError(
             f"{path} does not exist; a run writes its policy when it ends, or when an evaluation is its best"
         )
-    try:
-        with safe_open(path, "numpy") as file:  # pyright: ignore[reportUnknownVariableType]
-            header = cast("dict[str, str] | None", file.metadata()) or {}
-            metadata: dict[str, Any] = json.loads(header["lockstep"])
-            names = cast("list[str]", file.keys())
-            tensors = {name: cast(np.ndarray, file.get_tensor(name)) for name in names}
-            if not from_log(metadata) and metadata["format"] > _FORMAT:
-                raise newer_format_error(path, metadata)
-    except (SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path} is not a Lockstep policy file, or is damaged ({error})") from error
+    with damage_named(path), safe_open(path, "numpy") as file:  # pyright: ignore[reportUnknownVariableType]
+        header = cast("dict[str, str] | None", file.metadata()) or {}
+        metadata: dict[str, Any] = json.loads(header["lockstep"])
+        names = cast("list[str]", file.keys())
+        tensors = {name: cast(np.ndarray, file.get_tensor(name)) for name in names}
+        newer = not from_log(metadata) and metadata["format"] > _FORMAT
+    if newer:
+        raise newer_format_error(path, metadata)
     return metadata, {name: np.array(tensor) for name, tensor in tensors.items()}
+
+
+@contextmanager
+def damage_named(path: Path) -> Generator[None]:
+    """Raise errors of reading a policy file, or what its metadata says, as a `ConfigError` that names it."""
+    try:
+        yield
+    except (SafetensorError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        reason = f"there is no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise ConfigError(
+            f"{path} is not a Lockstep policy file, or is damaged ({reason}); a checkpoint of its run holds a policy "
+            "too: RUN/checkpoints/step_N"
+        ) from error
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -204,10 +216,28 @@ def from_log(metadata: Mapping[str, Any]) -> bool:
     return str(metadata.get("algo")).startswith(FROM_LOG)
 
 
-def split_normalizer(
+def parts_of(
+    path: Path, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> tuple[PolicySpec, dict[str, np.ndarray], RunningMoments | None]:
+    """What a policy for environments is made of: its description, parameters and normalizer, if there is one.
+
+    Args:
+        path: for messages.
+        metadata: of the file.
+        arrays: of the file.
+
+    Raises:
+        ConfigError: they are no policy.
+    """
+    with damage_named(path):
+        policy = PolicySpec.from_dict(metadata)
+        parameters, observations = _split_normalizer(policy, arrays)
+    return policy, parameters, observations
+
+
+def _split_normalizer(
     policy: PolicySpec, arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], RunningMoments | None]:
-    """Split the arrays of a file into parameters and a normalizer, if there is one."""
     parameters = {name: array for name, array in arrays.items() if not name.startswith(_NORMALIZER)}
     moments = {name.removeprefix(_NORMALIZER): arrays[name] for name in arrays.keys() - parameters.keys()}
     if not moments:
@@ -230,18 +260,29 @@ def signature(
     return PolicySignature(spec.algo, shapes, meaning, observations is not None)
 
 
-def check_start(path: Path, source: PolicySignature, mine: PolicySignature) -> None:
-    """Raise `ConfigError` if a run (`mine`) cannot start from the policy of a file (`source`)."""
-    source_from_log = source.algo.startswith(FROM_LOG)
-    if source_from_log != mine.algo.startswith(FROM_LOG):
+def check_algo(path: Path, source: str, mine: str) -> None:
+    """Raise `ConfigError` if a policy learned from another source than a run, or by another algorithm.
+
+    Args:
+        path: of the policy, for messages.
+        source: its `PolicySignature.algo`.
+        mine: that of the run.
+    """
+    source_from_log = source.startswith(FROM_LOG)
+    if source_from_log != mine.startswith(FROM_LOG):
         before, now = ("a log", "environments") if source_from_log else ("environments", "a log")
         raise ConfigError(f"--init-from {path}: it learned from {before}, and this run learns from {now}; leave it out")
-    if source.algo != mine.algo:
-        before, now = (one.algo.removeprefix(FROM_LOG) for one in (source, mine))
+    if source != mine:
+        before, now = (one.removeprefix(FROM_LOG) for one in (source, mine))
         raise ConfigError(
             f"--init-from {path}: a policy of algo={before}, and this run has algo={now}; "
             f"use --algo {before}, or start without it"
         )
+
+
+def check_start(path: Path, source: PolicySignature, mine: PolicySignature) -> None:
+    """Raise `ConfigError` if a run (`mine`) cannot start from the policy of a file (`source`)."""
+    check_algo(path, source.algo, mine.algo)
     shapes = sorted({*mine.shapes, *source.shapes})
     different = [name for name in shapes if mine.shapes.get(name) != source.shapes.get(name)]
     different += [name for name, value in mine.meaning.items() if source.meaning.get(name) != value]

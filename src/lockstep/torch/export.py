@@ -49,8 +49,7 @@ def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     path = policy_file.file_of(Path(path))
     if policy_file.from_log(metadata):
         return logged_from_file(path, metadata, _tensors(arrays)), None
-    about = PolicySpec.from_dict(metadata)
-    parameters, observations = policy_file.split_normalizer(about, arrays)
+    about, parameters, observations = policy_file.parts_of(path, metadata, arrays)
     policy = (
         Policy(about.spec, about.network)
         if about.algorithm is None

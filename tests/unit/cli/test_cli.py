@@ -10,6 +10,7 @@ import types
 import pytest
 
 import lockstep.train  # noqa: F401  # first imported beside a replacement of `train`, it would keep that
+from empty_policies import write_empty
 from lockstep import recipes
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.cli import main as cli
@@ -202,7 +203,7 @@ def test_version(capsys):
 def policy(tmp_path_factory):
     """A policy file without parameters."""
     path = tmp_path_factory.mktemp("earlier") / policy_file.POLICY_FILE
-    policy_file.write(path, {}, None, {"format": 2})
+    write_empty(path)
     return path
 
 
@@ -220,7 +221,7 @@ def test_checkpoint_is_another_word_for_init_from(trained, policy):
 
 
 def test_launched_run_keeps_the_path_of_its_first_policy(here, launched, policy):
-    cli.main(["train", "CartPole-v1", "--ranks", "2", "--init-from", str(policy), "--run-dir", "here"])
+    cli.main(["train", "cartpole", "--ranks", "2", "--init-from", str(policy), "--run-dir", "here"])
     assert launched[0].command[-2:] == ["--init-from", str(policy)]
     assert (here / "here" / "init_from.txt").read_text() == f"{policy.absolute()}\n"
 

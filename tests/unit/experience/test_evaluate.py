@@ -69,6 +69,50 @@ def test_episodes_that_never_end_are_an_error():
         play(env, lambda o: np.zeros(len(o), int), 2, [0, 1], lambda: None)
 
 
+class Breaking(Counting):
+    """From its second episode on, environment 1 gives what is not finite: a reward, or an observation of a step."""
+
+    def __init__(self, autoreset, what):
+        super().__init__(2, autoreset)
+        self.what, self.steps = what, 0
+
+    def reset(self, seeds):
+        observation = super().reset(seeds)
+        if self.what == "reset":
+            observation[1] = np.inf
+        return observation
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        self.steps += 1
+        if self.what == "reward" and self.steps > 2:
+            reward[1] = np.nan  # of the reset step, with next_step, it does not count
+        if self.what == "observation" and self.steps == 3:
+            observation[1] = np.nan
+        return observation, reward, *rest
+
+
+@pytest.mark.parametrize(
+    ("autoreset", "what", "step", "words"),
+    [
+        ("same_step", "reward", 1, "environment 1 gave a reward that is not finite (nan)"),
+        ("next_step", "reward", 1, "environment 1 gave a reward that is not finite (nan)"),
+        ("same_step", "observation", 1, "environment 1 gave an observation that is not finite (nan)"),
+        ("next_step", "observation", 0, "environment 1 gave an observation that is not finite (nan)"),
+        ("same_step", "reset", 0, "environment 1 gave an observation that is not finite (inf)"),
+    ],
+)
+def test_a_number_that_is_not_finite_ends_the_evaluation(autoreset, what, step, words):
+    def played(**kwargs):
+        return play(Breaking(autoreset, what), lambda o: np.zeros(len(o), int), 6, [0, 1], lambda: None, **kwargs)
+
+    found = played()
+    assert (found.fault.step, str(found.fault)) == (step, words)
+    assert len(found.returns) < 6
+    skipped = played(skip_non_finite=True)
+    assert (str(skipped.fault), len(skipped.returns)) == (words, 6)
+
+
 @pytest.mark.parametrize("episodes", [1, 3, 100, 1000])
 @pytest.mark.parametrize("shards", [1, 3, 8])
 def test_quotas_add_up_and_are_even(episodes, shards):

@@ -121,6 +121,24 @@ def test_ranks_of_one_machine_meet_at_the_port_of_the_flag(launch):
     assert (code, out) == (0, f"127.0.0.1 {port}\n")
 
 
+@pytest.mark.parametrize("flag", ["--rdzv-endpoint=192.0.2.1:29400", "--master-addr=192.0.2.1"])
+@pytest.mark.parametrize("command", [["launch"], ["train", "cartpole"], ["doctor"]], ids=lambda command: command[0])
+def test_a_place_on_another_machine_is_refused_for_one(started, command, flag, capsys):
+    """Each machine would start alone."""
+    script = ["script.py"] if command == ["launch"] else []
+    assert cli([*command, "--nnodes=1", flag, *script]) == 2
+    said = capsys.readouterr().err
+    assert f"lockstep: error: {flag.partition('=')[0]}" in said
+    assert "192.0.2.1 is not an address of this machine, and --nnodes is 1; leave it out, or say how many" in said
+    assert started == []
+
+
+def test_a_place_on_this_machine_is_accepted_for_one(started):
+    """As commands of torchrun have it."""
+    assert cli(["launch", "--nnodes=1", "--rdzv-endpoint=localhost:29400", "script.py"]) == 0
+    assert len(started) == 1
+
+
 @pytest.mark.parametrize("command", [["launch", "script.py"], ["train", "cartpole"]], ids=["launch", "train"])
 def test_a_place_to_meet_that_would_be_ignored_is_refused(started, command, capsys):
     flag = "--master-addr=192.0.2.1" if command[0] == "launch" else "--master-port=29777"

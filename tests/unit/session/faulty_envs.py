@@ -388,6 +388,14 @@ class BoardWithoutFinals(Board):
         return *super().step(actions)[:4], {}
 
 
+class BoardLosesTheFinal(Board):
+    def step(self, actions):
+        observation, reward, ended, truncated, info = super().step(actions)
+        if info:
+            info["final_obs"] = observation
+        return observation, reward, truncated, ended, info
+
+
 class BoardOfOne(Board):
     def reset(self, *, seed=None, options=None):
         observation, info = super().reset(seed=seed)

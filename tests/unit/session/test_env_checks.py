@@ -75,6 +75,10 @@ def test_the_report_has_the_sizes_of_the_policy_s_and_of_the_critic_s_observatio
         ("RowsOfOneReward", "step returned 1.0 as reward; return an array of shape (3,), one per row"),
         ("BoardWithoutAMode", "metadata says autoreset_mode None; let the class reset ended environments itself and"),
         ("BoardWithoutFinals", "step ended an episode and info has no final_obs, which autoreset_mode SAME_STEP"),
+        (
+            "BoardLosesTheFinal",
+            'same array as observation and as info["final_obs"] in a step that truncated an episode',
+        ),
         ("BoardOfOne", "reset returned an observation of shape (1,), and observation_space says (3, 1)"),
     ],
 )

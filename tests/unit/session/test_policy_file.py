@@ -1,6 +1,7 @@
 """The policy file: comes back as it was, runs no code, and says what is wrong with a bad one."""
 
 import dataclasses
+import json
 import os
 import pickle
 from pathlib import Path
@@ -11,13 +12,14 @@ import torch
 from gymnasium import spaces
 from safetensors.numpy import save_file
 
+from lockstep.cli.main import main
 from lockstep.config.env import EnvConfig
 from lockstep.envs.make import make_vector_env
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.run import NetworkConfig, Run
-from lockstep.session.policy_file import POLICY_FILE, PolicySpec
+from lockstep.session.policy_file import POLICY_FILE, PolicySpec, read
 from lockstep.torch.export import load_player, load_policy, save_policy, start_from
 from lockstep.torch.networks import Policy
 
@@ -94,6 +96,22 @@ def test_foreign_metadata_is_one_clear_line(tmp_path, metadata):
     save_file({"a": np.zeros(2)}, tmp_path / POLICY_FILE, metadata)
     with pytest.raises(ConfigError, match="is not a Lockstep policy file, or is damaged"):
         load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "play", "export", "train"])
+@pytest.mark.parametrize("lacks", ["task", "network", "spec", "normalizer.mean"])
+def test_a_file_that_lacks_a_part_is_one_clear_line(saved, capsys, command, lacks):
+    path = saved[2] / POLICY_FILE
+    metadata, arrays = read(path)
+    assert metadata.pop(lacks, None) or arrays.pop(lacks).any()
+    save_file(arrays, path, {"lockstep": json.dumps(metadata)})
+    words = ["train", "CartPole-v1", "--init-from"] if command == "train" else [command]
+    run_dir = ["--run-dir", str(saved[2] / "run")] if command == "train" else []
+    assert main([*words, str(path), *run_dir]) == 2
+    said = capsys.readouterr().err
+    assert f"{path} is not a Lockstep policy file, or is damaged (there is no '{lacks.split('.')[-1]}')" in said
+    assert "a checkpoint of its run holds a policy too" in said and "Traceback" not in said
+    assert not (saved[2] / "run").exists()
 
 
 def test_a_missing_file_is_one_clear_line(tmp_path):

@@ -160,7 +160,11 @@ def _checked_run(args: argparse.Namespace) -> tuple["AnyRun", int | None, str | 
     if args.init_from is None:
         return run, None, None
     if args.on != "kubernetes":  # a path in the containers cannot be checked here
-        policy_source(args.init_from)
+        from lockstep.session.start_policy import check_start_policy
+
+        source = policy_source(args.init_from)
+        assert source is not None
+        check_start_policy(source, run)
     return run, None, _one_line(args.init_from, "--init-from")
 
 

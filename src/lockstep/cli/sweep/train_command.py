@@ -62,7 +62,7 @@ class TrainCommand:
         self._words = shlex.join(words)
         self.ranks = requested_ranks(args.ranks, 1, args.ml_framework or "torch")
         restarts = number(args.max_restarts or "0", "--max-restarts", least=0)
-        source = policy_source(args.init_from)
+        self._source = source = policy_source(args.init_from)
         self._debug = ["--debug"] if args.debug else []
         self._restarts = ["--max-restarts", str(restarts)] if restarts else []
         self._grace = ["--grace-s", f"{bounds_of(args).grace_s:g}"] if args.grace_s is not None else []
@@ -79,6 +79,7 @@ class TrainCommand:
         from lockstep.launch.world_checks import check_world
         from lockstep.run import Run
         from lockstep.session.env_checks.before_run import check_before_run
+        from lockstep.session.start_policy import check_start_policy
         from lockstep.world import World
 
         args = argparse.Namespace(**vars(self._args))
@@ -94,6 +95,8 @@ class TrainCommand:
             check_world(run, World(size=self.ranks))
             if isinstance(run, Run):
                 check_before_run(run)
+            if self._source is not None:
+                check_start_policy(self._source, run)
         except ConfigError as error:
             if not settings:
                 raise

@@ -12,8 +12,8 @@ from lockstep.jax.scoring.actor_policy import ActorPolicy
 from lockstep.jax.scoring.scoring_policy import ScoringPolicy
 from lockstep.record.evaluations import Evaluated
 from lockstep.run import JAX_OFFLINE_ALGORITHMS
-from lockstep.session.logged.policy_spec import FORMAT, PolicySpec
-from lockstep.session.policy_file import damaged_error, newer_format_error, write
+from lockstep.session.logged.policy_spec import PolicySpec, spec_of
+from lockstep.session.policy_file import damaged_error, write
 
 LoggedPolicy = ScoringPolicy | ActorPolicy
 
@@ -31,9 +31,7 @@ def save_logged(path: Path, policy: LoggedPolicy, evaluation: Evaluated | None =
 
 def logged_from_file(path: Path, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> LoggedPolicy:
     """The policy of a file's metadata and arrays; `path` is for messages."""
-    if metadata["format"] > FORMAT:
-        raise newer_format_error(path, metadata)
-    policy_spec = PolicySpec.from_dict(metadata)
+    policy_spec = spec_of(path, metadata)
     if policy_spec.algo not in JAX_OFFLINE_ALGORITHMS:
         raise ConfigError(
             f"{path} learned by algo={policy_spec.algo}, which ml_framework=jax does not have; use --ml-framework torch"

@@ -15,6 +15,7 @@ from lockstep.errors import ConfigError
 from lockstep.session.env_checks.episodes import EnvDriver, Limits, Outcome, check_episodes, random_action
 from lockstep.session.env_checks.report import Report
 from lockstep.session.env_checks.values import (
+    as_arrays,
     check_flag,
     check_observation,
     check_reset_values,
@@ -147,6 +148,7 @@ class SingleEnvDriver(EnvDriver):
                 f"{self.report.doing} changed the observation that was returned before: Lockstep copies each, other "
                 "libraries may not; return a new array, such as self.array.copy()"
             )
-        copy = deepcopy(observation)
-        self._previous = observation, copy
+        arrays = as_arrays(observation)
+        copy = deepcopy(arrays)
+        self._previous = arrays, copy
         return copy

@@ -67,7 +67,8 @@ def check_observation(
     elif _is(space, spaces.Box):
         _check_box(observation, space, method, report, part, says or "observation_space")
     elif not _contains(space, observation):
-        shown = repr(observation) if np.ndim(observation) == 0 else np.asarray(observation).tolist()
+        numbers = as_numbers(observation)
+        shown = describe_value(observation) if numbers is None else numbers.tolist()
         report.fatal(f"{method} returned {shown} as {part}, which {space} does not hold; return one of its values")
 
 
@@ -82,7 +83,8 @@ def _check_box(observation: Any, space: Any, method: str, report: Report, part: 
     wanted = f"return an array of shape {space.shape} and type {space.dtype}"
     array = as_numbers(observation)
     if array is None:
-        report.fatal(f"{method} returned {describe_value(observation)} as {part}; {wanted}")
+        how = ", such as observation.detach().cpu().numpy()" if hasattr(observation, "detach") else ""
+        report.fatal(f"{method} returned {describe_value(observation)} as {part}; {wanted}{how}")
     if array.shape != space.shape:
         report.fatal(
             f"{method} returned an {part} of shape {array.shape}, and {says} says {space.shape}; "
@@ -121,9 +123,18 @@ def as_numbers(value: Any) -> "np.ndarray | None":
     """The value as a numeric array, or `None`."""
     try:
         array = np.asarray(value)
-    except (ValueError, TypeError):  # lists of unequal length
+    except (ValueError, TypeError, RuntimeError):  # lists of unequal length; torch tensors on a GPU or with a gradient
         return None
     return array if array.dtype.kind in "biuf" else None
+
+
+def as_arrays(observation: Any) -> Any:
+    """The observation with numpy arrays in place of those of other libraries, with which they may share memory."""
+    if _is(observation, dict):
+        return {name: as_arrays(part) for name, part in observation.items()}
+    if _is(observation, tuple, list):
+        return [as_arrays(part) for part in observation]
+    return np.asarray(observation) if hasattr(observation, "__array__") else observation
 
 
 def as_tuple(value: Any) -> tuple[Any, ...] | None:
@@ -162,7 +173,7 @@ def check_reward(reward: Any, report: Report) -> float:
         report.fatal(f"step returned {describe_value(reward)} as reward; return a number: float(reward)")
     try:
         number = float(reward)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # torch raises the last
         report.fatal(f"step returned {describe_value(reward)} as reward; return a number: float(reward)")
     if not np.isfinite(np.float32(number)):
         report.not_finite(f"step returned {number} as reward; return a finite number", about="reward")

@@ -26,6 +26,11 @@ from lockstep.session.env_checks.values import (
 NUM_ENVS = 3
 """Environments per check; more than one, to detect confused rows."""
 
+_FINAL_IS_LOST = (
+    "step returned the same array as observation and as {} in a step that truncated an episode: the last one of the "
+    "old episode is lost; copy it before the reset"
+)
+
 
 class ProtocolDriver(EnvDriver):
     """Drives environments that follow `lockstep.envs.vector.VectorEnv`."""
@@ -70,7 +75,7 @@ class ProtocolDriver(EnvDriver):
                 "final observation (None with next_step)"
             )
         observation, reward, terminated, truncated, final = values
-        check_observation(observation, self._space, "step", report, says="spec")
+        self._check_observation(observation, "step")
         rewards = check_rewards(reward, count, report)
         terminated = check_flags(terminated, "terminated", count, report)
         truncated = check_flags(truncated, "truncated", count, report)
@@ -96,8 +101,16 @@ class ProtocolDriver(EnvDriver):
                 f"reset returned {describe_value(observation)}; return the observations alone, an array of shape "
                 f"{self._space.shape}"
             )
-        check_observation(observation, self._space, "reset", self.report, says="spec")
+        self._check_observation(observation, "reset")
         return np.array(observation)
+
+    def _check_observation(self, observation: Any, method: str, part: str = "observation") -> None:
+        check_observation(observation, self._space, method, self.report, part, says="spec")
+        if not isinstance(observation, np.ndarray):  # arrays of other libraries lack methods that Lockstep calls
+            self.report.fatal(
+                f"{method} returned a {type(observation).__name__} as {part}; return a numpy array: "
+                f"np.asarray(observation, np.{self._space.dtype})"
+            )
 
     def _check_final(self, final: Any, observation: Any, cut: np.ndarray) -> None:
         if self._spec.autoreset == "next_step":
@@ -112,12 +125,9 @@ class ProtocolDriver(EnvDriver):
                 "step returned None as final observation, and spec says autoreset=same_step; return what was seen "
                 f"before any reset, an array of shape {self._space.shape}"
             )
-        check_observation(final, self._space, "step", self.report, "final observation", says="spec")
+        self._check_observation(final, "step", "final observation")
         if cut.any() and np.shares_memory(final, observation):
-            self.report.fault(
-                "step returned the same array as observation and as final observation in a step that truncated an "
-                "episode: the last one of the old episode is lost; copy it before the reset"
-            )
+            self.report.fault(_FINAL_IS_LOST.format("final observation"))
 
 
 class GymnasiumVectorDriver(EnvDriver):
@@ -149,13 +159,18 @@ class GymnasiumVectorDriver(EnvDriver):
         observation, reward, terminated, truncated = check_step_values(returned, report)
         check_observation(observation, self._space, "step", report)
         rewards = check_rewards(reward, count, report)
-        ended = check_flags(_as_flags(terminated), "terminated", count, report)
-        ended = ended | check_flags(_as_flags(truncated), "truncated", count, report)
+        terminated = check_flags(_as_flags(terminated), "terminated", count, report)
+        truncated = check_flags(_as_flags(truncated), "truncated", count, report)
+        ended = terminated | truncated
         if self._same_step and ended.any() and "final_obs" not in returned[4]:
             report.fatal(
                 "step ended an episode and info has no final_obs, which autoreset_mode SAME_STEP promises; put the "
                 'observations before the reset into info["final_obs"], an array of num_envs rows'
             )
+        if self._same_step:
+            for row in np.flatnonzero(truncated & ~terminated):
+                if np.shares_memory(np.asarray(returned[4]["final_obs"][row]), np.asarray(observation)):
+                    report.fault(_FINAL_IS_LOST.format('info["final_obs"]'))
         return Outcome(np.array(observation), rewards, ended)
 
 

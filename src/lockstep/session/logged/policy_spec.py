@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from lockstep.data.features import Features, numbered
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.run import OFFLINE_ALGORITHMS, OfflineConfig, OfflineRun, ScoreNetworkConfig
-from lockstep.session.policy_file import FROM_LOG, PolicySignature
+from lockstep.session.policy_file import FROM_LOG, PolicySignature, damage_named, newer_format_error
 
 FORMAT = 1
 
@@ -98,6 +99,16 @@ class PolicySpec:
             algorithm=updated(OFFLINE_ALGORITHMS[algo](), data["algorithm"]),
             spec=None if data["spec"] is None else EnvSpec.from_dict(data["spec"]),
         )
+
+
+def spec_of(path: Path, metadata: Mapping[str, Any]) -> PolicySpec:
+    """The `PolicySpec` that a file's metadata describes. Raises `ConfigError` if it describes none."""
+    with damage_named(path):
+        newer = metadata["format"] > FORMAT
+        spec = None if newer else PolicySpec.from_dict(metadata)
+    if spec is None:
+        raise newer_format_error(path, metadata)
+    return spec
 
 
 def check_fits(policy_spec: PolicySpec, dataset: Dataset) -> None:

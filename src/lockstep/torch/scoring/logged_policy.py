@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from lockstep.record.evaluations import Evaluated
-from lockstep.session.logged.policy_spec import FORMAT, PolicySpec
-from lockstep.session.policy_file import damaged_error, newer_format_error, write
+from lockstep.session.logged.policy_spec import PolicySpec, spec_of
+from lockstep.session.policy_file import damaged_error, write
 from lockstep.torch.scoring.actor_policy import ActorPolicy
 from lockstep.torch.scoring.policy import ScoringPolicy
 
@@ -26,11 +26,9 @@ def save_logged(path: Path, policy: LoggedPolicy, evaluation: Evaluated | None =
     write(path, arrays, None, policy.policy_spec.to_dict(), evaluation)
 
 
-def logged_from_file(path: Path, policy_spec: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LoggedPolicy:
+def logged_from_file(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LoggedPolicy:
     """The policy of a file's metadata and tensors; `path` is for messages."""
-    if policy_spec["format"] > FORMAT:
-        raise newer_format_error(path, policy_spec)
-    policy = policy_of(PolicySpec.from_dict(policy_spec))
+    policy = policy_of(spec_of(path, metadata))
     try:
         policy.load_state_dict(tensors)
     except RuntimeError as error:

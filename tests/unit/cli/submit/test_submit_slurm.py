@@ -9,8 +9,8 @@ import subprocess
 import pytest
 from submitting import program, refusal, text_of
 
+from empty_policies import write_empty
 from lockstep.cli import main as cli
-from lockstep.session import policy_file
 
 pytestmark = pytest.mark.usefixtures("here")
 GIVEN = (
@@ -108,7 +108,7 @@ def test_a_requeued_job_goes_on(capsys, here, cluster):
 
 def test_a_job_begins_with_a_policy_until_it_has_a_checkpoint(capsys, here, cluster):
     policy = here / "earlier.safetensors"
-    policy_file.write(policy, {}, None, {"format": 2})
+    write_empty(policy)
     text = text_of(capsys, *GIVEN, "--init-from", str(policy))
 
     def trained(restarts=None):
@@ -237,7 +237,7 @@ def test_slurm_itself_takes_it(capsys, tmp_path):
 def test_a_job_with_a_policy_is_submitted_again(capsys, here, cluster):
     """A second job of the same run directory, which SLURM has not requeued."""
     policy = here / "earlier.safetensors"
-    policy_file.write(policy, {}, None, {"format": 2})
+    write_empty(policy)
     text = text_of(capsys, *GIVEN, "--init-from", str(policy))
     for attempt in ("runs/cp-4711", "runs/cp-4711.1"):
         (here / attempt).mkdir(parents=True)

@@ -1,0 +1,104 @@
+"""`--init-from` a policy that the run cannot start from is refused before there is a run directory."""
+
+import pytest
+
+import made_data
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.cli.main import main
+from lockstep.config.env import EnvConfig
+from lockstep.data.dataset import Dataset
+from lockstep.envs.make import env_spec
+from lockstep.errors import ConfigError
+from lockstep.experience.normalize import RunningMoments
+from lockstep.run import OfflineRun, Run
+from lockstep.session.start_policy import check_start_policy
+from lockstep.torch.export import save_policy
+from lockstep.torch.networks import Policy
+from lockstep.torch.q_networks import QPolicy
+from lockstep.train import train
+from logged_policies import policy_for
+
+PPO = Run(task="CartPole-v1")
+DQN = Run(task="CartPole-v1", algo="dqn", algorithm=DQNConfig())
+SPEC = env_spec("CartPole-v1", EnvConfig())
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory):
+    """Policy files of several kinds, and data, by name."""
+    folder = tmp_path_factory.mktemp("policies")
+    paths = {name: folder / name for name in ("ppo", "normalized", "dqn", "categorical", "log", "data", "other_data")}
+    save_policy(paths["ppo"], Policy(SPEC, PPO.network, seed=1), None, PPO)
+    save_policy(paths["normalized"], Policy(SPEC, PPO.network, seed=1), RunningMoments(4), PPO)
+    save_policy(paths["dqn"], QPolicy(SPEC, DQN.network, DQN.algorithm), None, DQN)
+    categorical = DQNConfig(value_distribution="categorical")
+    save_policy(paths["categorical"], QPolicy(SPEC, DQN.network, categorical), None, DQN)
+    made_data.discrete(paths["data"])
+    made_data.discrete(paths["other_data"], state_size=7)
+    logged = OfflineRun(data=str(paths["data"]))
+    save_policy(paths["log"], policy_for(logged, Dataset.open(logged.data)), None, logged)
+    return paths
+
+
+NOT_NORMALIZED = Run(task="CartPole-v1", algorithm=PPOConfig(normalize_observation=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "words"),
+    [
+        ("ppo", DQN, "a policy of algo=ppo, and this run has algo=dqn; use --algo ppo, or start without it"),
+        ("dqn", PPO, "a policy of algo=dqn, and this run has algo=ppo"),
+        ("log", PPO, "it learned from a log, and this run learns from environments; leave it out"),
+        ("ppo", OfflineRun, "it learned from environments, and this run learns from a log; leave it out"),
+        ("log", "other_data", "its network differs from this run's in state features"),
+        ("categorical", DQN, "its network differs from this run's in algorithm.value_distribution"),
+        (
+            "normalized",
+            NOT_NORMALIZED,
+            "one of the two runs normalizes observations",
+        ),
+        (
+            "ppo",
+            Run(task="Acrobot-v1"),
+            "it observes [4] and takes discrete actions of [2], and task=Acrobot-v1 observes [6] and takes discrete "
+            "actions of [3]; use a policy of this task, or start without it",
+        ),
+        ("ppo", Run(task="Pendulum-v1"), "and task=Pendulum-v1 observes [3] and takes continuous actions of [1]"),
+    ],
+)
+def test_it_names_what_differs(policies, name, run, words):
+    if not isinstance(run, Run):
+        run = OfflineRun(data=str(policies["data" if run is OfflineRun else run]))
+    with pytest.raises(ConfigError) as caught:
+        check_start_policy(policies[name], run)
+    assert str(caught.value).startswith(f"--init-from {policies[name]}: ")
+    assert words in str(caught.value)
+
+
+def test_nothing_is_said_where_it_fits(policies):
+    check_start_policy(policies["ppo"], PPO)
+    check_start_policy(policies["dqn"], DQN)
+    check_start_policy(policies["log"], OfflineRun(data=str(policies["data"])))
+
+
+@pytest.mark.parametrize("words", [[], ["--ranks", "2"], ["--max-restarts", "1"], ["--seeds", "0:2"]])
+def test_no_run_directory_is_left(policies, tmp_path, capsys, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "CartPole-v1", "--algo", "dqn", "--init-from", str(policies["ppo"]), *words]) == 2
+    assert "a policy of algo=ppo, and this run has algo=dqn" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_run_directory_is_left_by_learning_from_a_log(policies, tmp_path, capsys):
+    command = ["offline", "train", str(policies["other_data"]), "--init-from", str(policies["log"])]
+    assert main([*command, "--run-dir", str(tmp_path / "run")]) == 2
+    assert "its network differs from this run's in state features" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_no_run_directory_is_left_by_a_script(policies, tmp_path, ranks):
+    with pytest.raises(ConfigError, match="a policy of algo=ppo, and this run has algo=dqn"):
+        train(DQN, ranks=ranks, run_dir=tmp_path / "run", init_from=policies["ppo"])
+    assert list(tmp_path.iterdir()) == []
