@@ -248,9 +248,9 @@ def requested_nodes(args: argparse.Namespace, num_shards: int | None) -> "Nodes 
             f"--ranks {args.ranks} counts the ranks of one machine's run; with --nnodes say --nproc-per-node K"
         )
     if nodes.maximum == 1 and nodes.host:
-        from lockstep.launch.commands import address_here
+        from lockstep.launch.commands import check_not_elsewhere
 
-        address_here(nodes)
+        check_not_elsewhere(nodes)
     if nodes.elastic:
         check_shards(f"--nnodes {args.nnodes}", nodes.maximum * nodes.nproc, num_shards)
     return nodes

@@ -107,6 +107,18 @@ def address_here(nodes: Nodes) -> str:
     return own
 
 
+def check_not_elsewhere(nodes: Nodes) -> None:
+    """Raise `ConfigError` if ranks of this machine alone were given the address of another machine.
+
+    A name that this machine cannot resolve passes: only the others of a run would need it.
+    """
+    try:
+        resolve(nodes.host)
+    except ConfigError:
+        return
+    address_here(nodes)
+
+
 def train_on_nodes(
     args: argparse.Namespace, run: "AnyRun", nodes: Nodes, words: list[str], start: Sequence[str] = PROGRAM
 ) -> int:
@@ -141,7 +153,7 @@ def _start(  # noqa: PLR0913  # all but the first four by keyword
     try:
         if nodes.maximum == 1:
             if nodes.host:
-                address_here(nodes)
+                check_not_elsewhere(nodes)
             return launch(
                 command,
                 ranks=nodes.nproc,

@@ -133,9 +133,10 @@ def test_a_place_on_another_machine_is_refused_for_one(started, command, flag, c
     assert started == []
 
 
-def test_a_place_on_this_machine_is_accepted_for_one(started):
-    """As commands of torchrun have it."""
-    assert cli(["launch", "--nnodes=1", "--rdzv-endpoint=localhost:29400", "script.py"]) == 0
+@pytest.mark.parametrize("host", ["localhost", "cannot-be-resolved.invalid"])
+def test_a_place_on_this_machine_or_an_unknown_one_is_accepted_for_one(started, host):
+    """As commands of torchrun and of job systems have it; one machine needs no place."""
+    assert cli(["launch", "--nnodes=1", f"--rdzv-endpoint={host}:29400", "script.py"]) == 0
     assert len(started) == 1
 
 

@@ -39,7 +39,8 @@ def commands(job: Job, args: argparse.Namespace) -> list[HostCommand]:
         raise ConfigError(
             f"--nnodes {job.nnodes}, but {len(machines)} hosts are named; name as many, or leave --nnodes out"
         )
-    main = machines[0].rpartition("@")[2]
+    # One host meets nobody, and ssh's name of it, or its public address, may not be one that it knows.
+    main = machines[0].rpartition("@")[2] if job.maximum > 1 else "localhost"
     endpoint = args.rdzv_endpoint or f"{f'[{main}]' if is_ipv6(main) else main}:{job.port or DEFAULT_PORT}"
     if args.rdzv_endpoint and job.port is not None:
         raise ConfigError(f"--rdzv-endpoint {endpoint} and --port {job.port} both say the port; give one")

@@ -165,6 +165,7 @@ def test_where_to_meet(capsys):
     assert "--rdzv-endpoint alpha:4000" in text_of(capsys, *GIVEN, "--port", "4000")
     assert "--rdzv-endpoint 10.0.0.1:4000" in text_of(capsys, *GIVEN, "--rdzv-endpoint", "10.0.0.1:4000")
     assert "--rdzv-endpoint beta:29500" in text_of(capsys, *GIVEN[:4], "me@beta,alpha", *GIVEN[5:])
+    assert "--rdzv-endpoint localhost:29500" in text_of(capsys, *GIVEN[:4], "an-alias", *GIVEN[5:]), "one host"
 
 
 @pytest.mark.parametrize("address", ["fe80::1", "fd00:0:0:1::a", "fe80::1%eth0"])
