@@ -238,19 +238,18 @@ def requested_on_ray(args: argparse.Namespace, default_ranks: int, num_shards: i
 def requested_nodes(args: argparse.Namespace, num_shards: int | None) -> "Nodes | None":
     """The nodes that the flags describe; None without such flags."""
     from lockstep.launch.flags import asks_for_nodes, nodes_of
-    from lockstep.launch.nodes import check_shards
 
     if not asks_for_nodes(args):
         return None
+    from lockstep.launch.commands import check_not_elsewhere
+    from lockstep.launch.nodes import check_shards
+
     nodes = nodes_of(args)
     if args.ranks is not None:
         raise ConfigError(
             f"--ranks {args.ranks} counts the ranks of one machine's run; with --nnodes say --nproc-per-node K"
         )
-    if nodes.maximum == 1 and nodes.host:
-        from lockstep.launch.commands import check_not_elsewhere
-
-        check_not_elsewhere(nodes)
+    check_not_elsewhere(nodes)
     if nodes.elastic:
         check_shards(f"--nnodes {args.nnodes}", nodes.maximum * nodes.nproc, num_shards)
     return nodes

@@ -337,9 +337,8 @@ class ActorCritic(ABC, Generic[SomeConfig]):
                     state, (self.comm.shard(stacked([blank] * length)), self.replay_observations.rows())
                 )
                 continue
-            for step in (
-                [self._step_spmd] if self.config.policy_delay == 1 else [self._step_spmd, self._critic_step_spmd]
-            ):
+            called = [self._step_spmd] if self.config.policy_delay == 1 else [self._step_spmd, self._critic_step_spmd]
+            for step in called:
                 state, priorities = step(state, (self.comm.shard(blank), self.replay_observations.rows()))
                 self.comm.unshard(priorities)
         state, _ = self._copy(state, ())

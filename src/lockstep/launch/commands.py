@@ -77,7 +77,7 @@ def run_program(
     log_dir = Path(args.log_dir) if args.log_dir is not None else None
     meeting: dict[str, str] = {}
     if nodes.maximum == 1 and nodes.rank_port:
-        own = address_here(nodes)
+        own = _address_here(nodes)
         listening_socket(own, nodes.port, nodes.setting).close()
         meeting = {"MASTER_ADDR": own, "MASTER_PORT": str(nodes.rank_port)}
     return _start(
@@ -92,12 +92,30 @@ def run_program(
     )
 
 
-def address_here(nodes: Nodes) -> str:
+def check_not_elsewhere(nodes: Nodes) -> None:
+    """Raise `ConfigError` if ranks of this machine alone were given the address of another machine.
+
+    A name that this machine cannot resolve passes: only the others of a run would need it.
+    """
+    if nodes.maximum > 1 or not nodes.host:
+        return
+    try:
+        addresses = resolve(nodes.host)
+    except ConfigError:
+        return
+    _own_address(nodes, addresses)
+
+
+def _address_here(nodes: Nodes) -> str:
     """The address at which ranks of this machine alone meet. Raises `ConfigError` if it is another machine's."""
     try:
         addresses = resolve(nodes.host)
     except ConfigError as error:
         raise ConfigError(f"{nodes.setting} {nodes.host}:{nodes.port}: {error}") from None
+    return _own_address(nodes, addresses)
+
+
+def _own_address(nodes: Nodes, addresses: Sequence[str]) -> str:
     own = next((address for address in addresses if is_local(address)), None)
     if own is None:
         raise ConfigError(
@@ -105,18 +123,6 @@ def address_here(nodes: Nodes) -> str:
             "--nnodes is 1; leave it out, or say how many machines there are"
         )
     return own
-
-
-def check_not_elsewhere(nodes: Nodes) -> None:
-    """Raise `ConfigError` if ranks of this machine alone were given the address of another machine.
-
-    A name that this machine cannot resolve passes: only the others of a run would need it.
-    """
-    try:
-        resolve(nodes.host)
-    except ConfigError:
-        return
-    address_here(nodes)
 
 
 def train_on_nodes(
@@ -147,13 +153,12 @@ def _start(  # noqa: PLR0913  # all but the first four by keyword
     given: Mapping[str, str] | None = None,
     ml_framework: str = "torch",
 ) -> int:
+    check_not_elsewhere(nodes)
     bounds = bounds or bounds_of(args)
     restarts, record = max_restarts_of(args, nodes), new_start_record()
     environment = {"PYTHONPATH": search_path(), "LOCKSTEP_START_RECORD": str(record), **(given or {})}
     try:
         if nodes.maximum == 1:
-            if nodes.host:
-                check_not_elsewhere(nodes)
             return launch(
                 command,
                 ranks=nodes.nproc,
