@@ -12,6 +12,7 @@ from collectives import leave_at_once
 from lockstep import RunError, World
 from lockstep.distributed.timers import ENV, Timers
 from lockstep.distributed.watch import Watch
+from lockstep.launch.rank_environment import free_port
 from lockstep.torch.comm import Comm
 
 
@@ -75,9 +76,20 @@ def sums(rank: int, port: int, sizes: tuple[int, ...], num_shards: int | None, m
     return found
 
 
-def at_once(rank: int, calls: list[tuple[str, str, tuple[Any, ...]]]) -> dict[str, Any]:
+def at_once(rank: int, calls: list[tuple[str, str, tuple[Any, ...]]], folder: str) -> dict[str, Any]:
     leave_at_once()
-    return {name: globals()[function](rank, *args) for name, function, args in calls}
+    return {name: globals()[function](rank, agreed_port(rank, folder, name), *args) for name, function, args in calls}
+
+
+def agreed_port(rank: int, folder: str, name: str) -> int:
+    """Chosen by rank 0 just before it is used: one chosen earlier may be taken by then."""
+    path = Path(folder, name)
+    if rank == 0:
+        path.with_suffix(".new").write_text(str(free_port()))
+        path.with_suffix(".new").rename(path)
+    while not path.exists():
+        time.sleep(0.005)
+    return int(path.read_text())
 
 
 def differ(rank: int, port: int, sizes: tuple[int, ...], how: str) -> str:

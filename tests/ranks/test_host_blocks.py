@@ -28,13 +28,13 @@ LAYOUTS = {
 
 
 @pytest.fixture(scope="module")
-def told():
+def told(tmp_path_factory):
     """What every rank of every layout said."""
-    calls = [(name, "sums", (free_port(), *layout)) for name, layout in LAYOUTS.items()]
-    calls += [("not pinned", "sums", (free_port(), (2, 2), None))]
-    calls += [(f"other {how}", "differ", (free_port(), (2, 2), how)) for how in ("tag", "size")]
-    calls += [("mixed up", "mixed_up", (free_port(),))]
-    ranks = spawn(host_blocks.at_once, 4, (calls,), timeout_s=300)
+    calls = [(name, "sums", layout) for name, layout in LAYOUTS.items()]
+    calls += [("not pinned", "sums", ((2, 2), None))]
+    calls += [(f"other {how}", "differ", ((2, 2), how)) for how in ("tag", "size")]
+    calls += [("mixed up", "mixed_up", ())]
+    ranks = spawn(host_blocks.at_once, 4, (calls, str(tmp_path_factory.mktemp("ports"))), timeout_s=300)
     return {name: [rank[name] for rank in ranks] for name, *_ in calls}
 
 

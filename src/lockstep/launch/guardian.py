@@ -1,8 +1,8 @@
 """Ends the ranks' process groups when their launcher is killed (SIGKILL, out of memory).
 
 Run by path in a separate process: `guardian.py LAUNCHER_PID [RUN_DIR]`. It reads process groups from standard input,
-one per line, `-N` for one that is gone. When the launcher ends, the pipe is closed: the guardian then ends the groups
-that are left and removes their partial files.
+one per line, `-N` for one that is gone, 0 when the launcher is about to end by itself. When the launcher ends, the pipe
+is closed: the guardian then ends the groups that are left and removes their partial files.
 """
 
 import contextlib
@@ -24,7 +24,10 @@ def main() -> None:
     from lockstep.launch.rank import any_alive
     from lockstep.record.partial_files import remove_partial_files
 
-    groups = _guarded(int(sys.argv[1]))
+    launcher = int(sys.argv[1])
+    groups, killed = _guarded(launcher)
+    if killed:
+        groups |= _started_by(launcher)
     for rank in groups:  # first the ranks: one that handles SIGTERM would tell those of other nodes to end
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(rank, signal.SIGKILL)
@@ -39,19 +42,37 @@ def main() -> None:
         remove_partial_files(Path(sys.argv[2]))
 
 
-def _guarded(launcher: int) -> set[int]:
-    """The groups that are left when the launcher ends."""
+def _guarded(launcher: int) -> tuple[set[int], bool]:
+    """The groups that are left when the launcher ends, and whether it was killed."""
     groups: set[int] = set()
+    killed = True
     while True:
         # The timeout is for a pipe that a fork of the launcher still holds open.
         if select.select([0], [], [], 1.0)[0]:
             data = os.read(0, 1 << 16)
             if not data:
-                return groups
+                return groups, killed
             for group in map(int, data.split()):
+                killed = killed and group != 0
                 (groups.add if group > 0 else groups.discard)(abs(group))
         elif os.getppid() != launcher:
-            return groups
+            return groups, killed
+
+
+def _started_by(launcher: int) -> set[int]:
+    """The ranks of a launcher, by their environment: it may have been killed between the start and the report of one.
+
+    Children of a script inherit the variable; of these, only leaders of a session of their own are taken for ranks.
+    """
+    variable = f"LOCKSTEP_LAUNCHER_PID={launcher}".encode()
+    ranks: set[int] = set()
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+                environment = Path("/proc", name, "environ").read_bytes()
+                if variable in environment.split(b"\0") and os.getsid(int(name)) == int(name):
+                    ranks.add(int(name))
+    return ranks
 
 
 def _signal(groups: set[int], number: int) -> None:

@@ -197,8 +197,10 @@ class RankGroup:
 
     def __enter__(self) -> "RankGroup":
         command = [sys.executable, "-I", str(Path(__file__).with_name("guardian.py")), str(os.getpid())]
+        environment = {name: value for name, value in os.environ.items() if name != "LOCKSTEP_LAUNCHER_PID"}
         self._guardian = subprocess.Popen(
             command + ([str(self.run_dir.absolute())] if self.run_dir is not None else []),
+            env=environment,  # it is not a rank of the launcher that may have started this one
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -305,6 +307,7 @@ class RankGroup:
         for rank in self.ranks:
             if rank.group_gone:
                 self._tell_guardian(-rank.process.pid)
+        self._tell_guardian(0)
         try:
             self._guardian.communicate(timeout=2 * _WORKERS_S)
         except subprocess.TimeoutExpired:

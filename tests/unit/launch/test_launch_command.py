@@ -330,6 +330,29 @@ def test_a_rank_whose_launcher_is_already_dead_ends():
     assert (done.returncode, done.stdout) == (-9, b"")
 
 
+KILLED_AT_A_START = """
+import os, signal, time
+from pathlib import Path
+from lockstep.launch.supervise import DEFAULT_BOUNDS, RankGroup
+
+def killed_instead(group, rank):
+    while not Path("ready").exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+RankGroup._tell_guardian = killed_instead
+environment = {**os.environ, "LOCKSTEP_LAUNCHER_PID": str(os.getpid())}
+with RankGroup(DEFAULT_BOUNDS) as group:
+    group.start(["sh", "-c", "sleep 60 & echo $$ $! > family; mv family ready; wait"], environment, output=None)
+"""
+
+
+def test_a_rank_of_which_the_guardian_has_not_been_told_ends_with_its_launcher(tmp_path, gone):
+    launcher = subprocess.run([sys.executable, "-c", KILLED_AT_A_START], cwd=tmp_path)
+    assert launcher.returncode == -signal.SIGKILL
+    assert gone([int(pid) for pid in (tmp_path / "ready").read_text().split()], within_s=10)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [["lockstep.cli", "launch"], ["lockstep.launch.jax"]], ids=["any", "jax"])
 def test_grace_period_is_the_one_of_the_flag(how, tmp_path, start):
