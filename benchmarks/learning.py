@@ -8,7 +8,7 @@
 Rows are lines of docs/results/learning.jsonl. A run that has a row is not repeated, so an interrupted command can be
 repeated. The table is written between the two marks of docs/results/learning.md, and the curves of each task to
 docs/pictures/learning. `--library sb3` trains Stable-Baselines3 for as many steps, with the settings of RL Baselines3
-Zoo, in the environment that `lockstep bench halfcheetah_sac --only sb3` installs.
+Zoo, in the environment that `lockstep bench halfcheetah_sac --only sb3` installs; `sbx` is its version in JAX.
 """
 
 import argparse
@@ -28,9 +28,9 @@ BEGIN = "<!-- table of benchmarks/learning.py -->"
 END = "<!-- end of the table -->"
 KEY = ("target", "ranks", "seed", "changes", "library")
 """What identifies a run. Rows without a library are Lockstep's."""
-TITLES = {"sb3": "Stable-Baselines3"}
-SB3 = Path(__file__).parent.parent / ".bench" / "sb3" / "bin" / "python"
-"""The interpreter of `lockstep bench`."""
+TITLES = {"sb3": "Stable-Baselines3", "sbx": "sbx"}
+BENCH = Path(__file__).parent.parent / ".bench"
+"""The environments of `lockstep bench`."""
 
 
 def read_rows(path: Path) -> list[dict]:
@@ -62,13 +62,15 @@ def train(target: str, ranks: int, seed: int, changes: list[str]) -> dict:
     }
 
 
-def train_sb3(target: str, seed: int, changes: list[str]) -> dict:
-    """Train Stable-Baselines3 on one rank; of `changes`, it follows `algo` and `total_steps`."""
+def train_sb3(library: str, target: str, seed: int, changes: list[str]) -> dict:
+    """Train Stable-Baselines3 or sbx on one rank; of `changes`, it follows `algo` and `total_steps`."""
     settings = dict(change.split("=", 1) for change in changes)
-    command = [str(SB3), str(Path(__file__).parent / "learning_of_sb3.py"), target, settings["algo"], str(seed)]
-    result = json.loads(measure.call([*command, settings["total_steps"]]).splitlines()[-1])
-    key = dict(zip(KEY, (target, 1, seed, changes, "sb3"), strict=True))
-    return {**key, "task": target, "algo": settings["algo"], "ml_framework": "torch", "status": "done", **result}
+    python, script = BENCH / library / "bin" / "python", Path(__file__).parent / "learning_of_sb3.py"
+    command = [str(python), str(script), target, settings["algo"], str(seed), settings["total_steps"]]
+    result = json.loads(measure.call(command).splitlines()[-1])
+    key = dict(zip(KEY, (target, 1, seed, changes, library), strict=True))
+    ml_framework = "jax" if library == "sbx" else "torch"
+    return {**key, "task": target, "algo": settings["algo"], "ml_framework": ml_framework, "status": "done", **result}
 
 
 def table(rows: list[dict]) -> str:
@@ -114,15 +116,15 @@ def main() -> None:
     args = parser.parse_args()
     if args.target is None and not args.table:
         parser.error("name a task, a recipe or a file, or say --table")
-    if args.library == "sb3" and not {"algo", "total_steps"} <= {change.partition("=")[0] for change in args.set}:
-        parser.error("--library sb3 needs --set algo=sac|td3 and --set total_steps=N")
+    if args.library in TITLES and not {"algo", "total_steps"} <= {change.partition("=")[0] for change in args.set}:
+        parser.error(f"--library {args.library} needs --set algo=sac|td3 and --set total_steps=N")
     known = {json.dumps([row[name] for name in KEY]) for row in read_rows(args.rows)}
     for seed in range(args.seeds if args.target else 0):
         for ranks in args.ranks:
             if json.dumps([args.target, ranks, seed, args.set, args.library]) in known:
                 continue
-            if args.library == "sb3":
-                row = train_sb3(args.target, seed, args.set)
+            if args.library in TITLES:
+                row = train_sb3(args.library, args.target, seed, args.set)
             else:
                 row = train(args.target, ranks, seed, args.set)
             with args.rows.open("a") as file:

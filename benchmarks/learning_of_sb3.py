@@ -1,23 +1,28 @@
-"""One training of Stable-Baselines3 with the settings of RL Baselines3 Zoo, evaluated as `lockstep train` evaluates.
+"""One training of Stable-Baselines3 or sbx, its version in JAX, evaluated as `lockstep train` evaluates.
 
-`learning.py --library sb3` runs it with the interpreter of `lockstep bench`. Prints a JSON object: versions, the curve
-and the last evaluation. Zoo: https://github.com/DLR-RM/rl-baselines3-zoo, hyperparams/sac.yml and td3.yml.
+`learning.py --library sb3` or `sbx` runs it with the interpreter of `lockstep bench`, which has one of the libraries.
+The settings are those of RL Baselines3 Zoo (https://github.com/DLR-RM/rl-baselines3-zoo, hyperparams/sac.yml and
+td3.yml). Prints a JSON object: versions, the curve and the last evaluation.
 """
 
 import argparse
+import importlib
 import json
 import time
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import NormalActionNoise
+
+IN_JAX = find_spec("sbx") is not None
+ALGORITHMS: Any = importlib.import_module("sbx" if IN_JAX else "stable_baselines3")
 
 
 def learner(algo: str, task: str, seed: int) -> Any:
@@ -25,10 +30,10 @@ def learner(algo: str, task: str, seed: int) -> Any:
     common: dict[str, Any] = {"learning_starts": 10_000, "seed": seed, "device": "cpu"}
     env = gymnasium.make(task)
     if algo == "sac":
-        return SAC("MlpPolicy", env, **common)
+        return ALGORITHMS.SAC("MlpPolicy", env, **common)
     actions = env.action_space.shape[0]  # pyright: ignore[reportOptionalSubscript]
     noise = NormalActionNoise(np.zeros(actions), 0.1 * np.ones(actions))
-    return TD3(
+    return ALGORITHMS.TD3(
         "MlpPolicy", env, learning_rate=1e-3, train_freq=1, gradient_steps=1, batch_size=256, action_noise=noise,
         policy_kwargs={"net_arch": [400, 300]}, **common,
     )  # fmt: skip
@@ -64,7 +69,7 @@ def main() -> None:
     evaluations = Evaluations(args.task, 100_000)
     begun = time.monotonic()
     learner(args.algo, args.task, args.seed).learn(args.total_steps, callback=evaluations)
-    names = ("stable-baselines3", "torch", "gymnasium", "mujoco")
+    names = ("stable-baselines3", *(("sbx-rl", "jax") if IN_JAX else ("torch",)), "gymnasium", "mujoco")
     result = {
         "env_steps": args.total_steps,
         "eval_return_mean": evaluations.curve[-1][1],
