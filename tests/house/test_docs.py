@@ -15,7 +15,7 @@ from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.sac import SACConfig
-from lockstep.algorithms.task_defaults import BY_TASK, PPO
+from lockstep.algorithms.task_defaults import BY_TASK, DQN, PPO
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.config import settings
 from lockstep.config.run_base import RunBase
@@ -269,10 +269,12 @@ def test_cheap_commands_run(given):
     assert "cartpole" in done.stdout.lower() or "--ranks" in done.stdout
 
 
-@pytest.mark.parametrize(("mark", "tables"), [("", PPO), (" by task", BY_TASK["ppo"])], ids=["kind", "task"])
-def test_the_defaults_are_those_of_the_code(mark, tables):
-    text = (ROOT / "docs/algorithms/ppo.md").read_text()
-    table = text.partition(f"<!-- defaults of ppo{mark} -->\n")[2].partition("\n<!--")[0]
+@pytest.mark.parametrize(
+    ("algo", "mark", "tables"), [("ppo", "", PPO), ("ppo", " by task", BY_TASK["ppo"]), ("dqn", "", DQN)]
+)
+def test_the_defaults_are_those_of_the_code(algo, mark, tables):
+    text = (ROOT / f"docs/algorithms/{algo}.md").read_text()
+    table = text.partition(f"<!-- defaults of {algo}{mark} -->\n")[2].partition("\n<!--")[0]
     (_, *names), _, *rows = ([cell.strip(" `") for cell in line.strip("|").split("|")] for line in table.splitlines())
     documented = {
         column: {setting: yaml.safe_load(values[k]) for setting, *values in rows if values[k]}

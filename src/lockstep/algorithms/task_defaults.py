@@ -63,6 +63,21 @@ PPO: Mapping[Kind, Settings] = {
     },
 }
 
+DQN: Mapping[Kind, Settings] = {
+    # Those of RL Baselines3 Zoo for LunarLander-v2, with half as many gradient steps (hyperparams/dqn.yml). The defaults
+    # of the class are for images: on vectors they learn unevenly (docs/results/learning.md).
+    "discrete": {
+        "learning_rate": 6.3e-4,
+        "batch_size": 128,
+        "updates_per_step": 0.5,
+        "learning_starts": 1000,
+        "target_update_every": 250,
+        "epsilon_steps": 12_000,
+        "network.hidden": (256, 256),
+        "network.activation": "relu",
+    },
+}
+
 # Episodes of robots have up to 1000 steps: evaluations of 100 of them would take longer than the training between.
 _ROBOT: Settings = {
     "total_steps": 1_000_000,
@@ -76,7 +91,7 @@ _TD3_ROBOT: Settings = {**_ROBOT, "learning_rate": 1e-3}
 _SAC: Mapping[Kind, Settings] = {"continuous": _ROBOT, "device": _ROBOT}
 _TD3: Mapping[Kind, Settings] = {"continuous": _TD3_ROBOT, "device": _TD3_ROBOT}
 
-BY_ALGORITHM: Mapping[str, Mapping[Kind, Settings]] = {"ppo": PPO, "sac": _SAC, "td3": _TD3}
+BY_ALGORITHM: Mapping[str, Mapping[Kind, Settings]] = {"ppo": PPO, "dqn": DQN, "sac": _SAC, "td3": _TD3}
 """The tables by algorithm. An algorithm or a kind that is missing has the defaults of its classes."""
 
 # Those of the kind reach returns of 1645 (HalfCheetah-v5) and 62 (Swimmer-v5).

@@ -12,7 +12,6 @@ import pytest
 import lockstep.train  # noqa: F401  # first imported beside a replacement of `train`, it would keep that
 from empty_policies import write_empty
 from lockstep import recipes
-from lockstep.algorithms.dqn import DQNConfig
 from lockstep.cli import main as cli
 from lockstep.errors import ConfigError
 from lockstep.launch import gpus
@@ -114,7 +113,7 @@ def test_flags_and_settings_reach_the_run(trained):
 
 def test_dqn_on_a_task_of_its_own(trained):
     run = requested(trained, "CartPole-v1", "--algo", "dqn", "--set", "double=false", "--set", "algorithm.gamma=0.9")
-    assert run == Run(task="CartPole-v1", algo="dqn", algorithm=DQNConfig(double=False, gamma=0.9))
+    assert run == override(task_defaults("CartPole-v1", {"algo": "dqn"}), {"double": False, "gamma": 0.9})
     run = requested(trained, "--algo=dqn", "--task=CartPole-v1", "--max_iterations=10", "--set", "num_steps=4")
     assert run.total_steps == 10 * run.num_envs * 4
 
