@@ -60,6 +60,12 @@ def test_the_defaults_of_a_task_learn_it(tmp_path, task, least, framework):
     assert evaluation_return(tmp_path, task, 1, 0, ml_framework=framework) >= least
 
 
+@pytest.mark.parametrize(("framework", "ranks"), [("torch", 1), ("jax", 2)])
+@pytest.mark.parametrize(("task", "least"), [("Acrobot-v1", -100), ("CartPole-v1", 475), ("LunarLander-v3", 200)])
+def test_the_defaults_of_a_task_learn_it_by_dqn(tmp_path, task, least, framework, ranks):
+    assert evaluation_return(tmp_path, task, ranks, 0, algo="dqn", ml_framework=framework) >= least
+
+
 MEMORY_TASKS = [("lockstep/HiddenCartpole-v0", 475.0), ("lockstep/RememberCue-v0", 0.95)]
 
 
