@@ -58,13 +58,9 @@ TASKS = {
         half_way=("stop_return=1500", "evaluate_every=25000", "checkpoint_every=25000", "num_checkpoints=100"),
         mixed=True,
         episodes=400,
-        offline=("learning_rate_schedule=linear",),
-        own={
-            # At the default beta=3 the weights follow errors of values that 13 000 gradient steps have not learned yet.
-            "iql": ("reward_scale=0.1", "epochs=12", "beta=1"),
-            # Faster targets let 26 000 gradient steps learn the values.
-            "td3_bc": ("epochs=24", "target_rate=0.02"),
-        },
+        offline=("learning_rate_schedule=linear", "epochs=60"),
+        # Half of the gradient steps leave the values, and so the weights exp(beta A), behind: docs/results/offline.md.
+        own={"iql": ("reward_scale=0.3", "ml_framework=jax")},
     ),
 }
 
