@@ -59,7 +59,7 @@ TASKS = {
         mixed=True,
         episodes=400,
         offline=("learning_rate_schedule=linear", "epochs=60"),
-        # Half of the gradient steps leave the values, and so the weights exp(beta A), behind: docs/results/offline.md.
+        # After half of these epochs, values and with them the weights exp(beta A) are far off: docs/results/offline.md.
         own={"iql": ("reward_scale=0.3", "ml_framework=jax")},
     ),
 }
