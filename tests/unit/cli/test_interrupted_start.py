@@ -16,6 +16,7 @@ class Finder:
         if name == {module!r}:
             os.kill(os.getpid(), signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
 sys.meta_path.insert(0, Finder())
 sys.argv = ["lockstep", "train", "cartpole"]
 from lockstep.cli.main import console

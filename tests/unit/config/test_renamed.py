@@ -109,7 +109,7 @@ def test_set_suggests_our_setting(given, line, capsys):
         ("tau=0.005", "--set target_rate=0.005"),
         ("train_freq=4", "--set updates_per_step=0.25"),
         ("buffer_size=1e5", "--set capacity=1e5"),
-        ("target_network_frequency=4000", "--set target_update_every=1000"),
+        ("target_network_frequency=4000", "--set target_update_every=2000"),
         ("target_update_freq=500", "--set target_update_every=500"),
         ("exploration_fraction=0.1", "--set epsilon_steps=50000"),
         ("train_batch_size=64", "--set batch_size=64"),
