@@ -21,6 +21,8 @@ from lockstep.train import train
 
 BOUND_S = 180
 ENDED_S = 10  # for ranks whose launcher was killed
+HALF_WAY = 10 * 128
+"""`checkpoint_every` with one checkpoint before the last, so that a fault finds a moment when none is being written."""
 
 
 def pinned(**changes):
@@ -109,6 +111,7 @@ def test_a_killed_rank_is_started_again_and_the_run_goes_on_exactly(undisturbed,
         *("--nnodes=1", "--nproc_per_node=2", "--max-restarts=2", "--rdzv_backend=c10d", "--rdzv_id=123"),
         *killed(update=12, saved=True),
         "--run-dir=out",
+        run=pinned(checkpoint_every=HALF_WAY),
         TORCH_DISABLE_SHARE_RDZV_TCP_STORE=share,
     )
     summary = equal_to(undisturbed, tmp_path / "out")
@@ -267,7 +270,8 @@ def ended():
 
 @pytest.mark.slow
 def test_a_killed_rank_of_two_agents_is_started_again_by_both(undisturbed, ended, tmp_path):
-    agents = two_agents(tmp_path, *killed(update=12, saved=True), restarts=2)[:2]
+    run = pinned(checkpoint_every=HALF_WAY)
+    agents = two_agents(tmp_path, *killed(update=12, saved=True), restarts=2, run=run)[:2]
     ended += [agent for agent, _ in agents]
     logs = [log for _, log in agents]
     until(lambda: all(agent.poll() is not None for agent, _ in agents), "end", *logs)
@@ -335,7 +339,8 @@ def torchx(tmp_path, ended):
 @pytest.mark.slow
 def test_a_killed_rank_under_torchx_is_started_again(undisturbed, torchx, tmp_path):
     module, name, *arguments = killed(update=12, saved=True)
-    app, log = torchx("1x2", module, name, "--", *arguments, "--run-dir=out")
+    run = pinned(checkpoint_every=HALF_WAY)
+    app, log = torchx("1x2", module, name, "--", *arguments, "--run-dir=out", run=run)
     assert app.wait(BOUND_S) == 0, log.read_text()
     summary = equal_to(undisturbed, tmp_path / "out")
     assert summary["restarts"] == 1
