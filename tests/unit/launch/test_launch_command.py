@@ -353,6 +353,16 @@ def test_a_rank_of_which_the_guardian_has_not_been_told_ends_with_its_launcher(t
     assert gone([int(pid) for pid in (tmp_path / "ready").read_text().split()], within_s=10)
 
 
+def test_what_a_script_starts_in_a_session_of_its_own_outlives_a_launcher_that_ends_by_itself(tmp_path, gone):
+    code = "import subprocess; p = subprocess.Popen(['sleep', '60'], start_new_session=True, stdin=-3, stdout=-3)\n"
+    assert run(code + f"open({str(tmp_path / 'daemon')!r}, 'w').write(str(p.pid))", tmp_path, ranks=1) == 0
+    daemon = int((tmp_path / "daemon").read_text())
+    try:
+        assert not gone([daemon], within_s=0.5)
+    finally:
+        os.kill(daemon, signal.SIGKILL)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [["lockstep.cli", "launch"], ["lockstep.launch.jax"]], ids=["any", "jax"])
 def test_grace_period_is_the_one_of_the_flag(how, tmp_path, start):
