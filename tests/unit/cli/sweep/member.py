@@ -31,6 +31,10 @@ def main(words: list[str]) -> int:
     path.mkdir(parents=True, exist_ok=True)
     (path / "run.yaml").write_text(config_path.read_text())
     (path / "affinity.json").write_text(json.dumps(sorted(os.sched_getaffinity(0))))
+    # Before anything that a test waits for, so that no signal finds the handlers of Python.
+    signalled: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: signalled.append(number) if behaviour == "late" else end(path, number))
     first = len(STEPS) - 1 if resumed else 0
     for step in STEPS[first:]:
         append(path, "metrics.jsonl", {"step": step, "time_s": step / 1000, "time/steps_per_second": 1000.0})
@@ -38,9 +42,6 @@ def main(words: list[str]) -> int:
         summary = {"status": "failed", "error": "rank 0: the simulator\nran away", "env_steps": 300}
         (path / "summary.json").write_text(json.dumps(summary))
         return 1
-    signalled: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: signalled.append(number) if behaviour == "late" else end(path, number))
     if not resumed:
         mean = -1000.0 if behaviour == "poor" else 0.0
         append(path, "evaluations.jsonl", {"step": 50, "returns": [mean], "lengths": [1]})
