@@ -117,7 +117,7 @@ def main() -> None:
     if args.target is None and not args.table:
         parser.error("name a task, a recipe or a file, or say --table")
     if args.library in TITLES and not {"algo", "total_steps"} <= {change.partition("=")[0] for change in args.set}:
-        parser.error(f"--library {args.library} needs --set algo=sac|td3 and --set total_steps=N")
+        parser.error(f"--library {args.library} needs --set algo=ppo|sac|td3 and --set total_steps=N")
     known = {json.dumps([row[name] for name in KEY]) for row in read_rows(args.rows)}
     for seed in range(args.seeds if args.target else 0):
         for ranks in args.ranks:
