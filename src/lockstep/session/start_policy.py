@@ -1,8 +1,16 @@
-"""Refuses a policy that a run cannot start from before the run begins; networks of other shapes are refused later."""
+"""Refuses a policy that a run cannot start from before the run begins.
 
+Networks of other shapes are known by their settings, except those of images and of the user's own classes, which are
+refused when they are made.
+"""
+
+import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.envs.make import env_spec
 from lockstep.envs.spec import EnvSpec
@@ -31,16 +39,61 @@ def check_start_policy(path: Path, run: AnyRun) -> None:
     spec = env_spec(run.task, run.env)
     if run.network.module is None:  # one of the user's own may take observations of any size
         _check_spec(path, policy.spec, spec, run.task)
-    policy_file.check_start(path, policy_file.signature(policy, {}, observations), _signature(run, spec))
+    ours = _policy_of(run, spec)
+    if run.network.module is None and policy.network.module is None and not spec.has_images:
+        _check_settings(path, _layers(policy), _layers(ours))
+    policy_file.check_start(path, policy_file.signature(policy, {}, observations), _signature(run, ours))
 
 
-def _signature(run: Run, spec: EnvSpec) -> PolicySignature:
-    """The signature of the run's policy, without shapes."""
-    ppo = run.algorithm if isinstance(run.algorithm, PPOConfig) else None
+def _policy_of(run: Run, spec: EnvSpec) -> PolicySpec:
+    """The policy that the run would begin with."""
     algorithm = None if isinstance(run.algorithm, PPOConfig) else run.algorithm
-    policy = PolicySpec(task=run.task, spec=spec, network=run.network, algorithm=algorithm)
-    normalizes = ppo is not None and ppo.normalize_observation
+    return PolicySpec(task=run.task, spec=spec, network=run.network, algorithm=algorithm)
+
+
+def _signature(run: Run, policy: PolicySpec) -> PolicySignature:
+    """The signature of the run's policy, without shapes."""
+    normalizes = isinstance(run.algorithm, PPOConfig) and run.algorithm.normalize_observation
     return replace(policy_file.signature(policy, {}, None), normalizes=normalizes)
+
+
+def _layers(policy: PolicySpec) -> dict[str, Any]:
+    """The settings, by name, that decide the layers of networks for flat observations."""
+    network, algorithm = policy.network, policy.algorithm
+    settings: dict[str, Any] = {
+        "network.hidden": network.hidden,
+        "network.activation": network.activation,
+        "network.recurrent": network.recurrent,
+    }
+    if network.recurrent != "none":
+        settings["network.recurrent_size"] = network.recurrent_size
+        settings["network.recurrent_layers"] = network.recurrent_layers
+    if algorithm is None:
+        settings["network.shared"] = bool(network.shared)
+        settings["network.state_dependent_std"] = network.state_dependent_std
+    if not isinstance(algorithm, DQNConfig) and not network.shared:
+        settings["network.critic_hidden"] = network.value_hidden
+    of_algorithm: tuple[str, ...] = ()
+    if isinstance(algorithm, DQNConfig):
+        of_heads = {"none": (), "categorical": ("num_atoms",), "quantile": ("num_quantiles",)}
+        of_algorithm = ("dueling", "noisy", "value_distribution", *of_heads[algorithm.value_distribution])
+    elif algorithm is not None:
+        of_algorithm = ("num_critics", "layer_norm")
+    return settings | {name: getattr(algorithm, name) for name in of_algorithm}
+
+
+def _check_settings(path: Path, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    """Raise `ConfigError` at the first setting that has another value."""
+    for name, value in theirs.items():
+        if name in ours and ours[name] != value:
+            raise ConfigError(
+                f"--init-from {path}: its network has {name}={_text(value)}, and this run's {_text(ours[name])}; "
+                f"add --set {shlex.quote(f'{name}={_text(value)}')}, or start without it"
+            )
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _check_spec(path: Path, theirs: EnvSpec, ours: EnvSpec, task: str) -> None:

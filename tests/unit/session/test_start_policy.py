@@ -1,5 +1,7 @@
 """`--init-from` a policy that the run cannot start from is refused before there is a run directory."""
 
+from dataclasses import replace
+
 import pytest
 
 import made_data
@@ -44,15 +46,35 @@ def policies(tmp_path_factory):
 NOT_NORMALIZED = Run(task="CartPole-v1", algorithm=PPOConfig(normalize_observation=False))
 
 
+def other(run, algorithm=None, **network):
+    """The run with other settings of its algorithm and network."""
+    return replace(
+        run,
+        algorithm=replace(run.algorithm, **algorithm or {}),
+        network=replace(run.network, **network),
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "run", "words"),
     [
+        (
+            "ppo",
+            other(PPO, hidden=(32, 32)),
+            "its network has network.hidden=[64, 64], and this run's [32, 32]; add --set 'network.hidden=[64, 64]', or "
+            "start without it",
+        ),
+        ("ppo", other(PPO, activation="relu"), "network.activation=tanh, and this run's relu; add --set network.activ"),
+        ("ppo", other(PPO, recurrent="gru"), "network.recurrent=none, and this run's gru"),
+        ("ppo", other(PPO, critic_hidden=(8,)), "network.critic_hidden=[64, 64], and this run's [8]"),
+        ("ppo", other(PPO, shared=True), "network.shared=false, and this run's true"),
+        ("dqn", other(DQN, {"dueling": True}), "its network has dueling=false, and this run's true"),
         ("ppo", DQN, "a policy of algo=ppo, and this run has algo=dqn; use --algo ppo, or start without it"),
         ("dqn", PPO, "a policy of algo=dqn, and this run has algo=ppo"),
         ("log", PPO, "it learned from a log, and this run learns from environments; leave it out"),
         ("ppo", OfflineRun, "it learned from environments, and this run learns from a log; leave it out"),
         ("log", "other_data", "its network differs from this run's in state features"),
-        ("categorical", DQN, "its network differs from this run's in algorithm.value_distribution"),
+        ("categorical", DQN, "its network has value_distribution=categorical, and this run's none; add --set value_"),
         (
             "normalized",
             NOT_NORMALIZED,
@@ -78,6 +100,7 @@ def test_it_names_what_differs(policies, name, run, words):
 
 def test_nothing_is_said_where_it_fits(policies):
     check_start_policy(policies["ppo"], PPO)
+    check_start_policy(policies["ppo"], other(PPO, critic_hidden=(64, 64), shared=False, recurrent_size=8))
     check_start_policy(policies["dqn"], DQN)
     check_start_policy(policies["log"], OfflineRun(data=str(policies["data"])))
 
