@@ -66,8 +66,9 @@ class NetworkConfig:
     """`mlp` only: units of each hidden layer of the value network; `null`: those of `hidden`."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
     """`mlp` only: between layers. `silu`: x sigmoid(x), also named swish."""
-    initialization: Literal["orthogonal", "uniform"] = "orthogonal"
-    """`mlp` only: first weights. `uniform`: within 1 / sqrt(fan-in), torch's default. Biases are 0."""
+    initialization: Literal["orthogonal", "uniform"] | None = None
+    """`mlp` only: first weights. `uniform`: within 1 / sqrt(fan-in), torch's default. Biases are 0, those of `uniform`
+    in SAC and TD3 within the same bound. `null`: `uniform` for SAC and TD3, else `orthogonal`."""
     shared: bool | None = None
     """One body with two heads instead of two networks; `null`: for images."""
     module: str | None = None

@@ -21,7 +21,7 @@ from lockstep.algorithms.td3 import TD3Config
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.sampling import NoisyDeterministic
 from lockstep.jax.distributions import SquashedGaussian
-from lockstep.jax.encoders import ACTIVATIONS, InitStreams, Mlp, cast_inputs, init_streams, uniform_layer
+from lockstep.jax.encoders import ACTIVATIONS, InitStreams, Mlp, cast_inputs, init_streams, orthogonal, uniform_layer
 from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.jax.products import batched_product, product
 from lockstep.run import NetworkConfig
@@ -43,6 +43,7 @@ class Critics:
         activation: between layers.
         layer_norm: normalize the units of each hidden layer.
         dropout: the part of the units of each hidden layer that a mask removes.
+        orthogonal: orthogonal initial weights instead of uniform ones.
     """
 
     def __init__(
@@ -53,16 +54,27 @@ class Critics:
         *,
         layer_norm: bool = False,
         dropout: float = 0.0,
+        orthogonal: bool = False,
     ) -> None:
         self.shapes = [(num_critics, b, a) for a, b in pairwise(sizes)]
         self.activation = activation
         self.layer_norm = layer_norm
         self.dropout = dropout
+        self._orthogonal = orthogonal
 
     def initialize(self, draws: InitStreams) -> dict[str, np.ndarray]:
-        """Weights and biases uniform within 1 / sqrt(I); scales of the normalization 1 and shifts 0."""
+        """Weights and biases uniform within 1 / sqrt(I); scales of the normalization 1 and shifts 0.
+
+        With `orthogonal`: weights of gain sqrt(2), 1 in the last layer, and biases 0.
+        """
         params: dict[str, np.ndarray] = {}
         for i, shape in enumerate(self.shapes):
+            if self._orthogonal:
+                gain = 1.0 if i == len(self.shapes) - 1 else math.sqrt(2)
+                draw = draws(f"layers.{i}.weight")
+                params[f"layers.{i}.weight"] = np.stack([orthogonal(shape[1:], gain, draw) for _ in range(shape[0])])
+                params[f"layers.{i}.bias"] = np.zeros(shape[:-1], np.float32)
+                continue
             bound = 1.0 / math.sqrt(shape[-1])
             for name, size in ((f"layers.{i}.weight", shape), (f"layers.{i}.bias", shape[:-1])):
                 params[name] = draws(name).uniform(-bound, bound, size).astype(np.float32)
@@ -137,14 +149,22 @@ class ContinuousPolicy:
             network.activation,
             layer_norm=algorithm.layer_norm,
             dropout=algorithm.dropout,
+            orthogonal=network.initialization == "orthogonal",
         )
         sizes = (spec.observation_size, *network.hidden, self.sampler.num_parameters)
         self.actor = Mlp(sizes, network.activation, last_gain=1.0)
         self.network = self.actor
         draws = init_streams(seed)
+
+        def of_actor(name: str) -> np.random.Generator:
+            return draws(f"actor.{name}")
+
         actor: dict[str, np.ndarray] = {}
-        for i, shape in enumerate(self.actor.shapes):
-            actor |= uniform_layer(f"layers.{i}", shape, lambda name: draws(f"actor.{name}"))
+        if network.initialization == "orthogonal":
+            actor = self.actor.initialize(of_actor)
+        else:
+            for i, shape in enumerate(self.actor.shapes):
+                actor |= uniform_layer(f"layers.{i}", shape, of_actor)
         params = with_prefix("actor", actor)
         params |= with_prefix("critics", self.critics.initialize(lambda name: draws(f"critics.{name}")))
         if isinstance(algorithm, SACConfig) and algorithm.alpha is None:

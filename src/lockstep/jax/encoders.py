@@ -239,7 +239,7 @@ def make_encoder(spec: EnvSpec, config: NetworkConfig, *, last: bool = True) -> 
     kind = encoder_of(config, spec)
     if kind == "mlp" or not spec.has_images:
         sizes = (spec.observation_size, *(config.hidden if last else config.hidden[:-1]))
-        orthogonal = config.initialization == "orthogonal"
+        orthogonal = config.initialization != "uniform"
         return Mlp(sizes, config.activation, last_gain=math.sqrt(2), activate_last=True, orthogonal=orthogonal)
     if spec.image is None:
         return _images_and_numbers(kind, spec.image_parts, spec.observation_size, config, last=last)

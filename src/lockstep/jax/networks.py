@@ -87,7 +87,7 @@ class ActorCritic:
             of_actor, of_critic = (size, *of_actor[1:]), (size, *of_critic[1:])
         self.actor_state_size = 0 if self.core is None else self.core.state_size
         self.state_size = self.actor_state_size * (1 if self.critic_core is None else 2)
-        orthogonal = config.initialization == "orthogonal"
+        orthogonal = config.initialization != "uniform"
         self.actor = Mlp((*of_actor, num_parameters), config.activation, last_gain=0.01, orthogonal=orthogonal)
         self.critic = Mlp((*of_critic, 1), config.activation, last_gain=1.0, orthogonal=orthogonal)
 

@@ -4,6 +4,7 @@ Shapes: N rows, O observation, D dimensions of an action, I inputs of a layer, H
 """
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import cast
 
@@ -156,8 +157,9 @@ class ContinuousPolicy(nn.Module):
         self.register_buffer("center", torch.from_numpy(self.distribution.center), persistent=False)
         self.register_buffer("half_range", torch.from_numpy(self.distribution.half_range), persistent=False)
         generator = torch.Generator().manual_seed(seed)
-        for layer in (*self.critics.layers, *self.actor.layers):
-            _initialize(cast("StackedLinear | nn.Linear", layer), generator)
+        orthogonal = network.initialization == "orthogonal"
+        for layers in (self.critics.layers, self.actor.layers):
+            _initialize(cast("Sequence[StackedLinear | nn.Linear]", layers), generator, orthogonal=orthogonal)
 
     @property
     def network(self) -> Mlp:
@@ -178,8 +180,18 @@ class ContinuousPolicy(nn.Module):
         return self.center + self.half_range * action
 
 
-def _initialize(layer: StackedLinear | nn.Linear, generator: torch.Generator) -> None:
-    """Draw weights and biases uniformly within 1 / sqrt(I), as torch's linear layers do."""
-    bound = 1.0 / math.sqrt(layer.weight.shape[-1])
-    for parameter in (layer.weight, layer.bias):
-        nn.init.uniform_(parameter, -bound, bound, generator=generator)
+def _initialize(layers: Sequence[StackedLinear | nn.Linear], generator: torch.Generator, *, orthogonal: bool) -> None:
+    """Draw weights and biases uniformly within 1 / sqrt(I), as torch's linear layers do.
+
+    With `orthogonal`: weights of gain sqrt(2), 1 in the last layer, and biases 0.
+    """
+    for i, layer in enumerate(layers):
+        if orthogonal:
+            gain = 1.0 if i == len(layers) - 1 else math.sqrt(2)
+            for weight in layer.weight if layer.weight.ndim == 3 else [layer.weight]:  # of each critic
+                nn.init.orthogonal_(weight, gain, generator=generator)
+            nn.init.zeros_(layer.bias)
+            continue
+        bound = 1.0 / math.sqrt(layer.weight.shape[-1])
+        for parameter in (layer.weight, layer.bias):
+            nn.init.uniform_(parameter, -bound, bound, generator=generator)

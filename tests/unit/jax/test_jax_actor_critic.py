@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from first_weights import check_first_weights
 from lockstep import World
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
@@ -81,6 +82,14 @@ def values(one, name):
     arrays = {key: value for key, value in one.shared_arrays().items() if key.startswith(name + ".")}
     assert arrays, name
     return np.concatenate([arrays[key].ravel() for key in sorted(arrays)])
+
+
+@pytest.mark.parametrize("config", [SACConfig(), TD3Config(num_critics=1)], ids=["sac", "td3"])
+@pytest.mark.parametrize("initialization", [None, "uniform", "orthogonal"])
+def test_first_weights_are_those_of_the_setting(config, initialization):
+    network = NetworkConfig(hidden=(8, 5), initialization=initialization)
+    policy = ContinuousPolicy(SPEC, network, config, seed=3)
+    check_first_weights({name: np.asarray(value) for name, value in policy.params.items()}, initialization)
 
 
 def test_target_critics_of_sac_follow_the_new_critics(learner):

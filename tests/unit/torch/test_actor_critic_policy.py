@@ -1,11 +1,13 @@
 """Squashed normal distributions, critics and policies of SAC and TD3."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from first_weights import check_first_weights
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.envs.spec import ActionSpec, EnvSpec
@@ -68,6 +70,13 @@ def test_numpy_and_torch_act_alike(config):
     )
     assert not isinstance(actor_of(policy, torch.device("cpu")), TorchActor)
     assert np.allclose(fast, plain, atol=1e-6)
+
+
+@pytest.mark.parametrize("config", [SACConfig(), TD3Config(num_critics=1)], ids=["sac", "td3"])
+@pytest.mark.parametrize("initialization", [None, "uniform", "orthogonal"])
+def test_first_weights_are_those_of_the_setting(config, initialization):
+    policy = ContinuousPolicy(SPEC, replace(NETWORK, initialization=initialization), config, seed=3)
+    check_first_weights({name: p.numpy(force=True) for name, p in policy.named_parameters()}, initialization)
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
