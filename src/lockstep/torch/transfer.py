@@ -113,5 +113,5 @@ def copy_rates(device: str, num_bytes: int, repeats: int = 5) -> dict[str, float
             if on_gpu:
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - start)
-        rates[name] = round(num_bytes / min(seconds) / 1e9, 2)
+        rates[name] = num_bytes / min(seconds) / 1e9
     return rates
