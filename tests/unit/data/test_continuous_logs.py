@@ -102,6 +102,21 @@ def test_bounds_can_be_given(tmp_path):
     assert any("is clipped to [-8, 8]" in line and "the log has -16 to 2" in line for line in printed)
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_bounds_hold_actions_that_were_rounded_to_32_bits(tmp_path, suffix):
+    actions = [[float(np.float32(x)), float(np.float32(y))] for x, y in [(-0.4, 0.1), (0.4, -0.1), (0.1, 0), (0, 0)]]
+    assert actions[1][0] > 0.4
+    rows = [row(i, action) for i, action in enumerate(actions)]
+    data, _ = prepared(tmp_path, rows, suffix=suffix, norm={"action_bounds": "[-0.4, 0.4]"})
+    assert data.rows(np.arange(2)).action[:, 0] == pytest.approx([-1, 1], abs=2e-6)
+    like = {"kind": "continuous", "action_features": tmp_path / "data" / "action_features.json"}
+    _, printed = prepared(tmp_path, rows, "other", suffix, **like)
+    assert not any("is clipped" in line for line in printed)
+    rows[1]["action"] = [0.4001, -0.1]
+    with pytest.raises(ConfigError, match="but the log has actions from -0.4 to 0.4001"):
+        prepared(tmp_path, rows, "beyond", suffix, norm={"action_bounds": "[-0.4, 0.4]"})
+
+
 def test_features_of_robots_keep_their_shape_and_are_scaled_up(tmp_path):
     """An angle with rare large values is no quantile, beyond whose ends a policy would see nothing."""
     angles = 0.1 * np.random.default_rng(0).standard_cauchy(2000)
