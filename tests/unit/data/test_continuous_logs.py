@@ -113,7 +113,7 @@ def test_bounds_hold_actions_that_were_rounded_to_32_bits(tmp_path, suffix):
     _, printed = prepared(tmp_path, rows, "other", suffix, **like)
     assert not any("is clipped" in line for line in printed)
     rows[1]["action"] = [0.4001, -0.1]
-    with pytest.raises(ConfigError, match="but the log has actions from -0.4 to 0.4001"):
+    with pytest.raises(ConfigError, match=r"but the log has actions from -0\.4 to 0\.4001"):
         prepared(tmp_path, rows, "beyond", suffix, norm={"action_bounds": "[-0.4, 0.4]"})
 
 

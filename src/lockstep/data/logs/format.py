@@ -132,6 +132,7 @@ class Log:
         from lockstep.data.logs.tables import Tables
 
         json_lines, tables = JsonLines(self._schema), Tables(self._schema)
+        several = sum(kind_of(path) == "minari" for path in self.paths) > 1
         done, any_rows = 0, False
         self.done_bytes = 0
         for i, path in enumerate(self.paths):
@@ -141,7 +142,7 @@ class Log:
 
             kind = kind_of(path)
             if kind == "minari":
-                reading = read_minari(path, i, self._schema, advance)
+                reading = read_minari(path, i, self._schema, advance, several=several)
             elif kind == "json":
                 reading = json_lines.read(path, i, advance)
             else:
