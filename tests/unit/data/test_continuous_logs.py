@@ -163,11 +163,21 @@ def test_bounds_are_for_continuous_actions(tmp_path):
 def test_candidates_remain_parametric(tmp_path):
     offers = [{"7": 1.0}, {"7": 2.0}]
     rows = [row(i, offers[i % 2], possible_actions=offers) for i in range(4)]
-    assert prepared(tmp_path, rows, "listed")[0].info.kind == "parametric"
+    listed, printed = prepared(tmp_path, rows, "listed")
+    assert listed.info.kind == "parametric" and not any("count as candidates" in line for line in printed)
     sparse = [row(i, {"7" if i % 2 else "8": 1.0 + i}) for i in range(4)]
     assert prepared(tmp_path, sparse, "sparse")[0].info.kind == "parametric", "not every action has all numbers"
     plain = [row(i, {"7": 1.0 + i}) for i in range(4)]
-    assert prepared(tmp_path, plain, "asked", kind="parametric")[0].info.kind == "parametric"
+    asked, printed = prepared(tmp_path, plain, "asked", kind="parametric")
+    assert asked.info.kind == "parametric" and not any("count as candidates" in line for line in printed)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_missing_number_says_why_actions_are_candidates(tmp_path, suffix):
+    rows = [row(i, {"7": 1.0 + i, "8": None if i == 2 else float(i)}) for i in range(4)]
+    data, printed = prepared(tmp_path, rows, suffix=suffix)
+    assert data.info.kind == "parametric"
+    assert any("since 1 of 4 have no number 8; if they are continuous, complete the log" in line for line in printed)
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ class Preparation:
         actions: tuple[str, ...] | None,
         features: tuple[Features, Features | None],
     ) -> None:
-        self._scan, self._paths = scan, log.paths
+        self._scan, self._paths, self._kind_is_given = scan, log.paths, log.continuous is not None
         names = scan.encoder.names
         self._actions = () if features[1] is not None else (actions or ordered(names))
         place = {name: number for number, name in enumerate(self._actions)}
@@ -205,6 +205,13 @@ class Preparation:
         lines = summary_lines(self.counts, self._rules, self.schema.kind, has_lists=has_lists, example=example)
         if "metric:reward" in self._scan.contents.columns:
             lines.append("the metric reward is left out: estimates call the column reward so; give it another name")
+        if self.schema.kind == "parametric" and not has_lists and not self._kind_is_given:
+            name, known = min(self._scan.contents.action_counts.items(), key=lambda item: item[1])
+            total = self._scan.contents.num_actions
+            lines.append(
+                f"actions count as candidates (parametric), since {total - known} of {total} have no number {name}; if "
+                "they are continuous, complete the log: --kind continuous names the first such row"
+            )
         if self.schema.continuous and self.schema.action is not None:
             bounds = ", ".join(
                 f"{name} in [{feature.min_value:g}, {feature.max_value:g}]"
