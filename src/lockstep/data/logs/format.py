@@ -111,6 +111,10 @@ class Log:
         """Lines for the user; grows while rows are read."""
         return self._schema.notes
 
+    def note(self, line: str) -> None:
+        """Add a line for the user, once."""
+        self._schema.note(line)
+
     def frames(self) -> "Iterator[pl.DataFrame]":
         """All rows; may be called again. Tables have at most 100 000 rows, fewer where rows are wide.
 

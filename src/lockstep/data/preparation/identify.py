@@ -114,7 +114,9 @@ def bounded(bounds: Mapping[str, tuple[float, float]], params: NormParams) -> Fe
 
 def exceeds(logged: tuple[float, float], low: float, high: float) -> bool:
     """Whether the extremes of a log lie outside of bounds. In a log of float32, 0.4 is 0.4000000060 and does not."""
-    return logged[0] < min(low, float(np.float32(low))) or logged[1] > max(high, float(np.float32(high)))
+    with np.errstate(over="ignore"):
+        lowest, highest = float(np.float32(low)), float(np.float32(high))
+    return logged[0] < min(low, lowest) or logged[1] > max(high, highest)
 
 
 def identify(ids: Sequence[str], sample: Values, params: NormParams | None = None) -> Features:

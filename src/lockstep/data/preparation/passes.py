@@ -83,6 +83,7 @@ def scan_log(log: Any, directory: Path | None, num_samples: int, memory: int, pr
             "leave --kind continuous out, or possible_actions"
         )
     _check_named_alike(log, contents, encoder)
+    _check_next_ids(log, contents)
     return Scan(encoder, contents, sample, spill, num_samples, rows, continuous)
 
 
@@ -97,6 +98,26 @@ def _check_named_alike(log: Any, contents: LogContents, encoder: Encoder) -> Non
         f"{log.paths[0]}: no action that was taken ({some[0]}) is ever among the possible ones ({some[1]}); if one "
         "column has names and the other indices or marks, name all actions in the order of their indices: --actions A,B"
     )
+
+
+def _check_next_ids(log: Any, contents: LogContents) -> None:
+    """Refuse next states, or next actions, without an id of states, or actions: all of their numbers would be lost."""
+    for kind, column in (("state", "state_features"), ("action", "action")):
+        ids, coming = contents.names(kind), contents.names(f"next_{kind}")
+        if not ids or not coming:
+            continue
+        if not set(ids) & set(coming):
+            pairs = ", ".join(f"{name}: {other}" for name, other in zip(ids[:2], coming[:2], strict=False))
+            raise ConfigError(
+                f"{log.paths[0]}: next_{column} has {', '.join(coming[:4])}, and none of the ids of {column} "
+                f"({', '.join(ids[:4])}); use the same ids, such as next_{column}: {{{pairs}}} in --columns"
+            )
+        if unknown := [name for name in coming if name not in ids]:
+            log.note(f"next_{column}: left out, since {column} never has them: {', '.join(unknown[:8])}")
+        if absent := [name for name in ids if name not in coming]:
+            log.note(
+                f"next_{column} never has these ids of {column}, which count as not known: {', '.join(absent[:8])}"
+            )
 
 
 def _with_progress(log: Any) -> Iterator[tuple[Any, int]]:
