@@ -73,7 +73,7 @@ def renaming_error(
     synonyms = _BY_NAME.get(word, [])
     if flags is not None:
         synonyms = [item for item in synonyms if not item.setting.startswith("--") or item.setting in flags]
-    found = next((item for item in synonyms if item.setting in known or item.setting.startswith("--")), None)
+    found = next((item for item in synonyms if _is_setting(item, known)), None)
     if found is None:
         if not synonyms or word in _OF_ALGORITHMS:
             return None
@@ -84,6 +84,12 @@ def renaming_error(
     verb = "write" if how in ("yaml", "python") and not found.setting.startswith("--") else "type"
     line = _line(found.setting, _converted_value(found, text, known), known, how)
     return f"{problem}; here it is {found.setting}{note}: {verb} {line}"
+
+
+def _is_setting(synonym: Synonym, known: Known) -> bool:
+    """Whether the algorithm of a run has the setting, with this meaning; flags are settings of every run."""
+    means_this = not synonym.beside or synonym.beside in known
+    return synonym.setting.startswith("--") or (synonym.setting in known and means_this)
 
 
 def check_algorithm_name(algo: str, algorithms: Mapping[str, type]) -> None:

@@ -26,6 +26,8 @@ class Synonym:
     """Converts their value to ours; raises `ValueError` if it cannot. None: the same value."""
     switch: bool = False
     """Whether the flag alone means true."""
+    beside: str = ""
+    """A setting that an algorithm also has where `setting` means this; empty: it means this everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,7 @@ SYNONYMS = (
         "alpha",
         "a number fixes the temperature; null learns it",
         _temperature,
+        beside="initial_alpha",  # alpha of TD3+BC is the weight of Q
     ),
     Synonym("init_alpha init_temperature initial_temperature log_alpha_init", "initial_alpha"),
     Synonym("target_ent", "target_entropy"),

@@ -19,7 +19,7 @@ from lockstep.data.dataset_files import DESCRIPTION, read_description
 from lockstep.data.dataset_writer import DatasetWriter, check_output
 from lockstep.data.feature_file import load_features
 from lockstep.data.features import Features
-from lockstep.data.preparation.identify import CONTINUOUS, NormParams, bounded, identify
+from lockstep.data.preparation.identify import CONTINUOUS, NormParams, bounded, exceeds, identify
 from lockstep.data.preparation.passes import Preparation, scan_log
 from lockstep.data.preparation.progress import Report
 from lockstep.data.preparation.scan import FeatureSample, merge_samples
@@ -212,7 +212,7 @@ def _check_bounded(
             )
         low, high = logged.get(name, (math.inf, -math.inf))
         assert feature.min_value is not None and feature.max_value is not None
-        if show is not None and (low < feature.min_value or high > feature.max_value):
+        if show is not None and exceeds((low, high), feature.min_value, feature.max_value):
             show(
                 f"number {name} of the action is clipped to [{feature.min_value:g}, {feature.max_value:g}], the bounds "
                 f"of {file}; the log has {low:g} to {high:g}"

@@ -129,13 +129,13 @@ def _weight_warnings(sums: Sums, statistics: LogStatistics) -> list[str]:
     found: list[str] = []
     rows, trajectories = float(sums.rows.sum()), float(sums.trajectories.sum())
     effective = _effective(sums.weight, sums.weight_squared)
-    if effective < FEW <= trajectories:
+    if is_small(effective) and trajectories >= FEW:
         found.append(
             f"effective sample size {effective:.1f} of {trajectories:.0f} trajectories: estimates that weight whole "
             "trajectories, and their intervals, are unreliable"
         )
     effective = _effective(sums.ratio, sums.ratio_squared)
-    if effective < FEW <= rows:
+    if is_small(effective) and rows >= FEW:
         found.append(
             f"effective sample size {effective:.1f} of {rows:.0f} rows: the policy hardly ever takes what the log took"
         )
@@ -149,6 +149,11 @@ def _weight_warnings(sums: Sums, statistics: LogStatistics) -> list[str]:
             "every propensity is 1: the logged policy never tried anything else, so weights tell nothing of it"
         )
     return found
+
+
+def is_small(effective: float) -> bool:
+    """Whether an effective sample size is below `FEW`, as shown: that of 20 equal weights is 20, up to rounding."""
+    return round(effective, 1) < FEW
 
 
 def too_few(trajectories: int) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
-from lockstep.estimators.diagnose import FEW, NO_DENSITY, LogStatistics, mean_ratio_is_off, too_few
+from lockstep.estimators.diagnose import FEW, NO_DENSITY, LogStatistics, is_small, mean_ratio_is_off, too_few
 from lockstep.estimators.importance import DECISION, TRAJECTORY
 from lockstep.estimators.trajectories import Sums
 
@@ -104,7 +104,7 @@ def _reason_against(
         return "every propensity is 1, so that the log tells nothing of other actions"
     if found["num_trajectories"] < FEW:
         return too_few(found["num_trajectories"])
-    if size < FEW:
+    if is_small(size):
         return (
             f"effective sample size {size:.1f} of {number} {_UNIT[level]}, fewer than {FEW}: the policy differs "
             "too much from the log, or the log is too short"

@@ -144,6 +144,12 @@ def test_names_of_the_user_keep_their_hyphens():
     assert [*set_values(given)] == ["reward_boost.add-to-cart", "env.kwargs.my-key.b-c", "num_envs"]
 
 
+def test_the_alpha_of_td3_bc_is_no_temperature():
+    known = known_settings(OfflineRun(data="data", algo="td3_bc"))
+    assert "alpha" in known and renaming_error("temperature", "1", known, "set") is None
+    assert "which algo=td3_bc does not have" in (renaming_error("ent_coef", "1", known, "set") or "")
+
+
 def test_automatic_temperature(capsys):
     assert cli.main(["train", "Pendulum-v1", "--algo", "sac", "--set", "ent_coef=auto"]) == 2
     assert capsys.readouterr().err.endswith(": type --set alpha=null\n")

@@ -102,6 +102,21 @@ def test_bounds_can_be_given(tmp_path):
     assert any("is clipped to [-8, 8]" in line and "the log has -16 to 2" in line for line in printed)
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_bounds_hold_actions_that_were_rounded_to_32_bits(tmp_path, suffix):
+    actions = [[float(np.float32(x)), float(np.float32(y))] for x, y in [(-0.4, 0.1), (0.4, -0.1), (0.1, 0), (0, 0)]]
+    assert actions[1][0] > 0.4
+    rows = [row(i, action) for i, action in enumerate(actions)]
+    data, _ = prepared(tmp_path, rows, suffix=suffix, norm={"action_bounds": "[-0.4, 0.4]"})
+    assert data.rows(np.arange(2)).action[:, 0] == pytest.approx([-1, 1], abs=2e-6)
+    like = {"kind": "continuous", "action_features": tmp_path / "data" / "action_features.json"}
+    _, printed = prepared(tmp_path, rows, "other", suffix, **like)
+    assert not any("is clipped" in line for line in printed)
+    rows[1]["action"] = [0.4001, -0.1]
+    with pytest.raises(ConfigError, match=r"but the log has actions from -0\.4 to 0\.4001"):
+        prepared(tmp_path, rows, "beyond", suffix, norm={"action_bounds": "[-0.4, 0.4]"})
+
+
 def test_features_of_robots_keep_their_shape_and_are_scaled_up(tmp_path):
     """An angle with rare large values is no quantile, beyond whose ends a policy would see nothing."""
     angles = 0.1 * np.random.default_rng(0).standard_cauchy(2000)
@@ -148,11 +163,21 @@ def test_bounds_are_for_continuous_actions(tmp_path):
 def test_candidates_remain_parametric(tmp_path):
     offers = [{"7": 1.0}, {"7": 2.0}]
     rows = [row(i, offers[i % 2], possible_actions=offers) for i in range(4)]
-    assert prepared(tmp_path, rows, "listed")[0].info.kind == "parametric"
+    listed, printed = prepared(tmp_path, rows, "listed")
+    assert listed.info.kind == "parametric" and not any("count as candidates" in line for line in printed)
     sparse = [row(i, {"7" if i % 2 else "8": 1.0 + i}) for i in range(4)]
     assert prepared(tmp_path, sparse, "sparse")[0].info.kind == "parametric", "not every action has all numbers"
     plain = [row(i, {"7": 1.0 + i}) for i in range(4)]
-    assert prepared(tmp_path, plain, "asked", kind="parametric")[0].info.kind == "parametric"
+    asked, printed = prepared(tmp_path, plain, "asked", kind="parametric")
+    assert asked.info.kind == "parametric" and not any("count as candidates" in line for line in printed)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_missing_number_says_why_actions_are_candidates(tmp_path, suffix):
+    rows = [row(i, {"7": 1.0 + i, "8": None if i == 2 else float(i)}) for i in range(4)]
+    data, printed = prepared(tmp_path, rows, suffix=suffix)
+    assert data.info.kind == "parametric"
+    assert any("since 1 of 4 have no number 8; if they are continuous, complete the log" in line for line in printed)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,14 @@ def test_without_models_the_self_normalized_weights_are_believed():
     assert (found["verdict"]["trajectory"], found["verdict"]["decision"]) == ("per_decision_snips", "decision_snips")
 
 
+def test_equal_weights_of_just_enough_trajectories_are_believed():
+    """A policy that is judged by its own log: ratios are 1, up to rounding, which makes 20 trajectories 19.9999."""
+    found = found_of(large(lengths=(30,) * 20, ratio=lambda n: np.exp(np.random.default_rng(0).normal(0, 1e-4, n))))
+    assert 19.99 < found["effective_sample_size"]["trajectories"] < 20
+    assert found["verdict"]["trajectory"] == "weighted_sequential_dr"
+    assert not any("effective sample size" in line for line in found["warnings"])
+
+
 CASES = {
     "no propensities": ({"ratio": lambda n: None}, {"no_propensity": 200}, "the log has no propensities"),
     "nothing at all": (

@@ -148,7 +148,7 @@ def actions_of_series(series: pl.Series, names: ActionNames, where: Where, colum
         called = [names.of_index(index, where, row, column) for index, row in zip(distinct, rows, strict=True)]
         return series.replace_strict(distinct, called, default=None, return_dtype=pl.String).alias(column)
     if isinstance(dtype, pl.Array) or (isinstance(dtype, pl.List) and as_entries(series) is None):
-        return ActionDecoder(names)([msgspec.json.encode(_plain(row)) for row in series], where, column)
+        return ActionDecoder(names)([msgspec.json.encode(row) for row in series.to_list()], where, column)
     if dtype == pl.Boolean:
         raise ConfigError(f"{where.path}: column {column} is {dtype}; an action is a name, an index, a list or a map")
     return maps_of_series(series, where, column)
@@ -222,7 +222,3 @@ def factorize(texts: Sequence[Any]) -> tuple[NDArray[np.int64], list[bytes], NDA
 
 def _json(cell: str | None) -> bytes:
     return b"null" if cell is None else cell.encode()
-
-
-def _plain(row: Any) -> list[Any] | None:
-    return None if row is None else list(row)

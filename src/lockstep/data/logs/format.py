@@ -111,6 +111,10 @@ class Log:
         """Lines for the user; grows while rows are read."""
         return self._schema.notes
 
+    def note(self, line: str) -> None:
+        """Add a line for the user, once."""
+        self._schema.note(line)
+
     def frames(self) -> "Iterator[pl.DataFrame]":
         """All rows; may be called again. Tables have at most 100 000 rows, fewer where rows are wide.
 
@@ -132,6 +136,7 @@ class Log:
         from lockstep.data.logs.tables import Tables
 
         json_lines, tables = JsonLines(self._schema), Tables(self._schema)
+        several = sum(kind_of(path) == "minari" for path in self.paths) > 1
         done, any_rows = 0, False
         self.done_bytes = 0
         for i, path in enumerate(self.paths):
@@ -141,7 +146,7 @@ class Log:
 
             kind = kind_of(path)
             if kind == "minari":
-                reading = read_minari(path, i, self._schema, advance)
+                reading = read_minari(path, i, self._schema, advance, several=several)
             elif kind == "json":
                 reading = json_lines.read(path, i, advance)
             else:

@@ -28,6 +28,7 @@ _LARGEST_LIST = 1 << 30
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _NULL = msgspec.Raw(b"null")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_FLAG = {None: None, False: False, True: True}  # keys equal 0 and 1, too
 _LOOKED_AT = 100  # rows that are searched for columns
 _OTHER_NAMES = frozenset({*ALIASES, *ALIASES.values()})  # rows may have one or the other
 
@@ -77,7 +78,7 @@ class JsonLines:
             schema.check([*available], path, lambda: _kinds(block), by_prefix=False)
         schema.check_roles()
         kinds: dict[str, Any] = {"mdp_id": str | int, "sequence_number": _Int64}
-        kinds |= dict.fromkeys(NUMBERS, float | None) | dict.fromkeys(FLAGS, bool | None)
+        kinds |= dict.fromkeys(NUMBERS, float | None) | dict.fromkeys(FLAGS, bool | float | None)
         fields: list[Any] = []
         own: dict[str, dict[str, str]] = {}
         read: dict[str, str] = {}
@@ -107,7 +108,7 @@ class JsonLines:
         def column(name: str) -> list[Any]:
             return list(map(attrgetter(name), rows))
 
-        found = RawRows(where, file, _scalars(column, second=hasattr(rows[0], "propensity_")))
+        found = RawRows(where, file, _scalars(column, where, second=hasattr(rows[0], "propensity_")))
         for name, prefix in MAPS.items():
             maps = _spread(column, own[name], optional=False) if name in own else self._map(column(name), where, name)
             if name == "state_features" or maps.given.any():
@@ -201,6 +202,8 @@ def _decode_one(decoder: Any, text: bytes, where: Where) -> None:
             said += "; every row needs it"
         elif "Expected `int`," in said:  # only a sequence_number must be one
             said += f"; it must be {WHOLE}"
+        elif "Expected `bool" in said:  # only a flag may be one
+            said += "; it must be true or false"
         where.refuse(0, f"{column}: {said}" if column else said)
     except ValueError as error:
         where.refuse(0, _not_json(text) or f"is not JSON, or is cut off ({error_text(error)})")
@@ -222,18 +225,21 @@ def _all_null(texts: list[Any]) -> bool:
     return texts.count(_NULL) == len(texts)
 
 
-def _scalars(column: Callable[[str], list[Any]], *, second: bool) -> dict[str, pl.Series]:
+def _scalars(column: Callable[[str], list[Any]], where: Where, *, second: bool) -> dict[str, pl.Series]:
     """Scalar columns; `second`: propensities may be named `action_probability`."""
     ids = column("mdp_id")
     ids = ids if all(type(one) is str for one in ids) else [str(one) for one in ids]
     found = {"mdp_id": pl.Series(ids, dtype=pl.String)}
     found["sequence_number"] = pl.Series(column("sequence_number"), dtype=pl.Int64)
     for name in (*NUMBERS, *FLAGS):
-        values = column(name)
+        values, dtype = column(name), pl.Boolean if name in FLAGS else pl.Float64
         if name == "propensity" and second:
             values = [b if a is None else a for a, b in zip(values, column("propensity_"), strict=True)]
+        if name in FLAGS and not _FLAG.keys() >= set(values):
+            other = next(i for i, value in enumerate(values) if value not in _FLAG)
+            where.refuse(other, f"{name} is {values[other]:g}; it must be true or false")
         if name == "reward" or values.count(None) < len(values):
-            found[name] = pl.Series(values, dtype=pl.Boolean if name in FLAGS else pl.Float64)
+            found[name] = pl.Series(map(_FLAG.get, values) if name in FLAGS else values, dtype=dtype)
     return found
 
 

@@ -39,8 +39,8 @@ def lists_of_series(series: pl.Series, names: ActionNames, where: Where, column:
     dtype = series.dtype
     if dtype == pl.Null:
         return pl.Series(column, [None] * len(series), dtype=pl.List(pl.String))
-    if dtype == pl.String:
-        texts = [cell.encode() if cell else b"null" for cell in series]
+    if is_text(dtype):
+        texts = [cell.encode() if cell else b"null" for cell in series.cast(pl.String)]
         return lists_of_json(texts, names, where, column)
     if isinstance(dtype, pl.Array):
         series = series.arr.to_list()

@@ -166,8 +166,8 @@ def maps_of_series(series: pl.Series, where: Where, name: str) -> Maps:
     dtype = series.dtype
     if dtype == pl.Null:
         return Maps((), np.empty((len(series), 0)), np.zeros(len(series), np.bool_))
-    if dtype == pl.String:
-        texts = [b"null" if not text else text.encode() for text in series.to_list()]
+    if is_text(dtype):
+        texts = [b"null" if not text else text.encode() for text in series.cast(pl.String).to_list()]
         return MapDecoder()(texts, where, name)
     if isinstance(dtype, pl.Struct):
         return _of_struct(series, where, name)

@@ -27,8 +27,10 @@ def size_of(path: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def read_minari(path: Path, file: int, schema: Schema, advance: Callable[[int], None]) -> Iterator[RawRows]:
-    """All steps of a data set; `mdp_id` is the number of the episode.
+def read_minari(
+    path: Path, file: int, schema: Schema, advance: Callable[[int], None], *, several: bool = False
+) -> Iterator[RawRows]:
+    """All steps of a data set; `mdp_id` is the number of the episode; `several` data sets have their names before it.
 
     Flattened observations have the ids 0, 1, ...; the ids of a continuous action continue from there.
 
@@ -44,27 +46,27 @@ def read_minari(path: Path, file: int, schema: Schema, advance: Callable[[int], 
         raise ConfigError(f"{path}: actions are {action}; a log takes one choice (Discrete) or numbers (Box)")
     rows = max(1, min(_MOST_ROWS, _CELLS // (2 * width + 1)))
     total = max(int(data.total_steps), 1)
-    held, steps, done = list[Any](), 0, 0
+    context, held, steps, done = (action, schema, f"{data.id}/" if several else ""), list[Any](), 0, 0
     for episode in data.iterate_episodes():
         held.append(episode)
         steps += len(episode.rewards)
         if steps >= rows:
-            yield _found(held, Where(path, np.arange(done + 1, done + steps + 1)), file, (action, schema))
+            yield _found(held, Where(path, np.arange(done + 1, done + steps + 1)), file, context)
             held, steps, done = [], 0, done + steps
             advance(size * done // total)
     if steps:
-        yield _found(held, Where(path, np.arange(done + 1, done + steps + 1)), file, (action, schema))
+        yield _found(held, Where(path, np.arange(done + 1, done + steps + 1)), file, context)
 
 
-def _found(episodes: list[Any], where: Where, file: int, context: tuple[Any, Schema]) -> RawRows:
-    action, schema = context
+def _found(episodes: list[Any], where: Where, file: int, context: tuple[Any, Schema, str]) -> RawRows:
+    action, schema, prefix_of_id = context
     lengths = [len(episode.rewards) for episode in episodes]
     found = RawRows(where, file)
     observations = [np.asarray(episode.observations, np.float64) for episode in episodes]
     observations = [one.reshape(len(one), -1) for one in observations]
     reward = np.concatenate([np.asarray(episode.rewards, np.float64) for episode in episodes])
     found.scalars = {
-        "mdp_id": pl.Series(np.repeat([str(episode.id) for episode in episodes], lengths)),
+        "mdp_id": pl.Series(np.repeat([f"{prefix_of_id}{episode.id}" for episode in episodes], lengths)),
         "sequence_number": pl.Series(np.concatenate([np.arange(n) for n in lengths])),
         "reward": pl.Series(_finite(reward[:, None], where, "reward")[:, 0]),
         "terminated": pl.Series(np.concatenate([np.asarray(e.terminations, np.bool_) for e in episodes])),

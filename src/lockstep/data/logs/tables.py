@@ -26,7 +26,7 @@ _LARGEST, _BLOCK_BYTES = 4 << 30, 1 << 18
 _SEPARATORS = (",", ";", "\t")
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _T = TypeVar("_T")
-_TRUE, _FALSE = ("true", "1"), ("false", "0")
+_TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
 
 
 class Tables:

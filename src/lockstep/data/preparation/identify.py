@@ -98,7 +98,7 @@ def bounded(bounds: Mapping[str, tuple[float, float]], params: NormParams) -> Fe
             (low, high), note = logged, "the extremes in the log"
         else:
             (low, high), note = (params.action_bounds[0], params.action_bounds[1]), "action_bounds"
-        if logged[0] < low or logged[1] > high:
+        if exceeds(logged, low, high):
             raise ConfigError(
                 f"action_bounds={[low, high]}, but the log has actions from {logged[0]:g} to {logged[1]:g} (number "
                 f"{key}); widen them"
@@ -110,6 +110,13 @@ def bounded(bounds: Mapping[str, tuple[float, float]], params: NormParams) -> Fe
             )
         found[key] = Feature(type="continuous_action", min_value=low, max_value=high, note=note)
     return Features(found)
+
+
+def exceeds(logged: tuple[float, float], low: float, high: float) -> bool:
+    """Whether the extremes of a log lie outside of bounds. In a log of float32, 0.4 is 0.4000000060 and does not."""
+    with np.errstate(over="ignore"):
+        lowest, highest = float(np.float32(low)), float(np.float32(high))
+    return logged[0] < min(low, lowest) or logged[1] > max(high, highest)
 
 
 def identify(ids: Sequence[str], sample: Values, params: NormParams | None = None) -> Features:

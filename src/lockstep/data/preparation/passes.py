@@ -83,6 +83,7 @@ def scan_log(log: Any, directory: Path | None, num_samples: int, memory: int, pr
             "leave --kind continuous out, or possible_actions"
         )
     _check_named_alike(log, contents, encoder)
+    _check_next_ids(log, contents)
     return Scan(encoder, contents, sample, spill, num_samples, rows, continuous)
 
 
@@ -97,6 +98,26 @@ def _check_named_alike(log: Any, contents: LogContents, encoder: Encoder) -> Non
         f"{log.paths[0]}: no action that was taken ({some[0]}) is ever among the possible ones ({some[1]}); if one "
         "column has names and the other indices or marks, name all actions in the order of their indices: --actions A,B"
     )
+
+
+def _check_next_ids(log: Any, contents: LogContents) -> None:
+    """Refuse next states, or next actions, without an id of states, or actions: all of their numbers would be lost."""
+    for kind, column in (("state", "state_features"), ("action", "action")):
+        ids, coming = contents.names(kind), contents.names(f"next_{kind}")
+        if not ids or not coming:
+            continue
+        if not set(ids) & set(coming):
+            pairs = ", ".join(f"{name}: {other}" for name, other in zip(ids[:2], coming[:2], strict=False))
+            raise ConfigError(
+                f"{log.paths[0]}: next_{column} has {', '.join(coming[:4])}, and none of the ids of {column} "
+                f"({', '.join(ids[:4])}); use the same ids, such as next_{column}: {{{pairs}}} in --columns"
+            )
+        if unknown := [name for name in coming if name not in ids]:
+            log.note(f"next_{column}: left out, since {column} never has them: {', '.join(unknown[:8])}")
+        if absent := [name for name in ids if name not in coming]:
+            log.note(
+                f"next_{column} never has these ids of {column}, which count as not known: {', '.join(absent[:8])}"
+            )
 
 
 def _with_progress(log: Any) -> Iterator[tuple[Any, int]]:
@@ -136,7 +157,7 @@ class Preparation:
         actions: tuple[str, ...] | None,
         features: tuple[Features, Features | None],
     ) -> None:
-        self._scan, self._paths = scan, log.paths
+        self._scan, self._paths, self._kind_is_given = scan, log.paths, log.continuous is not None
         names = scan.encoder.names
         self._actions = () if features[1] is not None else (actions or ordered(names))
         place = {name: number for number, name in enumerate(self._actions)}
@@ -205,6 +226,13 @@ class Preparation:
         lines = summary_lines(self.counts, self._rules, self.schema.kind, has_lists=has_lists, example=example)
         if "metric:reward" in self._scan.contents.columns:
             lines.append("the metric reward is left out: estimates call the column reward so; give it another name")
+        if self.schema.kind == "parametric" and not has_lists and not self._kind_is_given:
+            name, known = min(self._scan.contents.action_counts.items(), key=lambda item: item[1])
+            total = self._scan.contents.num_actions
+            lines.append(
+                f"actions count as candidates (parametric), since {total - known} of {total} have no number {name}; if "
+                "they are continuous, complete the log: --kind continuous names the first such row"
+            )
         if self.schema.continuous and self.schema.action is not None:
             bounds = ", ".join(
                 f"{name} in [{feature.min_value:g}, {feature.max_value:g}]"

@@ -62,7 +62,8 @@ NAMES = ["left", "right"]
         (row(1, time_diff=-1), "time_diff -1.0 is negative"),
         (row(1, metrics={"m": "x"}), "metrics: Expected `float | null`, got `str`"),
         (row(1, next_state_features={"0": []}), "next_state_features: Expected `float | null`, got `array`"),
-        (row(1, terminated="no"), "terminated: Expected `bool | null`, got `str`"),
+        (row(1, terminated="no"), "terminated: Expected `bool | float | null`, got `str`; it must be true or false"),
+        (row(1, terminated=2), "terminated is 2; it must be true or false"),
         ("not json", "is not JSON, or is cut off"),
         ('{"mdp_id": "a"', "is not JSON, or is cut off (Input data was truncated)"),
         ("[1]", "Expected `object`, got `array`"),
@@ -273,6 +274,7 @@ def test_truncated_parquet_is_rejected(tmp_path):
         ({"action": [0, 2]}, "row 2: action 2 is not the index"),
         ({"action": [0, 0.5]}, "row 2: action is 0.5"),
         ({"action": [[1, 0], [1, 1]]}, "row 2: action is [1, 1]; a list marks one action"),
+        ({"action": [[[0.5]], [[1.0]]]}, "row 1: action is [[0.5]]; a list holds names, maps, or a 0 or 1"),
         ({"action": [{"7": 1.0}] * 2}, "row 1: action holds maps of features"),
         ({"possible_actions": [["left"], ["up"]]}, 'row 2: possible_actions "up" is not one of the actions'),
         ({"possible_actions": [[1, 0], [1]]}, "row 2: possible_actions marks 1 actions, and there are 2"),
@@ -281,6 +283,7 @@ def test_truncated_parquet_is_rejected(tmp_path):
         ({"possible_actions": [[{"7": 1.0}]] * 2}, "row 1: possible_actions holds maps of features"),
         ({"propensity": [1.0, 0.0]}, "row 2: propensity 0.0 is not a probability in (0, 1]"),
         ({"terminated": ["true", "maybe"]}, "row 2: terminated is 'maybe'; it must be true or false"),
+        ({"terminated": [1.0, 0.5]}, "row 2: terminated is 0.5; it must be true or false"),
     ],
 )
 def test_error_names_the_bad_parquet_column(tmp_path, changes, message):

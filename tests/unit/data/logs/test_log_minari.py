@@ -1,12 +1,16 @@
 """Minari datasets as logs, from episodes collected without network access."""
 
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
 
 import made_logs
+from lockstep.data.dataset import Dataset
 from lockstep.data.logs import minari as minari_log
 from lockstep.data.logs.format import read_log
+from lockstep.data.prepare import PrepareOptions, prepare_dataset
 from lockstep.errors import ConfigError
 
 minari = pytest.importorskip("minari")
@@ -117,4 +121,20 @@ def test_non_finite_observation_is_rejected(made):
 
     where = Where(folder, np.arange(1, 15))
     with pytest.raises(ConfigError, match="row 4: state, number 2, is nan"):
-        found(good, where, 0, (dataset.action_space, Schema()))
+        found(good, where, 0, (dataset.action_space, Schema(), ""))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_several_data_sets_are_read_as_one_log(made, tmp_path, order):
+    space = gymnasium.spaces.Box(-1, 1, (1,))
+    names = ["made/one-v0", "made/two-v0"]
+    for name in names:
+        made(space, lambda d: d.uniform(-1, 1, 1).astype(np.float32), name=name)
+    paths = [tmp_path / names[0], f"minari:{names[1]}"]
+    rows = made_logs.whole(read_log(paths[::order]))
+    assert sorted(set(rows["mdp_id"])) == [f"{name}/{i}" for name in names for i in range(4)]
+    printed = []
+    data = prepare_dataset(
+        [Path(path) for path in paths[::order]], tmp_path / "out", PrepareOptions(), show=printed.append
+    )
+    assert Dataset.open(data).info.num_trajectories == 8 and printed[0].startswith("28 decisions in 8 trajectories")

@@ -41,12 +41,15 @@ def as_map(made):
         pl.DataFrame(columns() | {"state_features": entries(STATES)}, strict=False),
         pl.DataFrame(columns() | {"state_features": pl.Series(STATES, dtype=STRUCT)}),
         pl.DataFrame(columns() | {"state_features": [json.dumps(one) for one in STATES]}),
+        pl.DataFrame(
+            columns() | {"state_features": pl.Series([json.dumps(one) for one in STATES], dtype=pl.Categorical)}
+        ),
         pl.DataFrame(columns() | {f"state:{k}": [one.get(k) for one in STATES] for k in ("0", "5", "x")}),
         pl.DataFrame(
             columns() | {"mdp_id": pl.Series(["a"] * 4, dtype=pl.Categorical), "state_features": entries(STATES)}
         ),
     ],
-    ids=["map", "entries", "struct", "json", "spread", "categorical"],
+    ids=["map", "entries", "struct", "json", "json categorical", "spread", "categorical"],
 )
 def test_maps_are_read_from_every_encoding(tmp_path, made):
     made.write_parquet(tmp_path / "a.parquet")
@@ -208,3 +211,22 @@ def test_parquet_and_json_give_equal_rows(tmp_path):
         log.write(rows)
     first, second = table(tmp_path / "a.parquet"), table(write(tmp_path / "a.jsonl", rows))
     assert first.select(sorted(first.columns)).equals(second.select(sorted(second.columns)))
+
+
+def test_possible_actions_may_be_categorical_text(tmp_path):
+    lists = pl.Series(['["l","r"]', "[]", '["l"]', None], dtype=pl.Categorical)
+    pl.DataFrame(columns() | {"state:0": 1.0, "possible_actions": lists}).write_parquet(tmp_path / "a.parquet")
+    assert table(tmp_path / "a.parquet")["possible_actions"].to_list() == [["l", "r"], [], ["l"], None]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.jsonl"])
+@pytest.mark.parametrize("flags", [[0, 1, None, 0], [0.0, 1.0, None, 0.0], [False, True, None, False]])
+def test_flags_may_be_numbers(tmp_path, name, flags):
+    made = columns() | {"terminated": flags}
+    if name == "a.jsonl":
+        made = made | {"reward": [1.0] * 4, "state_features": STATES}
+        write(tmp_path / name, [dict(zip(made, values, strict=True)) for values in zip(*made.values(), strict=True)])
+    else:
+        frame = pl.DataFrame(made | {"state:0": 1.0}, strict=False)
+        frame.write_csv(tmp_path / name) if name == "a.csv" else frame.write_parquet(tmp_path / name)
+    assert table(tmp_path / name)["terminated"].to_list() == [False, True, None, False]
