@@ -44,6 +44,9 @@ class Leaving(pettingzoo.ParallelEnv):
         drawn = self.generator.standard_normal()
         return {agent: np.array([self.possible_agents.index(agent), self.steps, drawn], np.float32) for agent in agents}
 
+    def render(self):
+        return np.full((8, 8, 3), 20 * self.steps, np.uint8)
+
     def state(self):
         return {"agents": self.agents, "steps": self.steps, "generator": self.generator.bit_generator.state}
 
@@ -60,3 +63,22 @@ class Lingering(Leaving):
         found = super().step(actions)
         self.agents = list(self.possible_agents) if self.agents else []
         return found
+
+
+class Absent(Leaving):
+    """Its last agent never takes part."""
+
+    def reset(self, seed=None, options=None):
+        observed, infos = super().reset(seed, options)
+        del observed[self.agents.pop()]
+        return observed, infos
+
+
+class Endless(Leaving):
+    """Its last agent goes on without end."""
+
+    def step(self, actions):
+        observed, reward, terminated, truncated, infos = super().step(actions)
+        last = self.possible_agents[-1]
+        self.agents, terminated[last] = [*[agent for agent in self.agents if agent != last], last], False
+        return observed, reward, terminated, truncated, infos

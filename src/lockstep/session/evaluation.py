@@ -12,7 +12,7 @@ import numpy as np
 from lockstep.distributed.comm import Comm
 from lockstep.envs.make import is_jax_task, make_vector_env
 from lockstep.envs.spec import EnvSpec
-from lockstep.envs.vector import VectorEnv
+from lockstep.envs.vector import VectorEnv, has_agents
 from lockstep.errors import ConfigError, RunError
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
 from lockstep.experience.evaluate import MAX_STEPS, Episodes, Interrupted, play, quota
@@ -262,11 +262,13 @@ class Evaluation:
     def _frames(self, env: Any, key: str, heartbeat: Callable[[], object]) -> Generator[np.ndarray]:
         noise, actor = stream(self._run.seed, key), self._player.actor_of(env.num_envs)
         observation = env.reset([stream_seed(self._run.seed, key)] * env.num_envs)
+        over = np.zeros(env.num_envs, bool)
         for _ in range(MAX_FRAMES - 1):
             heartbeat()
             yield env.render()[0]
             observation, _, terminated, truncated, _ = env.step(self._choose(observation, noise, actor))
-            if terminated[0] or truncated[0]:
+            over |= terminated | truncated | (env.waiting() if has_agents(env) else False)
+            if over.all():  # several rows are the agents of one environment
                 break
         if env.spec.autoreset == "next_step":  # else this is the next episode's first
             yield env.render()[0]
