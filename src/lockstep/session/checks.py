@@ -285,11 +285,19 @@ def _check_recurrent(run: Run) -> None:
     network, config = run.network, run.algorithm
     setting = f"network.recurrent={network.recurrent}"
     if network.recurrent == "none":
+        default = NetworkConfig()
+        given = {
+            f"network.{name}": getattr(network, name)
+            for name in ("recurrent_size", "recurrent_layers")
+            if getattr(network, name) != getattr(default, name)
+        }
         if isinstance(config, PPOConfig) and config.sequence_length is not None:
-            raise ConfigError(
-                f"sequence_length={config.sequence_length} is for recurrent policies; set network.recurrent to gru or "
-                "lstm, or leave it out"
-            )
+            given = {"sequence_length": config.sequence_length, **given}
+        for name, value in given.items():
+            way_out = "set network.recurrent to gru or lstm, or leave it out"
+            if not isinstance(config, PPOConfig):
+                way_out = f"algo={run.algo} has none: leave it out"
+            raise ConfigError(f"{name}={value} is for recurrent policies; {way_out}")
         return
     reason = None
     if not isinstance(config, PPOConfig):

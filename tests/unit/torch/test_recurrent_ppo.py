@@ -186,6 +186,19 @@ def test_gradient_equals_a_plain_implementation(name, autoreset):
         ({"symmetry": "a:b"}, "mirror image of a state of recurrent layers"),
         ({"precision": "bfloat16"}, "precision=bfloat16"),
         ({"network.recurrent": "none"}, "sequence_length=4 is for recurrent policies"),
+        (
+            {"network.recurrent": "none", "sequence_length": None, "network.recurrent_size": 128},
+            "network.recurrent_size=128 is for recurrent policies; set network.recurrent to gru or lstm",
+        ),
+        (
+            {
+                "network.recurrent": "none",
+                "sequence_length": None,
+                "network.recurrent_size": 64,
+                "network.recurrent_layers": 2,
+            },
+            "network.recurrent_layers=2 is for recurrent policies",
+        ),
     ],
     ids=str,
 )
