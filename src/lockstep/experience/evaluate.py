@@ -132,8 +132,8 @@ def _play_until_cut(
                     num_cut += 1
                     left -= int(wanted[i]) - len(played[i])
                     wanted[i] = len(played[i])
-        for i in np.flatnonzero((idle == MAX_STEPS) & (wanted > [len(one) for one in played])):
-            if not played[i]:
+        for i in np.flatnonzero(idle == MAX_STEPS):
+            if wanted[i] and not played[i]:
                 raise RunError(
                     f"agent {i % env.spec.num_agents} of environment {i // env.spec.num_agents} took no part in "
                     f"{MAX_STEPS} steps of an evaluation; leave an agent that never acts out of possible_agents"

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lockstep.algorithms.dqn import DQNConfig
-from lockstep.algorithms.ppo import PPOConfig
+from lockstep.algorithms.ppo import SHORTEST_SEQUENCE, PPOConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.envs.make import PIXELS_OF_BOTH, is_tensor_task, make_vector_env, stays_on_device
@@ -313,6 +313,14 @@ def _check_recurrent(run: Run) -> None:
         reason = f"recurrent layers do not support precision={run.precision}; use float32, or leave it out"
     if reason is not None:
         raise ConfigError(f"{setting}: {reason}")
+    assert isinstance(config, PPOConfig)
+    steps, length = config.num_steps, config.steps_of_sequences
+    if config.sequence_length is None and length < min(SHORTEST_SEQUENCE, steps):
+        raise ConfigError(
+            f"num_steps={steps}: {setting} would learn from sequences of {length} step{'s' * (length > 1)}, the largest "
+            f"divisor up to 32, and remember nothing longer; use num_steps={-(-steps // 32) * 32}, or set "
+            "sequence_length"
+        )
 
 
 def check_custom_heads(path: str, algorithm: DQNConfig) -> None:
