@@ -62,6 +62,7 @@ class Lingering(Leaving):
         self.agents = list(actions)
         found = super().step(actions)
         self.agents = list(self.possible_agents) if self.agents else []
+        found[0].update({agent: None for agent in self.possible_agents if agent not in found[0]})
         return found
 
 
@@ -82,3 +83,23 @@ class Endless(Leaving):
         last = self.possible_agents[-1]
         self.agents, terminated[last] = [*[agent for agent in self.agents if agent != last], last], False
         return observed, reward, terminated, truncated, infos
+
+
+class Faulty(Leaving):
+    """Has the fault `fault`."""
+
+    def __init__(self, fault, num_agents=2, render_mode=None):
+        super().__init__(num_agents)
+        self.fault = fault
+
+    def reset(self, seed=None, options=None):
+        observed, infos = super().reset(seed, options)
+        if self.fault == "no observation":
+            del observed["agent_1"]
+        return observed if self.fault == "no infos" else (observed, infos)
+
+    def step(self, actions):
+        found = super().step(actions)
+        if self.fault == "one number":
+            found[0]["agent_1"] = np.ones(1, np.float32)
+        return found[:4] if self.fault == "four values" else found

@@ -164,6 +164,22 @@ def test_settings_that_do_not_fit_are_refused(config, message):
         env_spec(LEAVING, EnvConfig(**config))
 
 
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("no infos", "environment 0: reset returned a dict; return 2 dicts by agent: observations, infos"),
+        ("no observation", "environment 0: there is no observation of agent agent_1"),
+        ("four values", "environment 0: step returned 4 values; return 5 dicts by agent: observations, rewards, term"),
+        ("one number", r"environment 0: the observation of agent agent_1 has the shape \[1\] when flat, .* \[3\]"),
+    ],
+)
+def test_faults_of_an_environment_are_named(fault, message):
+    env = make_vector_env(LEAVING.replace("Leaving", "Faulty"), EnvConfig(kwargs={"fault": fault}), 2)
+    with pytest.raises(RunError, match=message):
+        env.reset([0, 0])
+        env.step(np.zeros(2, np.int64))
+
+
 def test_shards_hold_whole_environments():
     spec = env_spec(LEAVING, THREE)
     with pytest.raises(ConfigError, match=r"num_envs=16 counts agents.*whole environments of 3 agents; use 12 or 18"):
