@@ -241,12 +241,13 @@ class ParallelEnvs:
         except Exception as error:
             raise RunError(f"environment {e} failed in {method}: {describe(error)}") from error
         parts = _RETURNED[method]
-        if not isinstance(found, tuple | list) or len(cast("Sequence[Any]", found)) != len(parts):
-            what = f"{len(found)} values" if isinstance(found, tuple | list) else f"a {type(found).__name__}"
+        values = cast("Sequence[Any]", found) if isinstance(found, tuple | list) else None
+        if values is None or len(values) != len(parts):
+            what = f"a {type(cast('object', found)).__name__}" if values is None else f"{len(values)} values"
             raise RunError(
                 f"environment {e}: {method} returned {what}; return {len(parts)} dicts by agent: {', '.join(parts)}"
             )
-        return cast("Sequence[Any]", found)
+        return values
 
     def _flat(self, e: int, agent: Any, observed: Mapping[Any, Any]) -> np.ndarray:
         """An agent's observation. Raises a `RunError` if there is none, or if it is not of the space's shape."""

@@ -12,7 +12,7 @@ import numpy as np
 from lockstep.distributed.comm import Comm
 from lockstep.envs.make import is_jax_task, make_vector_env
 from lockstep.envs.spec import EnvSpec
-from lockstep.envs.vector import VectorEnv, has_agents
+from lockstep.envs.vector import VectorEnv
 from lockstep.errors import ConfigError, RunError
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
 from lockstep.experience.evaluate import MAX_STEPS, Episodes, Interrupted, play, quota
@@ -268,7 +268,9 @@ class Evaluation:
             heartbeat()
             yield env.render()[0]
             observation, _, terminated, truncated, _ = env.step(self._choose(observation, noise, actor))
-            over |= terminated | truncated | (env.waiting() if has_agents(env) else False)
+            over |= terminated | truncated
+            if env.spec.num_agents > 1:
+                over |= env.waiting()
             if over.all():  # several rows are the agents of one environment
                 break
         if env.spec.autoreset == "next_step":  # else this is the next episode's first
