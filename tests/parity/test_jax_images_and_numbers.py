@@ -12,10 +12,12 @@ from networks_alike import arrays, check_gradients, perturbed  # noqa: E402
 
 from lockstep.envs.spec import ActionSpec, EnvSpec, ImagePart  # noqa: E402
 from lockstep.jax.networks import JaxActor, Policy, actor_of  # noqa: E402
+from lockstep.jax.recurrent import Sequences  # noqa: E402
 from lockstep.run import NetworkConfig  # noqa: E402
 from lockstep.torch.networks import Policy as TorchPolicy  # noqa: E402
 from lockstep.torch.networks import TorchActor  # noqa: E402
 from lockstep.torch.networks import actor_of as torch_actor_of  # noqa: E402
+from lockstep.torch.recurrent import Sequences as TorchSequences  # noqa: E402
 
 ARM = EnvSpec(
     3 + 2 * 8 * 9 + 4,
@@ -27,12 +29,16 @@ ARM = EnvSpec(
     critic_image_parts=(ImagePart(0, (1, 8, 9)),),
 )
 SYMMETRIC = EnvSpec(153, ARM.action, "same_step", separately_seedable=True, image_parts=(ImagePart(3, (2, 5, 15)),))
+PIXELS = EnvSpec(
+    2 * 8 * 9, ARM.action, "same_step", separately_seedable=True, image=(2, 8, 9), critic_size=5,
+)  # fmt: skip
 CASES = {
     "own critic": (ARM, {}),
     "shared": (SYMMETRIC, {}),
     "separate": (SYMMETRIC, {"shared": False}),
     "recurrent": (ARM, {"recurrent": "gru", "recurrent_size": 6}),
     "mlp": (ARM, {"encoder": "mlp"}),
+    "recurrent mlp": (PIXELS, {"encoder": "mlp", "recurrent": "gru", "recurrent_size": 6}),
 }
 
 
@@ -74,6 +80,20 @@ def test_recurrent_policies_act_alike():
     found = actor_of(mine)(observation, state)
     for one, other in zip(found, torch_actor_of(theirs, torch.device("cpu"))(observation, state), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_recurrent_policies_take_an_image_as_a_vector():
+    mine, theirs = both("recurrent mlp")
+    images = np.random.default_rng(1).integers(256, size=(6, *PIXELS.image), dtype=np.uint8)
+    critic, state = observed(PIXELS)[1], np.zeros((6, theirs.actor_state_size), np.float32)
+    acting, same = actor_of(mine)(images, state), torch_actor_of(theirs, torch.device("cpu"))(images, state)
+    begin = np.zeros((6, theirs.state_size), np.float32), np.zeros((1, 6), np.float32)
+    learned = mine.unroll(mine.params, images, Sequences(*begin), critic)
+    with torch.no_grad():
+        expected = theirs(*map(torch.from_numpy, (images, critic)), TorchSequences(*map(torch.from_numpy, begin)))
+    for found, wanted in zip((*acting, *learned[:2], acting[0]), (*same, *expected, expected[0]), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    assert np.ptp(acting[0], 0).max() > 0
 
 
 def test_they_act_with_their_encoder():

@@ -78,7 +78,7 @@ class Learner:
             task=WALK,
             num_envs=SHARDS * ENVS,
             num_shards=SHARDS,
-            network=NetworkConfig(hidden=(8,), recurrent_size=8, **(network or {})),
+            network=NetworkConfig(hidden=(8,), **(network or {})),
             algorithm=PPOConfig(num_steps=STEPS, num_minibatches=2, num_epochs=2, **config),
         )
         settings = EnvConfig(kwargs=kwargs or {})

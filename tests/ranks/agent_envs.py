@@ -44,6 +44,9 @@ class Leaving(pettingzoo.ParallelEnv):
         drawn = self.generator.standard_normal()
         return {agent: np.array([self.possible_agents.index(agent), self.steps, drawn], np.float32) for agent in agents}
 
+    def render(self):
+        return np.full((8, 8, 3), 20 * self.steps, np.uint8)
+
     def state(self):
         return {"agents": self.agents, "steps": self.steps, "generator": self.generator.bit_generator.state}
 
@@ -59,4 +62,44 @@ class Lingering(Leaving):
         self.agents = list(actions)
         found = super().step(actions)
         self.agents = list(self.possible_agents) if self.agents else []
+        found[0].update({agent: None for agent in self.possible_agents if agent not in found[0]})
         return found
+
+
+class Absent(Leaving):
+    """Its last agent never takes part."""
+
+    def reset(self, seed=None, options=None):
+        observed, infos = super().reset(seed, options)
+        del observed[self.agents.pop()]
+        return observed, infos
+
+
+class Endless(Leaving):
+    """Its last agent goes on without end."""
+
+    def step(self, actions):
+        observed, reward, terminated, truncated, infos = super().step(actions)
+        last = self.possible_agents[-1]
+        self.agents, terminated[last] = [*[agent for agent in self.agents if agent != last], last], False
+        return observed, reward, terminated, truncated, infos
+
+
+class Faulty(Leaving):
+    """Has the fault `fault`."""
+
+    def __init__(self, fault, num_agents=2, render_mode=None):
+        super().__init__(num_agents)
+        self.fault = fault
+
+    def reset(self, seed=None, options=None):
+        observed, infos = super().reset(seed, options)
+        if self.fault == "no observation":
+            del observed["agent_1"]
+        return observed if self.fault == "no infos" else (observed, infos)
+
+    def step(self, actions):
+        found = super().step(actions)
+        if self.fault == "one number":
+            found[0]["agent_1"] = np.ones(1, np.float32)
+        return found[:4] if self.fault == "four values" else found

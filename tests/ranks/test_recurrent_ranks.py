@@ -8,17 +8,18 @@ from running import job, lines, small, timeless, train_all
 
 from lockstep.run import Run
 
-EVERY = {
-    "num_steps": 8, "sequence_length": 4, "network.recurrent_size": 12, "total_steps": 8 * 128, "num_shards": 4,
-    "evaluate_every": 4 * 128, "log_every": 2 * 128, "checkpoint_every": 128,
+PLAIN = {
+    "num_steps": 8, "total_steps": 8 * 128, "num_shards": 4, "evaluate_every": 4 * 128, "log_every": 2 * 128,
+    "checkpoint_every": 128,
 }  # fmt: skip
+EVERY = PLAIN | {"sequence_length": 4, "network.recurrent_size": 12}
 GROUPS = {"env.policy_keys": ("position",), "env.critic_keys": ("speed", "position", "step")}
 RUNS: dict[str, Run] = {
     "own critic": small(
         "grouped_envs:Hidden", normalize_observation=True, **EVERY, **GROUPS, **{"network.recurrent": "gru"}
     ),
     "own critic, not recurrent": small(
-        "grouped_envs:Hidden", normalize_observation=True, **{**EVERY, "sequence_length": None}, **GROUPS
+        "grouped_envs:Hidden", normalize_observation=True, **PLAIN, **GROUPS
     ),
     "several agents": small(
         "agent_envs:Leaving", normalize_observation=True, normalize_return=True, **EVERY, **{"network.recurrent": "gru"}
@@ -29,7 +30,7 @@ RUNS: dict[str, Run] = {
     ),
     "next step": small("CartPole-v1", normalize_return=True, **EVERY, **{"network.recurrent": "gru"}),
     "stacked observations": small(
-        "lockstep/HiddenCartpole-v0", normalize_observation=True, **{**EVERY, "sequence_length": None},
+        "lockstep/HiddenCartpole-v0", normalize_observation=True, **PLAIN,
         **{"env.frame_stack": 3, "env.kwargs.max_episode_steps": 11},
     ),
     "one body": small(

@@ -20,6 +20,8 @@ METRICS = (
 
 _LONGEST_SEQUENCE = 32
 """Of a recurrent policy by default. Each step of a sequence waits for the one before."""
+SHORTEST_SEQUENCE = 8
+"""Of a recurrent policy by default, unless rollouts are shorter: gradients would reach back over hardly any steps."""
 BOUND = 1.1
 """Means of actions beyond +-this are penalized with `bounds_loss_coef`."""
 

@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,6 +30,10 @@ PACKAGES = {"pettingzoo": "pip install 'lockstep-rl[pettingzoo]'", "mpe2": "pip 
 """Install command by package; a task is `PACKAGE/MODULE`, with `/` for the dots of the module."""
 _NEEDS = {"butterfly": ("pygame", "pymunk"), "sisl": ("pygame", "scipy", "Box2D"), "atari": ("multi_agent_ale_py",)}
 """Packages that PettingZoo's tasks import, by folder."""
+_RETURNED = {
+    "reset": ("observations", "infos"),
+    "step": ("observations", "rewards", "terminations", "truncations", "infos"),
+}
 
 
 def is_task(task: str) -> bool:
@@ -146,7 +150,7 @@ class ParallelEnvs:
         for e, env in enumerate(self._envs):
             rows = self._rows(e)
             chosen = {self._agents[i]: self._action(action[row]) for i, row in enumerate(rows) if self._acting[row]}
-            observed, rewards, ended, cut = self._call("step", env, e, chosen)
+            observed, rewards, ended, cut, _ = self._call("step", env, e, chosen)
             self._steps[e] += 1
             at_limit = self._limit is not None and self._steps[e] >= self._limit
             for i, row in enumerate(rows):
@@ -157,8 +161,8 @@ class ParallelEnvs:
                         raise RunError(f"environment {e}: step returned nothing for agent {agent}, which acted")
                     reward[row], terminated[row] = rewards[agent], ended[agent]
                     truncated[row] = cut[agent] or (at_limit and not ended[agent])
-                if agent in observed:
-                    self._observation[row] = self._flatten(observed[agent])
+                if agent in observed and not self._ended[row]:
+                    self._observation[row] = self._flat(e, agent, observed)
             over = terminated[rows] | truncated[rows]
             self._ended[rows] |= over
             present = np.array([agent in env.agents for agent in self._agents]) & ~self._ended[rows]
@@ -221,21 +225,41 @@ class ParallelEnvs:
         if self._episodes[e] > 0:
             seed = int(np.random.Philox(key=[seed, int(self._episodes[e])]).random_raw()) >> 33
         self._episodes[e] += 1
-        observed = self._call("reset", env, e, seed)[0]
+        observed, _ = self._call("reset", env, e, seed)
         self._steps[e] = 0
         self._ended[self._rows(e)] = False
         for agent, row in zip(self._agents, self._rows(e), strict=True):
             self._acting[row] = agent in env.agents
-            self._observation[row] = self._flatten(observed[agent]) if self._acting[row] else 0
+            self._observation[row] = self._flat(e, agent, observed) if self._acting[row] else 0
         if not self._acting[self._rows(e)].any():
             raise RunError(f"environment {e}: reset left no agents")
 
     def _call(self, method: str, env: Any, e: int, argument: Any) -> Sequence[Any]:
         """Call `reset` or `step`. Raises a `RunError` that names the environment."""
         try:
-            return env.reset(seed=argument) if method == "reset" else env.step(argument)[:4]
+            found = env.reset(seed=argument) if method == "reset" else env.step(argument)
         except Exception as error:
             raise RunError(f"environment {e} failed in {method}: {describe(error)}") from error
+        parts = _RETURNED[method]
+        values = cast("Sequence[Any]", found) if isinstance(found, tuple | list) else None
+        if values is None or len(values) != len(parts):
+            what = f"a {type(cast('object', found)).__name__}" if values is None else f"{len(values)} values"
+            raise RunError(
+                f"environment {e}: {method} returned {what}; return {len(parts)} dicts by agent: {', '.join(parts)}"
+            )
+        return values
+
+    def _flat(self, e: int, agent: Any, observed: Mapping[Any, Any]) -> np.ndarray:
+        """An agent's observation. Raises a `RunError` if there is none, or if it is not of the space's shape."""
+        if agent not in observed:
+            raise RunError(f"environment {e}: there is no observation of agent {agent}, which is one of its agents")
+        flat, shape = self._flatten(observed[agent]), self._observation.shape[1:]
+        if flat.shape != shape:  # numpy would repeat a single number
+            raise RunError(
+                f"environment {e}: the observation of agent {agent} has the shape {list(flat.shape)} when flat, that "
+                f"of its space {list(shape)}"
+            )
+        return flat
 
     def _action(self, action: np.ndarray) -> Any:
         return action if self._restore_action is None else self._restore_action(action)

@@ -70,12 +70,12 @@ def play(
         skip_non_finite: go on with such numbers; `fault` is the first one.
 
     Raises:
-        RunError: an episode does not end within the limit of the task.
+        RunError: an episode does not end within the limit of the task, or an agent never takes part.
     """
     share = np.array([len(block(episodes, env.num_envs, i)) for i in range(env.num_envs)])
     played: list[list[tuple[float, int]]] = [[] for _ in share]
-    num_cut, cut, fault = 0, 1, None
-    while cut and share.any() and (fault is None or skip_non_finite):
+    num_cut, fault = 0, None
+    while share.any() and (fault is None or skip_non_finite):
         if actor is not None:
             actor.begins = np.ones(env.num_envs, bool)
         # Only all environments can be reset: those whose episode was cut play the rest of their share after the others.
@@ -105,7 +105,7 @@ def _play_until_cut(
     size, limit = env.num_envs, env.spec.max_episode_steps
     played: list[list[tuple[float, int]]] = [[] for _ in range(size)]
     wanted = share.copy()
-    total, length = np.zeros(size), np.zeros(size, np.int64)
+    total, (length, idle) = np.zeros(size), np.zeros((2, size), np.int64)
     resetting = np.zeros(size, bool)
     next_step = env.spec.autoreset == "next_step"
     observation = env.reset(seeds).copy()
@@ -117,6 +117,7 @@ def _play_until_cut(
         waiting = env.waiting() if has_agents(env) else resetting
         total += np.where(resetting, 0.0, reward)
         length += ~waiting
+        idle = np.where(waiting, idle + 1, 0)
         fault = fault or _fault(observation, np.where(resetting, 0.0, reward), length)
         if limit is not None and length.max() > limit + 1 and not ended[length.argmax()]:
             raise RunError(
@@ -131,6 +132,14 @@ def _play_until_cut(
                     num_cut += 1
                     left -= int(wanted[i]) - len(played[i])
                     wanted[i] = len(played[i])
+        for i in np.flatnonzero(idle == MAX_STEPS):
+            if wanted[i] and not played[i]:
+                raise RunError(
+                    f"agent {i % env.spec.num_agents} of environment {i // env.spec.num_agents} took no part in "
+                    f"{MAX_STEPS} steps of an evaluation; leave an agent that never acts out of possible_agents"
+                )
+            left -= int(wanted[i]) - len(played[i])  # those it waits for go on without end
+            wanted[i] = len(played[i])
         if actor is not None:
             actor.begins = resetting if next_step else ended | waiting
         total[ended], length[ended] = 0.0, 0

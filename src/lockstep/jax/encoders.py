@@ -87,8 +87,7 @@ class Mlp:
     def apply(self, params: Params, x: Array) -> Array:
         """[N, first size] to [N, last size]; images are flattened. The output is float32 unless `activate_last`."""
         activation, last = ACTIVATIONS[self.activation], len(self.shapes) - 1
-        if x.ndim > 2:
-            x = _scaled(x, params).reshape(x.shape[0], -1)
+        x = as_numbers(x, params)
         kind = x.dtype
         for i in range(len(self.shapes)):
             weight, bias = params[f"layers.{i}.weight"], params[f"layers.{i}.bias"]
@@ -368,6 +367,11 @@ def orthogonal(shape: tuple[int, ...], gain: float, generator: np.random.Generat
     q, r = np.linalg.qr(drawn)
     q *= np.sign(np.diag(r))  # makes the distribution uniform over orthogonal matrices (Mezzadri, 2007)
     return (gain * (q.T if rows < columns else q).reshape(shape)).astype(np.float32)
+
+
+def as_numbers(x: Array, params: Params) -> Array:
+    """[N, *O] to [N, O]: images of bytes as numbers in [0, 1], in the parameters' dtype; vectors as they are."""
+    return _scaled(x, params).reshape(x.shape[0], -1) if x.ndim > 2 else x
 
 
 def _scaled(x: Array, params: Params) -> Array:

@@ -24,6 +24,7 @@ from lockstep.jax.encoders import (
     InitStreams,
     Mlp,
     UserNetwork,
+    as_numbers,
     cast_inputs,
     init_streams,
     make_critic_encoder,
@@ -158,7 +159,10 @@ class ActorCritic:
                 body.apply(subtree(params, f"bodies.{i}"), observation) for i, body in enumerate(self.bodies)
             )
             return seen, valued
-        seen = observation if self.body is None else self.body.apply(subtree(params, "body"), observation)
+        if self.body is None:
+            seen = as_numbers(observation, params)
+        else:
+            seen = self.body.apply(subtree(params, "body"), observation)
         if self.critic_size is None:
             return seen, seen
         if critic is None or self.critic_body is None:

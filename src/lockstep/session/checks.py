@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lockstep.algorithms.dqn import DQNConfig
-from lockstep.algorithms.ppo import PPOConfig
+from lockstep.algorithms.ppo import SHORTEST_SEQUENCE, PPOConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.envs.make import PIXELS_OF_BOTH, is_tensor_task, make_vector_env, stays_on_device
@@ -285,11 +285,7 @@ def _check_recurrent(run: Run) -> None:
     network, config = run.network, run.algorithm
     setting = f"network.recurrent={network.recurrent}"
     if network.recurrent == "none":
-        if isinstance(config, PPOConfig) and config.sequence_length is not None:
-            raise ConfigError(
-                f"sequence_length={config.sequence_length} is for recurrent policies; set network.recurrent to gru or "
-                "lstm, or leave it out"
-            )
+        _refuse_without_memory(run)
         return
     reason = None
     if not isinstance(config, PPOConfig):
@@ -305,6 +301,31 @@ def _check_recurrent(run: Run) -> None:
         reason = f"recurrent layers do not support precision={run.precision}; use float32, or leave it out"
     if reason is not None:
         raise ConfigError(f"{setting}: {reason}")
+    assert isinstance(config, PPOConfig)
+    steps, length = config.num_steps, config.steps_of_sequences
+    if config.sequence_length is None and length < min(SHORTEST_SEQUENCE, steps):
+        raise ConfigError(
+            f"num_steps={steps}: {setting} would learn from sequences of {length} step{'s' * (length > 1)}, its "
+            f"largest divisor up to 32, and remember nothing longer; use num_steps={-(-steps // 32) * 32}, or set "
+            "sequence_length"
+        )
+
+
+def _refuse_without_memory(run: Run) -> None:
+    """Raise `ConfigError` for settings of recurrent layers in a run without them."""
+    network, config, default = run.network, run.algorithm, NetworkConfig()
+    given = {
+        f"network.{name}": getattr(network, name)
+        for name in ("recurrent_size", "recurrent_layers")
+        if getattr(network, name) != getattr(default, name)
+    }
+    way_out = f"algo={run.algo} has none: leave it out"
+    if isinstance(config, PPOConfig):
+        way_out = "set network.recurrent to gru or lstm, or leave it out"
+        if config.sequence_length is not None:
+            given = {"sequence_length": config.sequence_length, **given}
+    for name, value in given.items():
+        raise ConfigError(f"{name}={value} is for recurrent policies; {way_out}")
 
 
 def check_custom_heads(path: str, algorithm: DQNConfig) -> None:

@@ -71,14 +71,15 @@ class Player:
         Args:
             observation: as the policy was trained on it: an image [C, H, W] of bytes, else `spec.observation_size`
                 numbers. A choice of a discrete space is one-hot, and the parts of a `Dict` (by name) or `Tuple` follow
-                one another; an image among them has its channels first, and bytes are divided by 255.
+                one another; an image among them has its channels first, and bytes are divided by 255. With
+                `env.frame_stack` the observations of the last steps follow one another, oldest first.
 
         Returns:
             The action as the environment takes it: a choice, or an array of the shape of the action space.
 
         Raises:
-            ValueError: the observation has another shape, is not an array, or has a number that is not finite. A
-                recurrent policy then goes on as if it had not been called.
+            ValueError: the observation has another shape, is not an array, has a number that is not finite, or is an
+                image of other numbers than bytes. A recurrent policy then goes on as if it had not been called.
         """
         assert self.spec is not None
         rows, action = _one_row(self.spec, observation), self.spec.action
@@ -262,11 +263,15 @@ class Evaluation:
     def _frames(self, env: Any, key: str, heartbeat: Callable[[], object]) -> Generator[np.ndarray]:
         noise, actor = stream(self._run.seed, key), self._player.actor_of(env.num_envs)
         observation = env.reset([stream_seed(self._run.seed, key)] * env.num_envs)
+        over = np.zeros(env.num_envs, bool)
         for _ in range(MAX_FRAMES - 1):
             heartbeat()
             yield env.render()[0]
             observation, _, terminated, truncated, _ = env.step(self._choose(observation, noise, actor))
-            if terminated[0] or truncated[0]:
+            over |= terminated | truncated
+            if env.spec.num_agents > 1:
+                over |= env.waiting()
+            if over.all():  # several rows are the agents of one environment
                 break
         if env.spec.autoreset == "next_step":  # else this is the next episode's first
             yield env.render()[0]
@@ -294,10 +299,19 @@ def _one_row(spec: EnvSpec, observation: Any) -> np.ndarray:
         if not np.isfinite(rows).all():
             index = np.argwhere(~np.isfinite(rows))[0, 1:].tolist()
             raise ValueError(f"the observation is not finite at {index}: {observation}")
-        return rows
+        return _bytes(rows) if image else rows
     if image:
         raise ValueError(f"the policy observes an image {list(shape)} of bytes, channels first, not {found}")
     raise ValueError(
-        f"the policy observes {list(shape)} numbers, not {found}: choices of discrete spaces are one-hot, and parts of "
-        "a Dict or Tuple joined"
+        f"the policy observes {list(shape)} numbers, not {found}: choices of discrete spaces are one-hot, parts of a "
+        "Dict or Tuple joined, and with env.frame_stack the observations of the last steps, oldest first"
     )
+
+
+def _bytes(image: np.ndarray) -> np.ndarray:
+    """An image of integers as bytes; `ValueError` if they are none, as encoders scale bytes alone to [0, 1]."""
+    whole = np.issubdtype(image.dtype, np.integer)
+    if not whole or image.min() < 0 or image.max() > 255:
+        found = f"{image.dtype}" if not whole else f"{image.min()} to {image.max()}"
+        raise ValueError(f"the policy observes an image of bytes, 0 to 255 (uint8), not of {found}; convert it")
+    return image.astype(np.uint8)

@@ -62,8 +62,7 @@ class Mlp(nn.Module):
         """[N, first size] to [N, last size]; images are flattened."""
         activation = elu if self.activation == "elu" else ACTIVATIONS[self.activation]
         last = len(self.layers) - 1
-        if x.ndim > 2:
-            x = x.flatten(1).float().div_(255)
+        x = as_numbers(x)
         for i, layer in enumerate(self.layers):
             x = linear(x, layer.weight, layer.bias)
             if i < last or self.activate_last:
@@ -302,6 +301,11 @@ def described_outputs(outputs: Any) -> str:
     if isinstance(outputs, tuple | list):
         return f"({', '.join(described_outputs(one) for one in cast('list[Any]', outputs))})"
     return f"a {type(outputs).__name__}"
+
+
+def as_numbers(x: Tensor) -> Tensor:
+    """[N, *O] to [N, O]: images of bytes as numbers in [0, 1], vectors as they are."""
+    return x.flatten(1).float().div_(255) if x.ndim > 2 else x
 
 
 def _scaled(x: Tensor, *, channels_last: bool) -> Tensor:

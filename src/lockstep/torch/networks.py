@@ -25,6 +25,7 @@ from lockstep.torch.encoders import (
     ImagesAndNumbers,
     Impala,
     Mlp,
+    as_numbers,
     described_outputs,
     make_critic_encoder,
     make_encoder,
@@ -116,7 +117,7 @@ class ActorCritic(nn.Module):
         if self.bodies is not None:
             of_actor, of_critic = (body(observation) for body in self.bodies)
             return of_actor, of_critic
-        features = observation if self.body is None else self.body(observation)
+        features = as_numbers(observation) if self.body is None else self.body(observation)
         if self.critic_size is None:
             return features, features
         return features, critic if critic is None or self.critic_body is None else self.critic_body(critic)
@@ -144,7 +145,8 @@ class ActorCritic(nn.Module):
         """[N, O] and the actor's state [N, A] to distribution parameters and the state after this step."""
         assert self.core is not None
         encoder = self.body if self.bodies is None else self.bodies[0]
-        features, state = self.core.step(observation if encoder is None else encoder(observation), state)
+        seen = as_numbers(observation) if encoder is None else encoder(observation)
+        features, state = self.core.step(seen, state)
         return self.actor(features), state
 
 

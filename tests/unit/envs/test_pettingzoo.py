@@ -6,17 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from lockstep.cli.main import main
 from lockstep.config.env import EnvConfig
 from lockstep.distributed.timers import Timers
 from lockstep.envs import pettingzoo
 from lockstep.envs.make import env_spec, make_vector_env
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, RunError
 from lockstep.experience.evaluate import play
 from lockstep.experience.rollout import Collector
 from lockstep.run import Run, override
 from lockstep.session.checks import check_agents, check_task
+from lockstep.session.evaluation import Evaluation, Player
 from lockstep.session.task_defaults import task_defaults
 from lockstep.world import World, stream_seed
 
@@ -101,6 +103,31 @@ def test_evaluation_counts_the_episodes_of_each_agent():
     assert (played.lengths, played.returns) == ([2, 2, 3, 3, 4], [22, 22, 36, 36, 52])
 
 
+def test_evaluation_ends_though_an_agent_never_takes_part_or_waits_for_ever(monkeypatch):
+    monkeypatch.setattr("lockstep.experience.evaluate.MAX_STEPS", 20)
+    absent, endless = (make_vector_env(LEAVING.replace("Leaving", name), THREE, 1) for name in ("Absent", "Endless"))
+    first = lambda seen: np.zeros(len(seen), np.int64)  # noqa: E731
+    with pytest.raises(RunError, match="agent 2 of environment 0 took no part in 20 steps"):
+        play(absent, first, 3, [7] * 3, stopped_after(1000))
+    played = play(endless, first, 6, [7] * 3, stopped_after(1000))
+    assert (played.lengths, played.num_cut) == ([2, 2, 3, 3, 20, 20], 2)
+
+
+def stopped_after(steps):
+    """A heartbeat that fails where an evaluation goes on and on."""
+    left = iter(range(steps))
+    return lambda: next(left)
+
+
+def test_video_lasts_until_the_last_agent_has_ended(tmp_path):
+    spec, actor = env_spec(LEAVING, THREE), First()
+    actor.mode = lambda parameters: np.zeros(len(parameters), np.int64)
+    evaluation = Evaluation(Run(task=LEAVING, env=THREE), None, spec, Player(actor, actor, None))
+    evaluation.record(tmp_path / "one.gif", 0, heartbeat=lambda: None)
+    with Image.open(tmp_path / "one.gif") as video:
+        assert video.n_frames == 4, "the video ends with the first agent"
+
+
 def test_stacked_observations_begin_anew_after_waiting():
     env = make_vector_env(LEAVING, EnvConfig(kwargs={"num_agents": 2}, frame_stack=2), 2)
     env.reset([0, 0])
@@ -135,6 +162,22 @@ def test_state_continues_in_another_environment():
 def test_settings_that_do_not_fit_are_refused(config, message):
     with pytest.raises(ConfigError, match=message):
         env_spec(LEAVING, EnvConfig(**config))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("no infos", "environment 0: reset returned a dict; return 2 dicts by agent: observations, infos"),
+        ("no observation", "environment 0: there is no observation of agent agent_1"),
+        ("four values", "environment 0: step returned 4 values; return 5 dicts by agent: observations, rewards, term"),
+        ("one number", r"environment 0: the observation of agent agent_1 has the shape \[1\] when flat, .* \[3\]"),
+    ],
+)
+def test_faults_of_an_environment_are_named(fault, message):
+    env = make_vector_env(LEAVING.replace("Leaving", "Faulty"), EnvConfig(kwargs={"fault": fault}), 2)
+    with pytest.raises(RunError, match=message):
+        env.reset([0, 0])
+        env.step(np.zeros(2, np.int64))
 
 
 def test_shards_hold_whole_environments():

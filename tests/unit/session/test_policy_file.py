@@ -164,6 +164,19 @@ def test_a_player_acts_as_its_environment_takes_it(space, tmp_path):
     assert space.contains(player.act([0.1, 0.2, 0.3])) and space.contains(player.act([9e9, 9e9, -9e9]))
 
 
+def test_a_player_takes_bytes_of_an_image_as_any_integers_and_refuses_other_numbers(tmp_path):
+    """Encoders scale bytes alone: of 0.0 to 255.0 they would make other actions, without a word."""
+    spec = dataclasses.replace(SPEC, observation_size=3 * 12 * 12, image=(3, 12, 12))
+    network = NetworkConfig(features=8)
+    save_policy(tmp_path / POLICY_FILE, Policy(spec, network), None, Run(task="any", network=network))
+    _, player = load_player(tmp_path)
+    image = np.random.default_rng(0).integers(256, size=spec.image)
+    assert (player.act(image) == player.act(image.astype(np.uint8))).all() and np.any(player.act(image))
+    for other, found in ((image.astype(np.float32), "not of float32"), (image - 256, r"not of -256 to -\d")):
+        with pytest.raises(ValueError, match=rf"an image of bytes, 0 to 255 \(uint8\), {found}"):
+            player.act(other)
+
+
 def test_a_file_from_before_starts_and_shapes_loads():
     about = SPEC.to_dict()
     assert set(about["action"]) == {"kind", "sizes", "low", "high"}

@@ -185,7 +185,21 @@ def test_gradient_equals_a_plain_implementation(name, autoreset):
         ({"network.module": "a:B"}, "network.recurrent=gru: network.module=a:B is called with observations alone"),
         ({"symmetry": "a:b"}, "mirror image of a state of recurrent layers"),
         ({"precision": "bfloat16"}, "precision=bfloat16"),
+        ({"num_steps": 74, "sequence_length": None}, "num_steps=74: .* sequences of 2 steps, .* use num_steps=96"),
         ({"network.recurrent": "none"}, "sequence_length=4 is for recurrent policies"),
+        (
+            {"network.recurrent": "none", "sequence_length": None, "network.recurrent_size": 128},
+            "network.recurrent_size=128 is for recurrent policies; set network.recurrent to gru or lstm",
+        ),
+        (
+            {
+                "network.recurrent": "none",
+                "sequence_length": None,
+                "network.recurrent_size": 64,
+                "network.recurrent_layers": 2,
+            },
+            "network.recurrent_layers=2 is for recurrent policies",
+        ),
     ],
     ids=str,
 )
@@ -194,6 +208,15 @@ def test_unsupported_settings_are_refused_by_name(changes, message):
 
     with pytest.raises(ConfigError, match=message):
         check_task(override(RUN, changes), HiddenCartpole(1).spec)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_steps": 5}, {"num_steps": 34}, {"num_steps": 37, "sequence_length": 1}], ids=str
+)
+def test_short_sequences_of_short_rollouts_or_by_name_are_taken(changes):
+    from lockstep.session.checks import check_task
+
+    check_task(override(RUN, {"sequence_length": None} | changes), HiddenCartpole(1).spec)
 
 
 def test_recurrent_dqn_is_refused():
