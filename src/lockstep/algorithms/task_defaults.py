@@ -64,7 +64,7 @@ PPO: Mapping[Kind, Settings] = {
 }
 
 DQN: Mapping[Kind, Settings] = {
-    # RL Baselines3 Zoo published them for LunarLander-v2 (hyperparams/dqn.yml), with twice as many gradient steps. The
+    # RL Baselines3 Zoo published them for LunarLander-v2 (hyperparams/dqn.yml), with half as many gradient steps. The
     # defaults of the class are for images: on vectors they learn unevenly (docs/results/learning.md).
     "discrete": {
         "learning_rate": 6.3e-4,

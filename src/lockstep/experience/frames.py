@@ -5,6 +5,7 @@ Shapes: B environments, E of them, R rows of a ring, N rows anywhere, `*O` obser
 
 import math
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -84,8 +85,8 @@ class Frames:
         spec: of the environments.
         num_envs: B.
         num_rows: R.
-        path: a file for the rows, mapped into memory. It is created, its space is reserved, and it is removed when the
-            process ends.
+        path: of a file for the rows, mapped into memory. Its space is reserved, and freed when the process ends; the
+            directory never lists it.
         make_rows: makes the storage of the rows elsewhere, as on a device.
 
     Raises:
@@ -234,8 +235,8 @@ def _mapped(path: Path, shape: tuple[int, ...], kind: np.dtype[Any]) -> np.ndarr
     size = math.prod(shape) * kind.itemsize
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w+b") as file:
-            path.unlink()  # the space is freed when the process ends, however it ends
+        # Runs side by side may share the directory. The space is freed when the process ends, however it ends.
+        with tempfile.TemporaryFile(prefix=path.name, dir=path.parent) as file:
             os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error now, not a signal in mid-training
             return np.asarray(np.memmap(file, kind, "r+", shape=shape))
     except OSError as error:

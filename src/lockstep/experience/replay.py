@@ -63,8 +63,8 @@ class Replay:
         prioritized: draw by TD error.
         priority_exponent: alpha; 0 draws uniformly.
         priority_eps: eps.
-        path: a file for the observations, mapped into memory. It is created, its space is reserved, and it is removed
-            when the process ends.
+        path: of a file for the observations, mapped into memory. Its space is reserved, and freed when the process
+            ends; the directory never lists it.
         make_rows: makes the storage of the observations elsewhere, as on a device.
 
     Raises:

@@ -33,7 +33,7 @@ from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
 from lockstep.session.gradient_schedule import TAKEN, GradientSchedule
-from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
+from lockstep.session.non_finite import MAX_KEPT, NonFiniteError, locate_non_finite_replayed
 from lockstep.session.shard_replays import Replayed, ShardReplays
 
 Own = tuple[ActorCriticPart, Array | None]
@@ -211,6 +211,8 @@ class ActorCritic(ABC, Generic[SomeConfig]):
                 self._learn_one(*steps[0])
             if self._stop_on_non_finite:
                 minibatches += [parts for parts, _ in steps]
+                if len(minibatches) >= MAX_KEPT and not self.comm.read(self.state.sums)[-1]:
+                    minibatches.clear()
         return minibatches
 
     def _learn_one(self, parts: Sequence[ActorCriticPart], drawn: Sequence[Transitions]) -> None:

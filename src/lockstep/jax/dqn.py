@@ -36,7 +36,7 @@ from lockstep.record.metric_means import MetricMeans
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.gradient_schedule import TAKEN
-from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
+from lockstep.session.non_finite import MAX_KEPT, NonFiniteError, locate_non_finite_replayed
 from lockstep.session.shard_replays import Replayed, ShardReplays, announce
 from lockstep.world import block, stream, stream_seed
 
@@ -135,6 +135,8 @@ class DQN:
             self._learn(steps)
             if self._stop_on_non_finite:
                 minibatches += [parts for parts, _ in steps]
+                if len(minibatches) >= MAX_KEPT and not self.comm.read(self.state.sums)[-1]:
+                    minibatches.clear()
         # One host sync per rollout; acting would wait for the device anyway.
         sums = self.comm.read(self.state.sums)
         if sums[-1] and self._stop_on_non_finite:

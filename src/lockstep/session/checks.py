@@ -161,7 +161,8 @@ def _check_actor_critic(run: Run, spec: EnvSpec) -> None:
                 f"[{low}, {high}]; set bounds with env.clip_action=1.0, say, or use --algo ppo"
             )
     if spec.image is not None or (spec.image_parts and run.network.encoder != "mlp"):
-        other = "--algo ppo" if spec.image is not None else "--algo ppo, or env.policy_keys without them"
+        among_numbers = ", network.encoder=mlp for linear layers, or env.policy_keys without them"
+        other = "--algo ppo" if spec.image is not None else f"--algo ppo{among_numbers}"
         raise ConfigError(f"algo={run.algo} learns from vectors, and task={run.task} observes images; use {other}")
     if spec.critic_size is not None:
         raise ConfigError(

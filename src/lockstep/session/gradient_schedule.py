@@ -1,9 +1,11 @@
 """How many gradient steps are due after each rollout, from numbers that are equal on all ranks."""
 
+import math
+
 import numpy as np
 
 from lockstep.algorithms.replay import ReplayConfig
-from lockstep.run import Run
+from lockstep.run import AnyRun, Run
 from lockstep.world import World, stream
 
 TAKEN, BEGIN, PENDING = range(3)
@@ -57,3 +59,17 @@ class GradientSchedule:
         """`count` different critics of `num_critics`, in order, for this gradient step: equal on all ranks."""
         generator = stream(self._seed, "target critics", int(self.counters[TAKEN]))
         return np.sort(generator.choice(num_critics, count, replace=False))
+
+
+def updates_before_learning(run: AnyRun, done_steps: int = 0) -> int:
+    """Updates of a start that only fill replay buffers; 0 for a run without them.
+
+    Args:
+        run: the config.
+        done_steps: environment steps before a resumed start.
+    """
+    config = run.algorithm
+    if not isinstance(run, Run) or not isinstance(config, ReplayConfig):
+        return 0
+    left = config.learning_starts - (done_steps if config.checkpoint_replay else 0)
+    return max(math.ceil(left / (run.num_envs * config.num_steps)) - 1, 0)

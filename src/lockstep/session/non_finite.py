@@ -18,6 +18,8 @@ from lockstep.record.array_file import write_arrays_or_warn
 from lockstep.record.progress import Progress
 
 FOLDER = "non_finite"
+MAX_KEPT = 64
+"""Minibatches from a replay buffer after which the host reads whether all were finite, and keeps them no longer."""
 _ROLLOUT = ("observation", "action", "reward", "terminated", "ended", "weight")
 _COLUMNS = ("observation", "action", "value", "log_prob", "target", "advantage")
 _REPLAY_COLUMNS = ("observation", "reward", "next_observation", "weight")
@@ -122,7 +124,7 @@ def locate_non_finite_replayed(
     Args:
         comm: the ranks.
         rollouts: one for each local shard.
-        minibatches: since that rollout, oldest first: the part of each local shard.
+        minibatches: the last ones since that rollout, oldest first: the part of each local shard.
         progress: before this rollout.
         reader: of these parts.
     """

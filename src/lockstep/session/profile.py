@@ -18,11 +18,12 @@ import numpy as np
 from lockstep.distributed.timers import PHASES, RecordedTimers
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun, Run
+from lockstep.session.gradient_schedule import updates_before_learning
 from lockstep.system.files import write_atomically
 
 PROFILE_FILE = "profile.json.gz"
 WARMUP_UPDATES = 3
-"""Updates of a start before the recorded ones: caches, memory pools and compiled code are ready then."""
+"""Updates with gradient steps before the recorded ones: caches, memory pools and compiled code are ready then."""
 
 _CLOCK = "lockstep.clock"
 _PHASE_THREAD = 0
@@ -59,9 +60,10 @@ class Profile:
         gather: `comm.gather_object`.
         name: of this rank in the trace.
         file: written by rank 0, which is the process that `is_writer`.
+        idle_updates: of this start, before learning begins.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # everything a profile needs, once, by keyword
         self,
         num_updates: int,
         timers: RecordedTimers,
@@ -71,6 +73,7 @@ class Profile:
         name: str,
         file: Path,
         is_writer: bool,
+        idle_updates: int = 0,
     ) -> None:
         self._num_updates = num_updates
         self._timers = timers
@@ -79,6 +82,7 @@ class Profile:
         self._name = name
         self._file = file
         self._is_writer = is_writer
+        self._first = idle_updates + WARMUP_UPDATES
         self._updates = 0
         self._started_at: int | None = None
         self._clock_ns = self._monotonic_ns = 0
@@ -94,7 +98,7 @@ class Profile:
         if self.is_over:
             return None
         if self._started_at is None:
-            if self._updates >= WARMUP_UPDATES:
+            if self._updates >= self._first:
                 self._start()
             return None
         return self.end() if self._updates - self._started_at >= self._num_updates else None
@@ -106,7 +110,7 @@ class Profile:
         self.is_over = True
         if self._started_at is None or self._updates == self._started_at:
             return (
-                f"note: no profile: training ended after {self._updates} updates, and the first {WARMUP_UPDATES} of a "
+                f"note: no profile: training ended after {self._updates} updates, and the first {self._first} of this "
                 "start, or the first call of a compiled loop, only warm up"
             )
         trace = self._clock_ns, self._stop()
@@ -158,10 +162,13 @@ def check_profile(num_updates: int, run: AnyRun, done_steps: int = 0) -> None:
         return  # the number of rows is not known yet
     batch = run.num_envs * run.algorithm.num_steps
     updates = math.ceil((run.total_steps - done_steps) / batch)
-    if updates < WARMUP_UPDATES + num_updates:
+    idle = updates_before_learning(run, done_steps)
+    wanted = idle + WARMUP_UPDATES + num_updates
+    if updates < wanted:
+        starts = f" (and {idle} before them, until learning_starts, learn nothing)" if idle else ""
         raise ConfigError(
-            f"--profile {num_updates}: the run makes {updates} updates, and the first {WARMUP_UPDATES} only warm up; "
-            f"use a smaller N, or total_steps={done_steps + batch * (WARMUP_UPDATES + num_updates)}"
+            f"--profile {num_updates}: the run makes {updates} updates, and the first {WARMUP_UPDATES} only warm up"
+            f"{starts}; use a smaller N, or total_steps={done_steps + batch * wanted}"
         )
 
 

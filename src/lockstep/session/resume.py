@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.algorithms.replay import ReplayConfig
 from lockstep.config import settings
 from lockstep.config.settings import leaves
 from lockstep.errors import ConfigError
@@ -15,7 +16,7 @@ from lockstep.preflight.setting_paths import with_absolute_paths, with_portable_
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import DamagedError
 from lockstep.record.run_dir import RUN_FILE, read_init_from
-from lockstep.run import AnyRun, OfflineRun, from_dict, load, override, to_dict
+from lockstep.run import AnyRun, OfflineRun, Run, from_dict, load, override, to_dict
 
 _FIXED = ("task", "algo", "ml_framework", "seed", "num_envs", "num_shards")
 """Settings that the saved state depends on."""
@@ -98,6 +99,7 @@ def load_resumption(path: Path, run: AnyRun) -> Resumption:
         return Resumption(run, run_dir, processes, None, None, None, notes, source)
     notes += compare(manifest["run"], to_dict(run))
     size, shards, step = manifest["world_size"], manifest["num_shards"], manifest["step"]
+    notes += _on_empty_replay(from_dict(manifest["run"]), run, step)
     return Resumption(run, run_dir, size, shards, step, exact, notes)
 
 
@@ -137,6 +139,21 @@ def _that_end_with_the_run(run: Mapping[str, Any]) -> list[str]:
     """What is scheduled by the length of the run."""
     found = ["the learning rates"] if run.get("algorithm.learning_rate_schedule") == "linear" else []
     return found + ["the importance weights"] * bool(run.get("algorithm.prioritized"))
+
+
+def _on_empty_replay(saved: AnyRun, now: AnyRun, step: int) -> list[str]:
+    """When a run learns again that goes on at `step` without the replay buffer of its checkpoint."""
+    before, after = saved.algorithm, now.algorithm
+    if not isinstance(now, Run) or not isinstance(before, ReplayConfig) or not isinstance(after, ReplayConfig):
+        return []
+    if before.checkpoint_replay and after.checkpoint_replay:
+        return []
+    begins = step + after.learning_starts
+    end = f", which is beyond total_steps={now.total_steps}: nothing more will be learned"
+    return [
+        f"the replay buffer begins empty (checkpoint_replay=false), and learning goes on at step {begins}"
+        + (end if begins > now.total_steps else "")
+    ]
 
 
 def nothing_left(found: Resumption) -> str | None:

@@ -38,6 +38,7 @@ from lockstep.session.backend import Backend, SomeComm, SomeLearner, SomePolicy
 from lockstep.session.checkpoints import Checkpoints
 from lockstep.session.checks import check_agents
 from lockstep.session.evaluation import Evaluation
+from lockstep.session.gradient_schedule import updates_before_learning
 from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
 from lockstep.session.profile import PROFILE_FILE, Profile
 from lockstep.session.resume import Resumption, load_resumption
@@ -450,6 +451,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         if self._profiled_updates is None or not isinstance(self.timers, RecordedTimers):
             return None
         world = self.world
+        done_steps = self._resumed.step or 0 if self._resumed is not None else 0
         return Profile(
             self._profiled_updates,
             self.timers,
@@ -458,6 +460,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             name=f"rank {world.rank}" if self.run.devices_per_process == 1 else f"process {world.rank}",
             file=self.journal.path / PROFILE_FILE,
             is_writer=world.rank == 0,
+            idle_updates=updates_before_learning(self.run, done_steps),
         )
 
     def _say_if(self, line: str | None) -> None:

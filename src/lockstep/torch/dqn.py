@@ -21,7 +21,7 @@ from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.gradient_schedule import TAKEN
-from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
+from lockstep.session.non_finite import MAX_KEPT, NonFiniteError, locate_non_finite_replayed
 from lockstep.session.shard_replays import ShardReplays, announce
 from lockstep.torch import value_losses as losses
 from lockstep.torch.adam import Adam
@@ -119,6 +119,8 @@ class DQN:
             sums += self._step(parts, drawn)
             if self._stop_on_non_finite:
                 minibatches.append(parts)
+                if len(minibatches) == MAX_KEPT and not self._halted:  # waits for the device
+                    minibatches.clear()
         # One host sync per rollout; the next rollout would wait for the device anyway.
         if replayed.due and self._stop_on_non_finite and bool(self._halted):
             raise self._non_finite_error(rollouts, minibatches, progress)

@@ -17,6 +17,7 @@ from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
 from lockstep.session.gradient_schedule import TAKEN
+from lockstep.session.non_finite import MAX_KEPT
 from lockstep.session.shard_replays import announce
 from lockstep.torch import value_losses as losses
 from lockstep.torch.actor_critic import ActorCritic
@@ -65,6 +66,8 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
                 self._target_values.lerp_(self.values, self.config.target_rate)
             if self._stop_on_non_finite:
                 minibatches.append(parts)
+                if len(minibatches) == MAX_KEPT and not self._halted:  # waits for the device
+                    minibatches.clear()
         # One host sync per rollout; the next rollout would wait for the device anyway.
         if replayed.due and self._stop_on_non_finite and bool(self._halted):
             raise self._non_finite_error(rollouts, minibatches, progress)

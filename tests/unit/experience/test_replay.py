@@ -303,6 +303,14 @@ def test_observations_in_a_file(tmp_path, image):
         replay.sample(1, stream(0, "sample"))
 
 
+def test_runs_side_by_side_may_share_the_directory_of_their_files(tmp_path):
+    path = tmp_path / "shard_0.frames"
+    path.write_text("of a run that starts at the same time")
+    film, replay = filled(film_spec("same_step"), 100, path=path)
+    assert_shown(film, replay.sample(100, stream(0, "sample")), 3, GAMMA)
+    assert path.read_text() == "of a run that starts at the same time"
+
+
 def test_a_file_that_cannot_be_is_refused_before_anything_is_written(tmp_path):
     (tmp_path / "taken").write_text("")
     with pytest.raises(ConfigError, match=r"algorithm\.replay_path=.*taken cannot take .* MB"):

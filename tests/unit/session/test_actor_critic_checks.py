@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.envs.spec import ActionSpec, EnvSpec, ImagePart
 from lockstep.errors import ConfigError
 from lockstep.run import Run, override
 from lockstep.session.checks import check_task
@@ -24,6 +24,10 @@ SPEC = EnvSpec(3, BOUNDED, "same_step", True)
             ["finite bounds", "dimension 1", "inf", "env.clip_action"],
         ),
         ({"image": (1, 8, 8), "observation_size": 64}, ["images", "--algo ppo"]),
+        (
+            {"image_parts": (ImagePart(0, (1, 4, 4)),), "observation_size": 19},
+            ["images", "network.encoder=mlp", "--algo ppo", "env.policy_keys"],
+        ),
         ({"critic_size": 4}, ["critics alone", "--algo ppo", "env.critic_keys"]),
     ],
 )

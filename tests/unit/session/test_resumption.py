@@ -126,8 +126,21 @@ def test_a_replay_that_is_left_out_may_have_another_form(replay_dir):
     found = prepare(replay_dir, {"capacity": "50000", "n_step": "3", "checkpoint_replay": "false"})
     assert (found.run.algorithm.capacity, found.run.algorithm.n_step) == (50_000, 3)
     assert [note.split()[0] for note in found.notes] == [
-        "algorithm.capacity", "algorithm.checkpoint_replay", "algorithm.n_step",
+        "algorithm.capacity", "algorithm.checkpoint_replay", "algorithm.n_step", "the",
     ]  # fmt: skip
+
+
+def test_a_run_that_fills_a_new_replay_is_told_when_it_learns_again(tmp_path, replay_dir):
+    changed = {"checkpoint_replay": "false", "learning_starts": "1000"}
+    *_, note = prepare(replay_dir, changed).notes
+    assert note == "the replay buffer begins empty (checkpoint_replay=false), and learning goes on at step 1512"
+    *_, note = prepare(replay_dir, changed | {"total_steps": "1500"}).notes
+    assert note.endswith("at step 1512, which is beyond total_steps=1500: nothing more will be learned")
+    saved = override(REPLAY, {"checkpoint_replay": False})
+    RunDir.create(tmp_path / "left out", saved)
+    add(tmp_path / "left out", 512, run=to_dict(saved))
+    *_, note = prepare(tmp_path / "left out", {"checkpoint_replay": "true"}).notes
+    assert note.startswith("the replay buffer begins empty")
 
 
 def test_a_replay_may_be_stored_elsewhere_without_effect(replay_dir):
