@@ -64,8 +64,8 @@ PPO: Mapping[Kind, Settings] = {
 }
 
 DQN: Mapping[Kind, Settings] = {
-    # RL Baselines3 Zoo published them for LunarLander-v2 (hyperparams/dqn.yml), with half as many gradient steps. The
-    # defaults of the class are for images: on vectors they learn unevenly (docs/results/learning.md).
+    # Those of RL Baselines3 Zoo for LunarLander-v2 (hyperparams/dqn.yml), with half of its gradient steps. The defaults
+    # of the class are for images: on vectors they learn unevenly (docs/results/learning.md).
     "discrete": {
         "learning_rate": 6.3e-4,
         "batch_size": 128,
