@@ -17,7 +17,7 @@ from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import SyncVectorEnv
 
 from lockstep.envs import wrapper_state
-from lockstep.envs.drawing import choose_mujoco_gl
+from lockstep.envs.drawing import choose_mujoco_gl, frames_per_second
 from lockstep.envs.extras import EXTRAS, install_line, missing_module
 from lockstep.envs.groups import ObservationGroups, observation_fields
 from lockstep.envs.joined_groups import split_groups
@@ -89,6 +89,11 @@ class VectorizedTask:
         """See `SavableEnv`. Raises `RunError` if the state does not fit."""
         with _errors_named(self._task, "restore"):
             wrapper_state.restore(self._env, state)
+
+    @property
+    def frames_per_second(self) -> float:
+        """Of a video."""
+        return frames_per_second(self._env)
 
     def render(self) -> Any:
         """The frames of all environments, if made with `render=True`."""
@@ -166,6 +171,11 @@ class SingleEnvs:
         if len(saved) != self.num_envs:
             raise RunError(f"the saved state is of {len(saved)} environments per shard, here are {self.num_envs}")
         self._each("restore", [(state,) for state in saved])
+
+    @property
+    def frames_per_second(self) -> float:
+        """Of a video."""
+        return self._each("frames_per_second", [()] * self.num_envs)[0]
 
     def render(self) -> Any:
         """The frames of all environments, if made with `render=True`."""
@@ -245,6 +255,10 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
         """Load `state()`."""
         with _errors_named(self._name, "restore"):
             wrapper_state.restore(self.env, state)
+
+    def frames_per_second(self) -> float:
+        """Of a video."""
+        return frames_per_second(self)
 
     def render(self) -> Any:
         """The current frame."""

@@ -1,14 +1,25 @@
-"""Pictures of MuJoCo environments on machines without a display."""
+"""Pictures of environments: how many a second, and MuJoCo's on machines without a display."""
 
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from lockstep.errors import ConfigError
 
 _BACKENDS = ("egl", "osmesa")
 """OpenGL without a display: on a GPU or Mesa's EGL, else in software."""
 _TIMEOUT_S = 60.0
+_RATE = 30.0
+
+
+def frames_per_second(env: Any) -> float:
+    """Pictures per second in the task's own time: `render_fps` of the environment's metadata, 30 if it names none."""
+    metadata: Mapping[str, Any] = getattr(env, "metadata", None) or {}
+    rate = metadata.get("render_fps")
+    return float(rate) if isinstance(rate, int | float) and 0 < rate < math.inf else _RATE
 
 
 def choose_mujoco_gl() -> None:

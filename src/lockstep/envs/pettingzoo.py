@@ -9,6 +9,7 @@ import numpy as np
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs.adapters import close_or_warn, config_errors, describe
+from lockstep.envs.drawing import frames_per_second
 from lockstep.envs.groups import refuse_groups
 from lockstep.envs.load import near
 from lockstep.envs.package_folders import package_folders
@@ -179,6 +180,11 @@ class ParallelEnvs:
     def waiting(self) -> np.ndarray:
         """Rows that took no part in the last step: their agent's episode had ended before, or not begun."""
         return self._waiting
+
+    @property
+    def frames_per_second(self) -> float:
+        """Of a video."""
+        return frames_per_second(self._envs[0])
 
     def render(self) -> Any:
         """The frames of all environments, if made with `render=True`."""

@@ -1,7 +1,9 @@
 """Videos of episodes as GIF, which every browser shows without a codec."""
 
 import io
+import math
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +15,21 @@ from lockstep.system.files import write_atomically
 MAX_FRAMES = 3000
 """Longer episodes are cut: at 15 frames per second this is more than three minutes, and some megabytes."""
 _MAX_WIDTH = 320
+_MAX_RATE = 50.0
+"""Many viewers slow down what has more frames per second."""
 
 
 def write_gif(path: Path, frames: Iterable[np.ndarray], frames_per_second: float) -> None:
     """Write `frames`, uint8 [H, W, 3], at most `MAX_FRAMES` of them and shrunk to 320 pixels of width.
 
-    The file appears atomically. Raises `RunError` if it cannot be written.
+    Of more than 50 per second it keeps every second, or every third, and so on. The file appears atomically. Raises
+    `RunError` if it cannot be written.
     """
-    pictures = (_picture(frame) for _, frame in zip(range(MAX_FRAMES), frames, strict=False))
+    every = max(math.ceil(frames_per_second / _MAX_RATE), 1)
+    pictures = (_picture(frame) for frame in islice(frames, 0, MAX_FRAMES, every))
     first = next(pictures)
     content = io.BytesIO()
-    duration = max(round(1000 / frames_per_second), 20)  # many viewers slow down what is shorter
+    duration = round(1000 * every / frames_per_second)
     try:
         first.save(content, "GIF", save_all=True, append_images=pictures, duration=duration, loop=0)
         path.parent.mkdir(parents=True, exist_ok=True)

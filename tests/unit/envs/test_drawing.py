@@ -1,8 +1,9 @@
-"""Pictures of MuJoCo without a display, and the extras that tasks need."""
+"""Pictures of environments: their speed, MuJoCo's without a display, and the extras that tasks need."""
 
 import os
 import sys
 from ctypes.util import find_library
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,28 @@ from lockstep.envs.adapters import config_errors
 from lockstep.envs.make import make_vector_env
 from lockstep.errors import ConfigError
 from lockstep.run import EnvConfig
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "rate"),
+    [
+        ("CartPole-v1", {"vectorization": "entry_point"}, 50),
+        ("CartPole-v1", {"vectorization": "sync", "frame_stack": 2}, 50),
+        ("Acrobot-v1", {"vectorization": "async"}, 15),
+        ("lockstep/PixelPong-v0", {}, 30),
+    ],
+)
+def test_videos_have_the_speed_of_the_task(task, settings, rate):
+    env = make_vector_env(task, EnvConfig(**settings), 1, render=True)
+    try:
+        assert env.frames_per_second == rate
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"render_fps": None}, {"render_fps": 0}, {"render_fps": float("nan")}])
+def test_a_task_without_a_speed_has_30_frames_a_second(metadata):
+    assert drawing.frames_per_second(SimpleNamespace(metadata=metadata)) == 30
 
 
 @pytest.fixture

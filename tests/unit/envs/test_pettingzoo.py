@@ -55,6 +55,13 @@ def collected(config=THREE, steps=8, rows=6, task=LEAVING):
     return env, actor, collector, rollout
 
 
+def test_video_has_the_speed_of_the_task(monkeypatch):
+    env = make_vector_env(LEAVING, THREE, 3)
+    assert env.frames_per_second == 30, "it has no metadata"
+    monkeypatch.setattr(env._envs[0], "metadata", {"name": "leaving", "render_fps": 10}, raising=False)
+    assert env.frames_per_second == 10
+
+
 def test_agent_that_ended_waits_for_the_others_with_weight_0():
     env, actor, collector, rollout = collected()
     assert (env.spec.num_agents, env.num_envs) == (3, 6)

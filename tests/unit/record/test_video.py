@@ -38,9 +38,18 @@ def test_what_is_written_can_be_seen(tmp_path):
 def test_long_and_wide_ones_are_cut_and_shrunk(tmp_path, monkeypatch):
     monkeypatch.setattr(video, "MAX_FRAMES", 4)
     path = tmp_path / "a.gif"
-    write_gif(path, frames(9, (100, 640, 3)), 1000)
+    write_gif(path, frames(9, (100, 640, 3)), 50)
     seen = read(path)
     assert len(seen) == 4 and seen[0][0].shape == (50, 320, 3) and seen[0][1] == 20
+
+
+def test_of_quick_ones_some_frames_are_kept(tmp_path):
+    """125 frames a second, as MuJoCo's Hopper has: every third, for 24 ms, which the format rounds to 20."""
+    write_gif(tmp_path / "a.gif", frames(8), 125)
+    seen = read(tmp_path / "a.gif")
+    assert [duration for _, duration in seen] == [20] * 3
+    for (picture, _), frame in zip(seen, [*frames(8)][::3], strict=True):
+        np.testing.assert_array_equal(picture, frame)
 
 
 def test_a_failure_leaves_nothing(tmp_path):
