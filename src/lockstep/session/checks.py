@@ -261,10 +261,10 @@ def _check_heads(run: Run, spec: EnvSpec) -> None:
     """Raise `ConfigError` for outputs that no action has, or layers of a value network that does not exist."""
     network = run.network
     if run.algo != "ppo" or spec.action.kind != "continuous":
-        reason = f"algo={run.algo} has no deviations" if run.algo != "ppo" else f"those of task={run.task} are not"
+        reason = f"this run has algo={run.algo}" if run.algo != "ppo" else f"those of task={run.task} are not"
         for name, value in (("state_dependent_std", "true"), ("initial_log_std", network.initial_log_std)):
             if getattr(network, name):
-                raise ConfigError(f"network.{name}={value} is for continuous actions; {reason}: leave it out")
+                raise ConfigError(f"network.{name}={value} is for continuous actions of PPO; {reason}: leave it out")
     if network.critic_hidden is None:
         return
     images = spec.image is not None and network.encoder != "mlp"
