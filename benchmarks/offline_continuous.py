@@ -52,6 +52,7 @@ TASKS = {
         mixed=False,
         episodes=100,
         offline=("gamma=0.95", "reward_scale=0.1", "learning_rate=1e-3", "target_rate=0.01", "epochs=80"),
+        own={"cql": ("cql_alpha=1", "num_sampled_actions=4")},
     ),
     "Hopper-v5": Task(
         train="Hopper-v5",

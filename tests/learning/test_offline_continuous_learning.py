@@ -27,7 +27,7 @@ def pendulum(offline_continuous, tmp_path_factory):
     return folder, offline_continuous.write_log(folder, "Pendulum-v1", seed=0)
 
 
-@pytest.mark.parametrize("algo", ["iql", "td3_bc"])
+@pytest.mark.parametrize("algo", ["iql", "td3_bc", "cql"])
 def test_pendulum_is_learned_as_well_as_the_best_tenth_of_the_log(offline_continuous, pendulum, algo):
     folder, returns = pendulum
     best = statistics.mean(returns[: len(returns) // 10])

@@ -85,8 +85,8 @@ class Frames:
         spec: of the environments.
         num_envs: B.
         num_rows: R.
-        path: of a file for the rows, mapped into memory. Its space is reserved, and freed when the process ends; the
-            directory never lists it.
+        path: of a file for the rows, mapped into memory; random letters follow its name. Its space is reserved, and
+            freed when the process ends; it is removed from the directory at once.
         make_rows: makes the storage of the rows elsewhere, as on a device.
 
     Raises:
@@ -235,8 +235,9 @@ def _mapped(path: Path, shape: tuple[int, ...], kind: np.dtype[Any]) -> np.ndarr
     size = math.prod(shape) * kind.itemsize
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Runs side by side may share the directory. The space is freed when the process ends, however it ends.
-        with tempfile.TemporaryFile(prefix=path.name, dir=path.parent) as file:
+        number, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)  # runs may share the directory
+        with open(number, "w+b") as file:
+            os.unlink(name)  # the space is freed when the process ends, however it ends
             os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error now, not a signal in mid-training
             return np.asarray(np.memmap(file, kind, "r+", shape=shape))
     except OSError as error:

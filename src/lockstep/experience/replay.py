@@ -63,8 +63,8 @@ class Replay:
         prioritized: draw by TD error.
         priority_exponent: alpha; 0 draws uniformly.
         priority_eps: eps.
-        path: of a file for the observations, mapped into memory. Its space is reserved, and freed when the process
-            ends; the directory never lists it.
+        path: of a file for the observations, mapped into memory; random letters follow its name. Its space is reserved,
+            and freed when the process ends; it is removed from the directory at once.
         make_rows: makes the storage of the observations elsewhere, as on a device.
 
     Raises:
