@@ -75,7 +75,7 @@ def play(
     share = np.array([len(block(episodes, env.num_envs, i)) for i in range(env.num_envs)])
     played: list[list[tuple[float, int]]] = [[] for _ in share]
     num_cut, fault = 0, None
-    while share.any() and (fault is None or skip_non_finite):
+    while share.sum() and (fault is None or skip_non_finite):
         if actor is not None:
             actor.begins = np.ones(env.num_envs, bool)
         # Only all environments can be reset: those whose episode was cut play the rest of their share after the others.
