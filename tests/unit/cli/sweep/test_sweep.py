@@ -6,7 +6,6 @@ import math
 import os
 import re
 import signal
-import threading
 from pathlib import Path
 
 import pytest
@@ -190,12 +189,17 @@ def test_dry_run_lists_the_runs_and_starts_none(sweeps, capsys):
     assert not (sweeps.path / "runs").exists()
 
 
-def test_run_of_a_killed_start_is_waited_for(sweeps, capsys):
+def test_run_of_a_killed_start_is_waited_for(sweeps, capsys, monkeypatch):
     """A process of the earlier start may still hold the run."""
     sweeps.run("train", "cartpole", "--seeds", "0", "--run-dir", "one")
     (sweeps.path / "one/seed_0/summary.json").unlink()
-    lock = lock_run_dir(sweeps.path / "one/seed_0")
-    threading.Timer(0.3, os.close, [lock]).start()
+    locks, waiting = [lock_run_dir(sweeps.path / "one/seed_0")], ProgressLines.waiting
+
+    def end(self, member):
+        waiting(self, member)
+        os.close(locks.pop())
+
+    monkeypatch.setattr(ProgressLines, "waiting", end)
     assert sweeps.run("sweep", "one") == 0
     assert "seed_0: waiting for an earlier process to end" in capsys.readouterr().out
 
