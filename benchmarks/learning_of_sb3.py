@@ -25,7 +25,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 IN_JAX = find_spec("sbx") is not None
 ALGORITHMS: Any = importlib.import_module("sbx" if IN_JAX else "stable_baselines3")
 
-
 EVALUATE_EVERY = 100_000
 
 PPO_SETTINGS: dict[str, dict[str, Any]] = {

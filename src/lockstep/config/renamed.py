@@ -1,6 +1,5 @@
 """Error messages for settings and algorithms by the names of other libraries: our name, and the line to type."""
 
-import json
 import math
 import re
 import shlex
@@ -14,6 +13,7 @@ from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCCo
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
+from lockstep.config.settings import as_text
 from lockstep.config.synonyms import SYNONYMS, VARIANTS, Known, Synonym, Variant
 from lockstep.errors import ConfigError
 
@@ -64,7 +64,7 @@ def renaming_error(
     `known` are the settings of the run; `flags` those of the command, default: all of `lockstep train`.
     """
     word = name.lstrip("-").rpartition(".")[2].lower().replace("-", "_")
-    text = _text(value)
+    text = as_text(value)
     problem = f"unknown argument {name} {text}".rstrip() if how == "flag" else f"unknown setting {name}={text}"
     is_section_value = is_dataclass(known.get(word)) and isinstance(value, str) and re.fullmatch(r"[\w./:-]+", value)
     if word in known and not is_section_value:  # env: CartPole-v1
@@ -136,12 +136,6 @@ def _line(setting: str, value: str, known: Known, how: How) -> str:
         part = next(parts, None)
         return f"`{part}: {{{setting}: {value}}}`" if part else f"`{setting}: {value}`"
     return f"{setting}={value}" if how == "python" else f"--set {shlex.quote(f'{setting}={value}')}"
-
-
-def _text(value: object) -> str:
-    if value is None or isinstance(value, (bool, list, tuple, dict)):
-        return json.dumps(value, default=str)
-    return str(value)
 
 
 def _parsed(value: object) -> object:

@@ -2,6 +2,7 @@
 
 import datetime
 import difflib
+import json
 import math
 import re
 import types
@@ -239,6 +240,13 @@ def _as_list(value: Any, hint: Any) -> str:
             msgspec.convert(parse(f"[{value}]", ""), hint)
             return f": write [{value}]"
     return ""
+
+
+def as_text(value: object) -> str:
+    """A value as it is written after `NAME=` of `--set`."""
+    if value is None or isinstance(value, (bool, list, tuple, dict)):
+        return json.dumps(value, default=str)
+    return str(value)
 
 
 def _shown(value: Any) -> str:

@@ -4,7 +4,6 @@ Networks of other shapes are known by their settings, except those of images and
 refused when they are made.
 """
 
-import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.config.settings import as_text
 from lockstep.envs.make import env_spec
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
@@ -87,13 +87,9 @@ def _check_settings(path: Path, theirs: dict[str, Any], ours: dict[str, Any]) ->
     for name, value in theirs.items():
         if name in ours and ours[name] != value:
             raise ConfigError(
-                f"--init-from {path}: its network has {name}={_text(value)}, and this run's {_text(ours[name])}; "
-                f"add --set {shlex.quote(f'{name}={_text(value)}')}, or start without it"
+                f"--init-from {path}: its network has {name}={as_text(value)}, and this run's {as_text(ours[name])}; "
+                f"add --set {shlex.quote(f'{name}={as_text(value)}')}, or start without it"
             )
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _check_spec(path: Path, theirs: EnvSpec, ours: EnvSpec, task: str) -> None:

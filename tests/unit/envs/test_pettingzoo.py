@@ -113,7 +113,10 @@ def test_evaluation_counts_the_episodes_of_each_agent():
 def test_evaluation_ends_though_an_agent_never_takes_part_or_waits_for_ever(monkeypatch):
     monkeypatch.setattr("lockstep.experience.evaluate.MAX_STEPS", 20)
     absent, endless = (make_vector_env(LEAVING.replace("Leaving", name), THREE, 1) for name in ("Absent", "Endless"))
-    first = lambda seen: np.zeros(len(seen), np.int64)  # noqa: E731
+
+    def first(observation):
+        return np.zeros(len(observation), np.int64)
+
     with pytest.raises(RunError, match="agent 2 of environment 0 took no part in 20 steps"):
         play(absent, first, 3, [7] * 3, stopped_after(1000))
     played = play(endless, first, 6, [7] * 3, stopped_after(1000))
