@@ -54,18 +54,17 @@ class Profile:
     """Records some updates of this rank, and merges the traces of all ranks.
 
     Args:
-        num_updates: how many.
+        updates: which of this start; a compiled loop of several begins and ends them later.
         timers: of this rank.
         tracer: of this rank.
         gather: `comm.gather_object`.
         name: of this rank in the trace.
         file: written by rank 0, which is the process that `is_writer`.
-        idle_updates: of this start, before learning begins.
     """
 
-    def __init__(  # noqa: PLR0913  # everything a profile needs, once, by keyword
+    def __init__(
         self,
-        num_updates: int,
+        updates: range,
         timers: RecordedTimers,
         tracer: Tracer,
         gather: Callable[[Any, str], list[Any]],
@@ -73,16 +72,14 @@ class Profile:
         name: str,
         file: Path,
         is_writer: bool,
-        idle_updates: int = 0,
     ) -> None:
-        self._num_updates = num_updates
+        self._recorded = updates
         self._timers = timers
         self._tracer = tracer
         self._gather = gather
         self._name = name
         self._file = file
         self._is_writer = is_writer
-        self._first = idle_updates + WARMUP_UPDATES
         self._updates = 0
         self._started_at: int | None = None
         self._clock_ns = self._monotonic_ns = 0
@@ -98,10 +95,10 @@ class Profile:
         if self.is_over:
             return None
         if self._started_at is None:
-            if self._updates >= self._first:
+            if self._updates >= self._recorded.start:
                 self._start()
             return None
-        return self.end() if self._updates - self._started_at >= self._num_updates else None
+        return self.end() if self._updates - self._started_at >= len(self._recorded) else None
 
     def end(self) -> str | None:
         """Write what has been recorded; *collective*. Called again at the end of training, for short runs."""
@@ -110,8 +107,8 @@ class Profile:
         self.is_over = True
         if self._started_at is None or self._updates == self._started_at:
             return (
-                f"note: no profile: training ended after {self._updates} updates, and the first {self._first} of this "
-                "start, or the first call of a compiled loop, only warm up"
+                f"note: no profile: training ended after {self._updates} updates, and the first "
+                f"{self._recorded.start} of this start, or the first call of a compiled loop, only warm up"
             )
         trace = self._clock_ns, self._stop()
         packed = np.frombuffer(zlib.compress(msgspec.json.encode(trace), _COMPRESSION), np.uint8)

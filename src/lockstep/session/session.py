@@ -40,7 +40,7 @@ from lockstep.session.checks import check_agents
 from lockstep.session.evaluation import Evaluation
 from lockstep.session.gradient_schedule import updates_before_learning
 from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
-from lockstep.session.profile import PROFILE_FILE, Profile
+from lockstep.session.profile import PROFILE_FILE, WARMUP_UPDATES, Profile
 from lockstep.session.resume import Resumption, load_resumption
 from lockstep.session.run_state import RunState, Source
 from lockstep.session.signals import WATCHED, StopSignals
@@ -452,15 +452,15 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             return None
         world = self.world
         done_steps = self._resumed.step or 0 if self._resumed is not None else 0
+        first = updates_before_learning(self.run, done_steps) + WARMUP_UPDATES
         return Profile(
-            self._profiled_updates,
+            range(first, first + self._profiled_updates),
             self.timers,
             self.backend.tracer(self.comm),
             self.comm.gather_object,
             name=f"rank {world.rank}" if self.run.devices_per_process == 1 else f"process {world.rank}",
             file=self.journal.path / PROFILE_FILE,
             is_writer=world.rank == 0,
-            idle_updates=updates_before_learning(self.run, done_steps),
         )
 
     def _say_if(self, line: str | None) -> None:
