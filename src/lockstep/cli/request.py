@@ -175,7 +175,8 @@ def online_run(run: "AnyRun", what: str) -> "Run":
 def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
     """Check the framework, the task and the data of a run; returns it with absolute paths.
 
-    Sets `args.note`, which `start` prints: the kind of task that default settings were chosen for, or None.
+    Sets `args.notes`, which `start` prints: the kind of task that default settings were chosen for, if any, and
+    settings without effect.
     """
     from lockstep.envs.load import check_location
     from lockstep.envs.make import env_spec
@@ -185,13 +186,14 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
     from lockstep.session.data_checks import check_data
     from lockstep.session.logged.policy_spec import PolicySpec, check_simulator
     from lockstep.session.task_defaults import defaults_note
+    from lockstep.session.unused_settings import unused_settings
 
-    args.note = None
     check_packages(run)
     if isinstance(run, OfflineRun):
         dataset, _ = check_data(run)
         if run.task is not None:
             check_simulator(PolicySpec.of_run(run, dataset, env_spec(run.task, run.env)), run.task)
+        args.notes = unused_settings(run)
         return with_absolute_paths(run)
     for name, code in (("network.module", run.network.module), ("symmetry", getattr(run.algorithm, "symmetry", None))):
         if code is not None:
@@ -200,8 +202,8 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
     with _suggest_recipes(run.task) if run.task == (args.target or args.task) else nullcontext():
         spec = env_spec(run.task, run.env)
     check_task(run, spec)
-    if has_task_defaults(args, run):
-        args.note = defaults_note(run, spec)
+    note = defaults_note(run, spec) if has_task_defaults(args, run) else None
+    args.notes = [*([] if note is None else [f"{note}; run.yaml has them all"]), *unused_settings(run, spec)]
     return with_absolute_paths(run)
 
 

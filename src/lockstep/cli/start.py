@@ -106,10 +106,10 @@ def _start_policy(args: argparse.Namespace, run: "AnyRun", found: "Resumption | 
 def _print_notes(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None") -> None:
     from lockstep.run import Run
 
-    notes = [] if found is None or args.joined else list(found.notes)
-    if args.note is not None:
-        notes.append(f"{args.note}; run.yaml has them all")
-    if found is None and isinstance(run, Run) and not args.joined:
+    if args.joined:  # the launcher has printed them
+        return
+    notes = [*([] if found is None else found.notes), *args.notes]
+    if found is None and isinstance(run, Run):
         rollout = run.num_envs * run.algorithm.num_steps
         if run.total_steps < rollout:
             notes.append(

@@ -33,6 +33,7 @@ from lockstep.session.env_checks.before_run import check_before_run
 from lockstep.session.profile import check_profile
 from lockstep.session.resume import ended_summary, load_resumption, nothing_left
 from lockstep.session.task_defaults import defaults_note, task_defaults
+from lockstep.session.unused_settings import unused_settings
 from lockstep.system.files import shown_path
 from lockstep.world import World
 
@@ -88,6 +89,8 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
     check_not_imported("train")
     _check_types(run, ranks)
     run = _named(run, overrides) if isinstance(run, str) else override(run, overrides)
+    if world is None and not joined:
+        _print_notes(unused_settings(run))
     check_packages(run)
     run = with_absolute_paths(run)
     alone, world = world is None, world or World.from_environment()
@@ -126,9 +129,15 @@ def _named(target: str, changes: Mapping[str, Any]) -> AnyRun:
         return override(run, changes)
     run = override(task_defaults(target, changes), changes)
     note = defaults_note(run, env_spec(run.task, run.env))
-    if note is not None and World.from_environment().rank == 0:
-        print(f"lockstep: note: {note}; run.yaml has them all", file=sys.stderr)
+    if note is not None:
+        _print_notes([f"{note}; run.yaml has them all"])
     return run
+
+
+def _print_notes(notes: list[str]) -> None:
+    if World.from_environment().rank == 0:
+        for note in notes:
+            print(f"lockstep: note: {note}", file=sys.stderr)
 
 
 def is_complete(found: "Resumption", world: World) -> bool:
