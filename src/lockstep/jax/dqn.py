@@ -38,6 +38,7 @@ from lockstep.run import Run
 from lockstep.session.gradient_schedule import TAKEN
 from lockstep.session.non_finite import MAX_KEPT, NonFiniteError, locate_non_finite_replayed
 from lockstep.session.shard_replays import Replayed, ShardReplays, announce
+from lockstep.session.support_watch import watch_support
 from lockstep.world import block, stream, stream_seed
 
 _NO_SUMS = np.zeros(1 + len(VALUE_METRICS) + 2, np.float32)
@@ -355,6 +356,7 @@ def train(session: Session) -> None:
     shape = len(envs), len(envs[0])
     ActorWithState(actor, shape)(np.zeros((*shape, *policy.spec.observation_shape), policy.spec.observation_dtype))
     progress, new_steps = Progress(run.total_steps), run.num_envs * config.num_steps
+    read_metrics = watch_support(session.journal, config, dqn.metrics.read)
     with session.training(progress, collector):
         while not session.over:
             explorer.epsilon = epsilon(config, progress.env_steps)
@@ -365,5 +367,5 @@ def train(session: Session) -> None:
             totals = dqn.update(rollouts, session.local_statistics(), progress)
             session.timers.enter(OTHER)
             session.advance(new_steps, totals)
-            session.log_evaluate_checkpoint(new_steps, dqn.metrics.read)
-        session.checkpoint_last(dqn.metrics.read)
+            session.log_evaluate_checkpoint(new_steps, read_metrics)
+        session.checkpoint_last(read_metrics)

@@ -23,6 +23,7 @@ from lockstep.run import Run
 from lockstep.session.gradient_schedule import TAKEN
 from lockstep.session.non_finite import MAX_KEPT, NonFiniteError, locate_non_finite_replayed
 from lockstep.session.shard_replays import ShardReplays, announce
+from lockstep.session.support_watch import watch_support
 from lockstep.torch import value_losses as losses
 from lockstep.torch.adam import Adam
 from lockstep.torch.capture import announce_capture, capture_acting, capture_step
@@ -303,6 +304,7 @@ def train(session: Session[Run]) -> None:
         dqn.warmup(dqn.rows)()
     progress = Progress(run.total_steps)
     new_steps = run.num_envs * config.num_steps
+    read_metrics = watch_support(session.journal, config, dqn.metrics.read)
     with session.training(progress, collector):
         while not session.over:
             explorer.epsilon = epsilon(config, progress.env_steps)
@@ -313,5 +315,5 @@ def train(session: Session[Run]) -> None:
             totals = dqn.update(rollouts, session.local_statistics(), progress)
             timers.enter(OTHER)
             session.advance(new_steps, totals)
-            session.log_evaluate_checkpoint(new_steps, dqn.metrics.read)
-        session.checkpoint_last(dqn.metrics.read)
+            session.log_evaluate_checkpoint(new_steps, read_metrics)
+        session.checkpoint_last(read_metrics)
