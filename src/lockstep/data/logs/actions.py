@@ -73,6 +73,12 @@ class ActionNames:
             where.refuse_first(~known, lambda row: f'{column} "{found[row]}" {wanted}')
         return found
 
+    def check_no_numbers(self, text: str, where: Where, row: int, column: str) -> None:
+        """Raise `ConfigError` for numbers as Python prints them, which would be a name, unless names are known."""
+        numbers = _printed_numbers(text) if self.names is None else None
+        if numbers is not None:
+            where.refuse(row, f"{column} is {text}, as Python prints a tuple or an array; write {numbers}")
+
     @property
     def _first_names(self) -> str:
         names = self.names or ()
@@ -117,6 +123,7 @@ class ActionDecoder:
         if isinstance(value, list):
             return one_hot(cast("list[Any]", value), self._names, where, row, column)
         if isinstance(value, str):
+            self._names.check_no_numbers(value, where, row, column)
             return value or None
         return None if value is None else self._names.of_index(value, where, row, column)
 
@@ -130,6 +137,8 @@ def actions_of_series(series: pl.Series, names: ActionNames, where: Where, colum
         found = series.cast(pl.String)
         found = pl.select(pl.when(found != "").then(found)).to_series().alias(column)
         some = found.drop_nulls().head(1)
+        if len(some):
+            names.check_no_numbers(some[0], where, int(cast(int, found.is_not_null().arg_max())), column)
         if len(some) and some[0].lstrip()[:1] in ("{", "["):
             return ActionDecoder(names)([_json(cell) for cell in found], where, column)
         if text and names.names is None:
@@ -164,6 +173,19 @@ def one_hot(values: list[Any], names: ActionNames, where: Where, row: int, colum
             "--kind continuous says",
         )
     return marked[0] if marked else None
+
+
+def _printed_numbers(cell: str) -> list[float] | None:
+    """The numbers of a cell as Python prints tuples, `(0.1, 0.2)`, and numpy arrays, `[0.1 0.2]`; None of others."""
+    cell = cell.strip()
+    separator = "," if "," in cell else None
+    if not cell.startswith("[" if separator is None else "("):
+        return None
+    try:
+        numbers = [float(part) for part in cell[1:-1].split(separator) if part.strip()]
+    except ValueError:
+        return None
+    return numbers if len(numbers) > 1 or separator is not None else None
 
 
 def _maps_of_lists(texts: Sequence[bytes], where: Where, column: str) -> Maps:

@@ -379,6 +379,31 @@ def test_names_of_actions_may_look_like_numbers_where_all_are_given(tmp_path, gi
     assert table(scalars(tmp_path / "a.csv", names), actions=given)["action"].to_list() == names
 
 
+@pytest.mark.parametrize(
+    ("cell", "written"),
+    [
+        ("(0.1, -0.2)", "[0.1, -0.2]"),
+        ("[ 0.1 -0.2]", "[0.1, -0.2]"),
+        ("[1e-05\n 2.]", "[1e-05, 2.0]"),
+        ("(3,)", "[3.0]"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+def test_numbers_as_python_prints_them_are_refused_with_the_way_to_write_them(tmp_path, name, cell, written):
+    path = scalars(tmp_path / name, [cell] * 3)
+    with pytest.raises(
+        ConfigError, match=re.escape(f"action is {cell}, as Python prints a tuple or an array; write {written}")
+    ):
+        table(path)
+
+
+@pytest.mark.parametrize("names", [["(a, b)", "(1)", "x"], ["()", "(1, 2", "[1"]])
+def test_names_of_actions_may_have_brackets(tmp_path, names):
+    assert table(scalars(tmp_path / "a.csv", names[:1] * 3))["action"].to_list() == names[:1] * 3
+    given = ("(1, 2)", *names)
+    assert table(scalars(tmp_path / "a.csv", given[:3]), actions=given)["action"].to_list() == [*given[:3]]
+
+
 def test_actions_of_a_table_that_are_marks_are_refused(tmp_path):
     made = {"mdp_id": ["a"], "sequence_number": [0], "state:0": [0.5], "action": [True], "reward": [1.0]}
     pl.DataFrame(made).write_parquet(tmp_path / "a.parquet")
