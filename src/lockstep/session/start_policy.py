@@ -1,7 +1,7 @@
 """Refuses a policy that a run cannot start from before the run begins.
 
-Networks of other shapes are known by their settings, except those of images and of the user's own classes, which are
-refused when they are made.
+Networks of other shapes are known by their settings, except those of the user's own classes, which are refused when
+they are made.
 """
 
 import shlex
@@ -17,6 +17,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun, OfflineRun, Run
 from lockstep.session import policy_file
+from lockstep.session.checks import encoder_of
 from lockstep.session.data_checks import check_data
 from lockstep.session.logged import policy_spec
 from lockstep.session.policy_file import PolicySignature, PolicySpec
@@ -40,7 +41,7 @@ def check_start_policy(path: Path, run: AnyRun) -> None:
     if run.network.module is None:  # one of the user's own may take observations of any size
         _check_spec(path, policy.spec, spec, run.task)
     ours = _policy_of(run, spec)
-    if run.network.module is None and policy.network.module is None and not spec.has_images:
+    if run.network.module is None and policy.network.module is None:
         _check_settings(path, _layers(policy), _layers(ours))
     policy_file.check_start(path, policy_file.signature(policy, {}, observations), _signature(run, ours))
 
@@ -58,20 +59,24 @@ def _signature(run: Run, policy: PolicySpec) -> PolicySignature:
 
 
 def _layers(policy: PolicySpec) -> dict[str, Any]:
-    """The settings, by name, that decide the layers of networks for flat observations."""
-    network, algorithm = policy.network, policy.algorithm
-    settings: dict[str, Any] = {
-        "network.hidden": network.hidden,
-        "network.activation": network.activation,
-        "network.recurrent": network.recurrent,
-    }
+    """The settings, by name, that decide the layers of Lockstep's networks."""
+    network, algorithm, spec = policy.network, policy.algorithm, policy.spec
+    encoder = encoder_of(network, spec)
+    convolves = encoder != "mlp"
+    settings: dict[str, Any] = {"network.encoder": encoder, "network.recurrent": network.recurrent}
+    if convolves:
+        settings["network.features"] = network.features
+    if not convolves or (spec.image is None and algorithm is None):
+        settings |= {"network.hidden": network.hidden, "network.activation": network.activation}
     if network.recurrent != "none":
         settings["network.recurrent_size"] = network.recurrent_size
         settings["network.recurrent_layers"] = network.recurrent_layers
+    shared = convolves and spec.critic_size is None if network.shared is None else network.shared
     if algorithm is None:
-        settings["network.shared"] = bool(network.shared)
+        settings["network.shared"] = shared
         settings["network.state_dependent_std"] = network.state_dependent_std
-    if not isinstance(algorithm, DQNConfig) and not network.shared:
+    only_convolves = convolves and spec.image is not None and spec.critic_size is None
+    if not isinstance(algorithm, DQNConfig) and not shared and not only_convolves:
         settings["network.critic_hidden"] = network.value_hidden
     of_algorithm: tuple[str, ...] = ()
     if isinstance(algorithm, DQNConfig):

@@ -105,6 +105,41 @@ def test_nothing_is_said_where_it_fits(policies):
     check_start_policy(policies["log"], OfflineRun(data=str(policies["data"])))
 
 
+IMAGE = Run(task="lockstep/PixelPong-v0")
+IMAGE_DQN = Run(task="lockstep/PixelPong-v0", algo="dqn")
+
+
+@pytest.mark.parametrize(
+    ("saved", "run", "words"),
+    [
+        (IMAGE, other(IMAGE, encoder="impala"), "network.encoder=nature, and this run's impala; add --set network.enc"),
+        (IMAGE, other(IMAGE, features=64), "its network has network.features=512, and this run's 64"),
+        (IMAGE, other(IMAGE, shared=False), "its network has network.shared=true, and this run's false"),
+        (IMAGE, other(IMAGE, hidden=(8,), activation="relu", encoder="nature"), None),
+        (
+            other(IMAGE, encoder="mlp"),
+            other(IMAGE, encoder="mlp", hidden=(8,)),
+            "network.hidden=[64, 64], and this run's [8]",
+        ),
+        (IMAGE_DQN, other(IMAGE_DQN, features=64), "its network has network.features=512, and this run's 64"),
+        (IMAGE_DQN, other(IMAGE_DQN, hidden=(8,), activation="relu", shared=True), None),
+    ],
+)
+def test_networks_of_images_are_compared_by_their_settings(tmp_path, saved, run, words):
+    spec = env_spec(saved.task, EnvConfig())
+    if saved.algo == "dqn":
+        policy = QPolicy(spec, saved.network, saved.algorithm)
+    else:
+        policy = Policy(spec, saved.network, seed=1)
+    save_policy(tmp_path / "policy", policy, None, saved)
+    if words is None:
+        check_start_policy(tmp_path / "policy", run)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_start_policy(tmp_path / "policy", run)
+    assert words in str(caught.value)
+
+
 @pytest.mark.parametrize("words", [[], ["--ranks", "2"], ["--max-restarts", "1"], ["--seeds", "0:2"]])
 def test_no_run_directory_is_left(policies, tmp_path, capsys, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
