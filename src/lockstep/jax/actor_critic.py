@@ -33,7 +33,8 @@ from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
 from lockstep.session.gradient_schedule import TAKEN, GradientSchedule
-from lockstep.session.non_finite import MAX_KEPT, NonFiniteError, locate_non_finite_replayed
+from lockstep.session.kept_minibatches import KeptMinibatches
+from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
 from lockstep.session.shard_replays import Replayed, ShardReplays
 
 Own = tuple[ActorCriticPart, Array | None]
@@ -195,13 +196,14 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         batches = [TransitionBatch.of(*one) for one in zip(drawn, weights, noise, strict=True)]
         return [ActorCriticPart(batch, seed, chosen) for batch, seed in zip(batches, seeds, strict=True)]
 
-    def _learn(self, replayed: Replayed) -> list[list[ActorCriticPart]]:
+    def _learn(self, replayed: Replayed) -> list[Sequence[ActorCriticPart]]:
         """Take the gradient steps that are due, several in a compiled call; *collective*.
 
         Returns:
             The minibatches, if numbers that are not finite stop the run.
         """
-        minibatches, draws = list[list[ActorCriticPart]](), self._draw(replayed)
+        kept = KeptMinibatches[ActorCriticPart](self._halted, enabled=self._stop_on_non_finite)
+        draws = self._draw(replayed)
         for length in self._calls.lengths(replayed.due, int(self.counters[TAKEN])):
             steps = list(islice(draws, length))
             if length > 1:
@@ -209,11 +211,12 @@ class ActorCritic(ABC, Generic[SomeConfig]):
                 self.state, _ = self._steps_spmd(self.state, (own, self.replay_observations.rows()))
             else:
                 self._learn_one(*steps[0])
-            if self._stop_on_non_finite:
-                minibatches += [parts for parts, _ in steps]
-                if len(minibatches) >= MAX_KEPT and not self.comm.read(self.state.sums)[-1]:
-                    minibatches.clear()
-        return minibatches
+            kept.add(*(parts for parts, _ in steps))
+        return kept.minibatches
+
+    def _halted(self) -> bool:
+        """Whether a number that is not finite has stopped the gradient steps of this update; waits for the device."""
+        return bool(self.comm.read(self.state.sums)[-1])
 
     def _learn_one(self, parts: Sequence[ActorCriticPart], drawn: Sequence[Transitions]) -> None:
         """Take a gradient step on a minibatch, of which each local shard has its part."""
@@ -359,7 +362,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         return self.flat.split(policy) | with_prefix("critics", self.flat_critics.split(critics))
 
     def _non_finite_error(
-        self, rollouts: list[Rollout], minibatches: list[list[ActorCriticPart]], progress: Progress
+        self, rollouts: list[Rollout], minibatches: Sequence[Sequence[ActorCriticPart]], progress: Progress
     ) -> NonFiniteError:
         state, number = self.comm.local(self.state), jnp.zeros((), jnp.int32)
         end = self.flat_critics.num_parameters + self.flat.num_parameters

@@ -7,6 +7,7 @@ Shapes: R rows of a shard's buffer, L shards of a device, N transitions of a sha
 observation, `*O` observation.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -166,7 +167,7 @@ class ReplayObservations:
         index = np.zeros(shape, np.int32)
         return part._replace(batch=part.batch._replace(observation=index, next_observation=index))
 
-    def on_host(self, parts: list[SomePart]) -> list[SomePart]:
+    def on_host(self, parts: Sequence[SomePart]) -> Sequence[SomePart]:
         """Each local shard's part of a minibatch with its observations [N, *O] in place of indices, for an error."""
         if not self._memories:
             return parts

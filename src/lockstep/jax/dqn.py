@@ -36,7 +36,8 @@ from lockstep.record.metric_means import MetricMeans
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.gradient_schedule import TAKEN
-from lockstep.session.non_finite import MAX_KEPT, NonFiniteError, locate_non_finite_replayed
+from lockstep.session.kept_minibatches import KeptMinibatches
+from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
 from lockstep.session.shard_replays import Replayed, ShardReplays, announce
 from lockstep.session.support_watch import watch_support
 from lockstep.world import block, stream, stream_seed
@@ -130,18 +131,15 @@ class DQN:
         if replayed.due:
             fresh = self.comm.replicate({"learning_rate": np.float32(rate), "sums": _NO_SUMS})
             self.state = self.state._replace(**fresh)
-        minibatches, draws = list[list[Part]](), self._draw(replayed)
+        kept, draws = KeptMinibatches[Part](self._halted, enabled=self._stop_on_non_finite), self._draw(replayed)
         for length in self._calls.lengths(replayed.due, int(self.counters[TAKEN])):
             steps = list(islice(draws, length))
             self._learn(steps)
-            if self._stop_on_non_finite:
-                minibatches += [parts for parts, _ in steps]
-                if len(minibatches) >= MAX_KEPT and not self.comm.read(self.state.sums)[-1]:
-                    minibatches.clear()
+            kept.add(*(parts for parts, _ in steps))
         # One host sync per rollout; acting would wait for the device anyway.
         sums = self.comm.read(self.state.sums)
         if sums[-1] and self._stop_on_non_finite:
-            raise self._non_finite_error(rollouts, minibatches, progress)
+            raise self._non_finite_error(rollouts, kept.minibatches, progress)
         statistics = [epsilon(c, progress.env_steps), replayed.size, replayed.skipped]
         self.metrics.add(METRICS[-3:], statistics, 1.0)
         if replayed.due:
@@ -152,6 +150,10 @@ class DQN:
             self.metrics.add(("optim/skipped",), [skipped], replayed.due)
             self.metrics.add(("optim/learning_rate",), [rate], 1.0)
         return totals
+
+    def _halted(self) -> bool:
+        """Whether a number that is not finite has stopped the gradient steps of this update; waits for the device."""
+        return bool(self.comm.read(self.state.sums)[-1])
 
     def _draw(self, replayed: Replayed) -> Iterator[tuple[list[Part], list[Transitions]]]:
         """The minibatch of each gradient step that is due: each local shard's part, and the transitions in it."""
@@ -306,7 +308,7 @@ class DQN:
         return jnp.copy(values), own
 
     def _non_finite_error(
-        self, rollouts: list[Rollout], minibatches: list[list[Part]], progress: Progress
+        self, rollouts: list[Rollout], minibatches: Sequence[Sequence[Part]], progress: Progress
     ) -> NonFiniteError:
         state, number = self.comm.local(self.state), jnp.zeros((), jnp.int32)
 

@@ -18,8 +18,6 @@ from lockstep.record.array_file import write_arrays_or_warn
 from lockstep.record.progress import Progress
 
 FOLDER = "non_finite"
-MAX_KEPT = 64
-"""Minibatches from a replay buffer after which the host reads whether all were finite, and keeps them no longer."""
 _ROLLOUT = ("observation", "action", "reward", "terminated", "ended", "weight")
 _COLUMNS = ("observation", "action", "value", "log_prob", "target", "advantage")
 _REPLAY_COLUMNS = ("observation", "reward", "next_observation", "weight")

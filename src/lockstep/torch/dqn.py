@@ -21,7 +21,8 @@ from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.gradient_schedule import TAKEN
-from lockstep.session.non_finite import MAX_KEPT, NonFiniteError, locate_non_finite_replayed
+from lockstep.session.kept_minibatches import KeptMinibatches
+from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
 from lockstep.session.shard_replays import ShardReplays, announce
 from lockstep.session.support_watch import watch_support
 from lockstep.torch import value_losses as losses
@@ -114,17 +115,14 @@ class DQN:
         remaining = 1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0
         self.learning_rate.fill_(c.learning_rate * remaining)
         sums = torch.zeros_like(self._if_skipped)
-        minibatches: list[list[TransitionBatch]] = []
+        kept = KeptMinibatches[TransitionBatch](lambda: bool(self._halted), enabled=self._stop_on_non_finite)
         for drawn, weights in self._shards.minibatches(replayed):
             parts = [TransitionBatch.of(*pair, self._copies) for pair in zip(drawn, weights, strict=True)]
             sums += self._step(parts, drawn)
-            if self._stop_on_non_finite:
-                minibatches.append(parts)
-                if len(minibatches) == MAX_KEPT and not self._halted:  # waits for the device
-                    minibatches.clear()
+            kept.add(parts)
         # One host sync per rollout; the next rollout would wait for the device anyway.
         if replayed.due and self._stop_on_non_finite and bool(self._halted):
-            raise self._non_finite_error(rollouts, minibatches, progress)
+            raise self._non_finite_error(rollouts, kept.minibatches, progress)
         self.policy.resample(None)  # evaluations and policy files use the network without noise
         statistics = [epsilon(c, progress.env_steps), replayed.size, replayed.skipped]
         self.metrics.add(METRICS[-3:], to_device(np.array(statistics), self.comm.device), 1.0)

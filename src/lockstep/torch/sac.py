@@ -16,7 +16,7 @@ from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
-from lockstep.session.non_finite import MAX_KEPT
+from lockstep.session.kept_minibatches import KeptMinibatches
 from lockstep.session.shard_replays import announce
 from lockstep.torch import value_losses as losses
 from lockstep.torch.actor_critic import ActorCritic
@@ -63,18 +63,15 @@ class SAC(ActorCritic[SACConfig, Critics]):
             raise self._non_finite_error(rollouts, [], progress)
         self._set_learning_rates(progress.fraction)
         totals_of_steps = torch.zeros_like(self._if_skipped)
-        minibatches: list[list[TransitionBatch]] = []
+        kept = KeptMinibatches[TransitionBatch](lambda: bool(self._halted), enabled=self._stop_on_non_finite)
         for drawn, weights in self._shards.minibatches(replayed):
             parts = self._parts(drawn, weights)
             totals_of_steps += self._step(parts, drawn)
             self._target_values.lerp_(self.critic_values, self.config.target_rate)
-            if self._stop_on_non_finite:
-                minibatches.append(parts)
-                if len(minibatches) == MAX_KEPT and not self._halted:  # waits for the device
-                    minibatches.clear()
+            kept.add(parts)
         # One host sync per rollout; the next rollout would wait for the device anyway.
         if replayed.due and self._stop_on_non_finite and bool(self._halted):
-            raise self._non_finite_error(rollouts, minibatches, progress)
+            raise self._non_finite_error(rollouts, kept.minibatches, progress)
         self._add_metrics(replayed, totals_of_steps)
         return totals
 

@@ -11,7 +11,7 @@ from lockstep.errors import RunError
 from lockstep.jax import dqn as jax_dqn
 from lockstep.jax.actor_critic import ActorCritic as JaxActorCritic
 from lockstep.run import NetworkConfig, Run, override
-from lockstep.session.non_finite import MAX_KEPT
+from lockstep.session.kept_minibatches import MAX_KEPT
 from lockstep.torch.actor_critic import ActorCritic
 from lockstep.torch.dqn import DQN
 

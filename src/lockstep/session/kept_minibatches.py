@@ -1,0 +1,33 @@
+"""The minibatches in which the source of a number that is not finite is looked for."""
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+Part = TypeVar("Part")
+
+MAX_KEPT = 64
+"""Minibatches after which the device is asked whether all were finite."""
+
+
+class KeptMinibatches(Generic[Part]):
+    """The minibatches of an update since all numbers were last known to be finite.
+
+    Args:
+        enabled: whether a number that is not finite stops the run; else nothing is kept.
+        halted: whether one was met; waits for the device.
+
+    Attributes:
+        minibatches: each as every local shard's part.
+    """
+
+    def __init__(self, halted: Callable[[], bool], *, enabled: bool) -> None:
+        self._halted, self._enabled = halted, enabled
+        self.minibatches: list[Sequence[Part]] = []
+
+    def add(self, *minibatches: Sequence[Part]) -> None:
+        """Keep these, of which the gradient steps have been taken; forget all once they are many, and finite."""
+        if not self._enabled:
+            return
+        self.minibatches += minibatches
+        if len(self.minibatches) >= MAX_KEPT and not self._halted():
+            self.minibatches.clear()
