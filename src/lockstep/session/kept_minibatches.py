@@ -13,8 +13,8 @@ class KeptMinibatches(Generic[Part]):
     """The minibatches of an update since all numbers were last known to be finite.
 
     Args:
-        enabled: whether a number that is not finite stops the run; else nothing is kept.
-        halted: whether one was met; waits for the device.
+        halted: whether a number that is not finite was met; waits for the device.
+        enabled: whether such a number stops the run; else nothing is kept.
 
     Attributes:
         minibatches: each as every local shard's part.

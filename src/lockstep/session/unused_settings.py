@@ -41,7 +41,8 @@ def unused_settings(run: AnyRun, spec: EnvSpec | None = None) -> list[str]:
     found: list[str] = []
     for setting, needed, names in _ONLY_WITH:
         value = getattr(config, setting, needed)
-        if value != needed if needed is not True else not value:
+        effective = bool(value) if needed is True else value == needed
+        if not effective:
             found += _sentence("", config, names, f"{setting}={as_text(value)}")
     if isinstance(run, Run):
         found += _of_network(run, spec)
