@@ -143,7 +143,7 @@ def nodes_of(args: argparse.Namespace, environment: Mapping[str, str] = os.envir
             f"{typed} starts ranks, but this process is rank {rank} of {size} already; leave {typed.split()[0]} out, "
             "or start it without that launcher"
         )
-    host, port = _endpoint(args)
+    host, port = _endpoint(args, alone=maximum == 1)
     if maximum > 1 and not host and args.init_file is None:
         raise ConfigError(
             f"--nnodes {args.nnodes}: the nodes need a place to meet; give --rdzv-endpoint HOST:PORT, an address of "
@@ -191,7 +191,7 @@ def node_counts(text: str | None) -> tuple[int, int]:
     return minimum, maximum
 
 
-def _endpoint(args: argparse.Namespace) -> tuple[str, int]:
+def _endpoint(args: argparse.Namespace, *, alone: bool) -> tuple[str, int]:
     master = args.master_addr is not None or args.master_port is not None
     if args.rdzv_endpoint is not None and master:
         raise ConfigError("--rdzv-endpoint and --master-addr, --master-port both say where to meet; give one")
@@ -200,6 +200,8 @@ def _endpoint(args: argparse.Namespace) -> tuple[str, int]:
     if args.rdzv_endpoint is None:
         return "", 0
     host, port = split_address(args.rdzv_endpoint, "--rdzv-endpoint")
+    if alone and port == "0":  # as torchrun's documentation starts several jobs on one machine: any free port
+        return "", 0
     return host, port_of(port or str(_PORT), f"--rdzv-endpoint {args.rdzv_endpoint}: port")
 
 

@@ -95,6 +95,13 @@ def test_contradictions_are_refused(words, said):
         nodes(*words)
 
 
+def test_port_zero_is_any_free_one_on_one_machine():
+    torchruns = ("--nnodes=1", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
+    assert nodes(*torchruns) == nodes("--nnodes=1", "--nproc-per-node=2")
+    with pytest.raises(ConfigError, match="--rdzv-endpoint a:0: port 0 must be a port, at least 1"):
+        nodes("--nnodes=2", "--rdzv-endpoint=a:0")
+
+
 @pytest.mark.parametrize("flags", [["--nnodes=2", "--rdzv-endpoint=a:1"], ["--nnodes=1"], ["--standalone"]])
 def test_ranks_start_no_ranks(flags):
     typed = flags[0].partition("=")[0]
