@@ -209,6 +209,11 @@ def encoder_of(config: NetworkConfig, spec: EnvSpec) -> str:
     return "nature" if smallest >= _smallest_image("nature") else "impala"
 
 
+def only_convolves(config: NetworkConfig, spec: EnvSpec) -> bool:
+    """Whether policy and value network have convolutions and no hidden layers: both observe an image alone."""
+    return spec.image is not None and spec.critic_size is None and encoder_of(config, spec) != "mlp"
+
+
 def _images(spec: EnvSpec) -> list[tuple[int, int, int]]:
     """The shapes of all images of the policy and the value network."""
     parts = [part.shape for part in (*spec.image_parts, *spec.critic_image_parts)]
@@ -267,7 +272,6 @@ def _check_heads(run: Run, spec: EnvSpec) -> None:
                 raise ConfigError(f"network.{name}={value} is for continuous actions of PPO; {reason}: leave it out")
     if network.critic_hidden is None:
         return
-    images = spec.image is not None and network.encoder != "mlp"
     reason = None
     if run.algo == "dqn":
         reason = f"algo={run.algo} has no value network"
@@ -275,7 +279,7 @@ def _check_heads(run: Run, spec: EnvSpec) -> None:
         reason = f"network.module={network.module} has layers of its own"
     elif network.shared:
         reason = "network.shared=true has one body for policy and value; use --set network.shared=false"
-    elif images and spec.critic_size is None:
+    elif only_convolves(network, spec):
         reason = "the value network of a task with images has convolutions"
     if reason is not None:
         raise ConfigError(f"network.critic_hidden={list(network.critic_hidden)}: {reason}, or leave it out")

@@ -17,7 +17,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun, OfflineRun, Run
 from lockstep.session import policy_file
-from lockstep.session.checks import encoder_of
+from lockstep.session.checks import encoder_of, only_convolves
 from lockstep.session.data_checks import check_data
 from lockstep.session.logged import policy_spec
 from lockstep.session.policy_file import PolicySignature, PolicySpec
@@ -75,8 +75,7 @@ def _layers(policy: PolicySpec) -> dict[str, Any]:
     if algorithm is None:
         settings["network.shared"] = shared
         settings["network.state_dependent_std"] = network.state_dependent_std
-    only_convolves = convolves and spec.image is not None and spec.critic_size is None
-    if not isinstance(algorithm, DQNConfig) and not shared and not only_convolves:
+    if not isinstance(algorithm, DQNConfig) and not shared and not only_convolves(network, spec):
         settings["network.critic_hidden"] = network.value_hidden
     of_algorithm: tuple[str, ...] = ()
     if isinstance(algorithm, DQNConfig):

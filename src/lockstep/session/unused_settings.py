@@ -6,7 +6,7 @@ from typing import Any
 from lockstep.config.settings import as_text
 from lockstep.envs.spec import EnvSpec
 from lockstep.run import AnyRun, Run
-from lockstep.session.checks import encoder_of
+from lockstep.session.checks import encoder_of, only_convolves
 
 _ONLY_WITH: tuple[tuple[str, str | bool | None, tuple[str, ...]], ...] = (
     ("prioritized", True, ("priority_exponent", "importance_exponent", "priority_eps")),
@@ -62,7 +62,7 @@ def _of_network(run: Run, spec: EnvSpec | None) -> list[str]:
     encoder = encoder_of(network, spec)
     if encoder == "mlp":
         found += _sentence("network.", network, _OF_CONVOLUTIONS, f"network.encoder={encoder}")
-    elif spec.image is not None and spec.critic_size is None:
+    elif only_convolves(network, spec):
         found += _sentence("network.", network, _OF_LAYERS, f"network.encoder={encoder}")
     return found
 
