@@ -62,7 +62,7 @@ def _of_network(run: Run, spec: EnvSpec | None) -> list[str]:
     encoder = encoder_of(network, spec)
     if encoder == "mlp":
         found += _sentence("network.", network, _OF_CONVOLUTIONS, f"network.encoder={encoder}")
-    elif only_convolves(network, spec):
+    elif only_convolves(network, spec) or run.algo == "dqn":  # DQN's heads follow the convolutions
         found += _sentence("network.", network, _OF_LAYERS, f"network.encoder={encoder}")
     return found
 

@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lockstep import recipes, train
 from lockstep.algorithms.task_defaults import BY_ALGORITHM, BY_TASK
+from lockstep.config.env import EnvConfig
 from lockstep.envs.make import env_spec
+from lockstep.envs.spec import ImagePart
 from lockstep.run import ALGORITHMS, OFFLINE_ALGORITHMS, OfflineRun, Run, override
 from lockstep.session.task_defaults import task_defaults
 from lockstep.session.unused_settings import _ONLY_WITH, unused_settings
@@ -105,6 +108,16 @@ def test_setting_without_effect_is_told_with_its_reason(task: str, changes: dict
 def test_settings_with_an_effect_are_not_told(task: str, changes: dict[str, Any]) -> None:
     run = override(Run(task=task), changes)
     assert unused_settings(run, env_spec(run.task, run.env)) == []
+
+
+def test_hidden_layers_of_images_among_numbers_have_no_effect_with_dqn() -> None:
+    spec = replace(
+        env_spec("CartPole-v1", EnvConfig()), observation_size=1300, image_parts=(ImagePart(4, (1, 36, 36)),)
+    )
+    changes = {"network.hidden": [8]}
+    (sentence,) = unused_settings(override(Run(task="CartPole-v1"), {"algo": "dqn", **changes}), spec)
+    assert sentence == "network.hidden=[8] has no effect with network.encoder=nature"
+    assert unused_settings(override(Run(task="CartPole-v1"), changes), spec) == []
 
 
 def test_nothing_is_told_of_recipes_and_defaults() -> None:
