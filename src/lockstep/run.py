@@ -61,14 +61,15 @@ class NetworkConfig:
     features: int = 512
     """Units of the linear layer behind the convolutions."""
     hidden: tuple[int, ...] = (64, 64)
-    """`mlp` only: units of each hidden layer."""
+    """Vectors, and images among numbers: units of each hidden layer."""
     critic_hidden: tuple[int, ...] | None = None
-    """`mlp` only: units of each hidden layer of the value network; `null`: those of `hidden`."""
+    """As `hidden`, of the value network or the critics; `null`: those of `hidden`."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
-    """`mlp` only: between layers. `silu`: x sigmoid(x), also named swish."""
+    """Between the layers of `hidden`. `silu`: x sigmoid(x), also named swish."""
     initialization: Literal["orthogonal", "uniform"] | None = None
-    """`mlp` only: first weights. `uniform`: within 1 / sqrt(fan-in), torch's default. Biases are 0, those of `uniform`
-    in SAC and TD3 within the same bound. `null`: `uniform` for SAC and TD3, else `orthogonal`."""
+    """First weights of the layers of `hidden` and of PPO's heads. `uniform`: within 1 / sqrt(fan-in), torch's default.
+    Biases are 0, those of `uniform` in SAC and TD3 within the same bound. `null`: `uniform` for SAC and TD3, else
+    `orthogonal`."""
     shared: bool | None = None
     """One body with two heads instead of two networks; `null`: for images."""
     module: str | None = None

@@ -93,11 +93,7 @@ class World:
 
     def shard_size(self, total: int, name: str) -> int:
         """The part of one shard in a global count; `ConfigError`, which names the setting, if it does not divide."""
-        if total % self.num_shards or total < self.num_shards:
-            below, above = total // self.num_shards * self.num_shards, -(-total // self.num_shards) * self.num_shards
-            use = f"{below} or {above}" if below else str(max(above, self.num_shards))
-            raise ConfigError(f"{name}={total} does not divide among {self.num_shards} shards; use {use} ({SHARDS})")
-        return total // self.num_shards
+        return part_of_shard(total, self.num_shards, name)
 
     def shard_warnings(self, shard_envs: int) -> list[str]:
         """Warnings about a run with `shard_envs` environments in a shard, one line each."""
@@ -117,6 +113,19 @@ class World:
     def share(self, total: int, name: str = "total") -> int:
         """The part of this rank in a global count: that of all its shards."""
         return self.shard_size(total, name) * len(self.shards)
+
+
+def part_of_shard(total: int, num_shards: int, name: str) -> int:
+    """The part of one shard in a global count.
+
+    Raises:
+        ConfigError: it does not divide among the shards; the message names the setting and the nearest numbers that do.
+    """
+    part, left = divmod(total, num_shards)
+    if left or not part:
+        use = f"{part * num_shards} or {(part + 1) * num_shards}" if part else str(num_shards)
+        raise ConfigError(f"{name}={total} does not divide among {num_shards} shards; use {use} ({SHARDS})")
+    return part
 
 
 def block(total: int, parts: int, index: int) -> range:

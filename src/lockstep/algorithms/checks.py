@@ -2,7 +2,7 @@
 
 import math
 
-from lockstep.errors import SHARDS, ConfigError
+from lockstep.errors import ConfigError
 
 
 def at_least(config: object, least: int, *names: str) -> None:
@@ -50,13 +50,3 @@ def critics(num_critics: int, target_critics: int | None, dropout: float, target
         raise ConfigError(f"dropout={dropout} must lie in [0, 1); 0 switches it off")
     if not 0 < target_rate <= 1:
         raise ConfigError(f"target_rate={target_rate} must lie in (0, 1]")
-
-
-def rows_of_shard(batch_size: int, num_shards: int) -> int:
-    """Rows of one shard's part of a minibatch. Refuses a `batch_size` that does not divide among the shards."""
-    if batch_size % num_shards:
-        raise ConfigError(
-            f"batch_size={batch_size} does not divide among {num_shards} shards; "
-            f"use a multiple of {num_shards} ({SHARDS})"
-        )
-    return batch_size // num_shards

@@ -9,6 +9,7 @@ from typing import Literal
 
 from lockstep.algorithms import checks
 from lockstep.errors import ConfigError
+from lockstep.world import part_of_shard
 
 METRICS = (
     "loss/value",
@@ -74,7 +75,7 @@ class LoggedConfig:
 
     def rows(self, num_shards: int) -> int:
         """Rows of one shard's part of a minibatch (N)."""
-        return checks.rows_of_shard(self.batch_size, num_shards)
+        return part_of_shard(self.batch_size, num_shards, "batch_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,10 +124,13 @@ class PPOConfig:
         del num_shards  # each shard shuffles its own rollout
         rows = shard_envs * self.num_steps
         if rows % self.num_minibatches:
+            divisors = [count for count in range(1, rows + 1) if rows % count == 0]
+            nearest = [count for count in divisors if count < self.num_minibatches][-1:]
+            nearest += [count for count in divisors if count > self.num_minibatches][:1]
             raise ConfigError(
                 f"num_minibatches={self.num_minibatches} does not divide a shard's {rows} transitions "
-                f"({shard_envs} environments x num_steps={self.num_steps}); change num_steps or num_minibatches "
-                f"({SHARDS})"
+                f"({shard_envs} environments x num_steps={self.num_steps}); use {' or '.join(map(str, nearest))}, or "
+                f"change num_steps ({SHARDS})"
             )
         return rows // self.num_minibatches
 

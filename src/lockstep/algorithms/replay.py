@@ -5,6 +5,7 @@ from typing import Literal
 
 from lockstep.algorithms import checks
 from lockstep.errors import ConfigError
+from lockstep.world import part_of_shard
 
 VALUE_METRICS = ("loss/value", "value/q", "value/target", "value/td_error")
 """The metrics of every loss of action values, in the order of its sums."""
@@ -62,7 +63,7 @@ class ReplayConfig:
     def minibatch_rows(self, shard_envs: int, num_shards: int) -> int:
         """Transitions of one shard's part of a minibatch (N)."""
         del shard_envs
-        return checks.rows_of_shard(self.batch_size, num_shards)
+        return part_of_shard(self.batch_size, num_shards, "batch_size")
 
     def gradient_steps(self, num_envs: int) -> float:
         """Gradient steps per iteration, on average."""

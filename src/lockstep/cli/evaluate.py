@@ -61,8 +61,7 @@ def evaluate_run(  # noqa: PLR0913  # keyword arguments of one evaluation
     check_package(name)
     # Not the seed of the evaluations during training, which selected the best policy and the stop.
     changes = {"evaluate_episodes": episodes, "seed": run.seed + 1 if seed is None else seed}
-    run = replace(run, **cast(Any, changes), evaluate_greedy=greedy, device="cpu", backend="auto")
-    run = replace(run, ml_framework=name, devices_per_process=1, compile=False, capture=False, shard_threads=1)
+    run = replace(_on_cpu(run, name), **cast(Any, changes), evaluate_greedy=greedy)
     drawn = (found.run_dir or found.path.parent) / "videos" / "evaluate.gif" if video else None
     world = World.from_environment()
     played = _on_ranks(_Job(run, found.path, drawn), ranks, world)
@@ -77,6 +76,16 @@ def evaluate_run(  # noqa: PLR0913  # keyword arguments of one evaluation
         **played,
         "video": drawn,
     }
+
+
+def _on_cpu(run: AnyRun, ml_framework: Literal["torch", "jax"]) -> AnyRun:
+    """The config with a backend that need not be that of the training, and without what only learning uses."""
+    changes: dict[str, Any] = {"ml_framework": ml_framework, "device": "cpu", "backend": "auto", "share_gpus": False}
+    changes |= {"compile": False, "compile_mode": "default", "capture": False}
+    changes |= {"devices_per_process": 1, "shard_threads": 1}
+    if isinstance(run, Run):
+        return replace(run, **changes, network=replace(run.network, channels_last=False))
+    return replace(run, **changes, model_path=None)
 
 
 def _on_ranks(job: _Job, ranks: int, world: World) -> dict[str, Any]:

@@ -33,7 +33,8 @@ settings that are changed most, with --set NAME=VALUE (all counts are over all r
                updates_per_step=0.25  gradient steps       epsilon_steps=100000  until exploration has fallen
   sac, td3     learning_rate=3e-4                          batch_size=256  transitions of a gradient step
                updates_per_step=1.0  gradient steps        learning_starts=10000  random steps before learning
-a recipe has values of its own: `lockstep recipe NAME` shows all settings, docs/settings.md explains them
+the values are those of a run in a file; a task alone begins with values for its kind (printed, and all in run.yaml), a
+recipe with values of its own (`lockstep recipe NAME` shows them); docs/settings.md explains the settings
 """
 _OTHER_COMMANDS = {
     **dict.fromkeys(("eval", "test"), "evaluate"),

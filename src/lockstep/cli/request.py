@@ -185,7 +185,7 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
     from lockstep.session.checks import check_packages, check_task
     from lockstep.session.data_checks import check_data
     from lockstep.session.logged.policy_spec import PolicySpec, check_simulator
-    from lockstep.session.task_defaults import defaults_note
+    from lockstep.session.task_defaults import default_settings, defaults_note
     from lockstep.session.unused_settings import unused_settings
 
     check_packages(run)
@@ -202,8 +202,10 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
     with _suggest_recipes(run.task) if run.task == (args.target or args.task) else nullcontext():
         spec = env_spec(run.task, run.env)
     check_task(run, spec)
-    note = defaults_note(run, spec) if has_task_defaults(args, run) else None
-    args.notes = [*([] if note is None else [f"{note}; run.yaml has them all"]), *unused_settings(run, spec)]
+    alone = has_task_defaults(args, run)
+    note = defaults_note(run, spec) if alone else None
+    unused = unused_settings(run, spec, default_settings(run, spec) if alone else None)
+    args.notes = [*([] if note is None else [f"{note}; run.yaml has them all"]), *unused]
     return with_absolute_paths(run)
 
 

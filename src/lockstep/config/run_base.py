@@ -136,19 +136,18 @@ class RunBase:
 
     def _check_framework(self) -> None:
         """Refuse settings that the chosen framework does not support."""
-        if self.compile_mode != "default" and not self.compile:
-            raise ConfigError(f"compile_mode={self.compile_mode} needs compile=true; set both, or leave it out")
         if self.ml_framework == "torch":
+            if self.compile_mode != "default" and not self.compile:
+                raise ConfigError(f"compile_mode={self.compile_mode} needs compile=true; set both, or leave it out")
             if self.devices_per_process != 1:
                 raise ConfigError(
                     f"devices_per_process={self.devices_per_process}: a torch rank is a process with one device; use "
                     f"--ranks {self.devices_per_process}, or --ml-framework jax"
                 )
             return
-        if self.compile:
-            raise ConfigError(
-                "compile=true asks for torch.compile; ml_framework=jax compiles in any case, leave it out"
-            )
+        if self.compile or self.compile_mode != "default":
+            given = "compile=true" if self.compile else f"compile_mode={self.compile_mode}"
+            raise ConfigError(f"{given} is for torch.compile; ml_framework=jax compiles in any case, leave it out")
         if self.capture:
             raise ConfigError(
                 "capture=true makes CUDA graphs of torch's gradient steps; ml_framework=jax compiles whole updates in "

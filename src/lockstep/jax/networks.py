@@ -13,7 +13,6 @@ import numpy as np
 from jax import Array
 
 from lockstep.envs.spec import EnvSpec
-from lockstep.errors import ConfigError
 from lockstep.experience.numpy_actor import Layer, NumpyActor, NumpyCell, RecurrentNumpyActor
 from lockstep.experience.rollout import Sampler
 from lockstep.jax.continuous_policy import ContinuousPolicy
@@ -35,6 +34,7 @@ from lockstep.jax.q_networks import QNetwork, QPolicy
 from lockstep.jax.recurrent import RecurrentLayers, Sequences
 from lockstep.jax.scoring.logged_policy import LoggedPolicy
 from lockstep.run import NetworkConfig
+from lockstep.session.checks import check_critic_observation
 
 
 class ActorCritic:
@@ -58,10 +58,6 @@ class ActorCritic:
         self.body, self.bodies = None, None
         self.critic_size = spec.critic_size
         if spec.critic_size is not None:
-            if config.shared:
-                raise ConfigError(
-                    "network.shared=true: the critic of this task has an observation of its own; use null or false"
-                )
             self.body = encoder if images else None
         elif images if config.shared is None else config.shared:
             self.body = encoder
@@ -188,6 +184,7 @@ class Policy:
     """
 
     def __init__(self, spec: EnvSpec, config: NetworkConfig, seed: int = 0) -> None:
+        check_critic_observation(config, spec)
         self.spec = spec
         self.distribution = distribution_of(
             spec.action, self._log_std, config.initial_log_std, state_dependent_std=config.state_dependent_std
@@ -197,11 +194,6 @@ class Policy:
         if config.module is None:
             self.network: ActorCritic | UserNetwork = ActorCritic(spec, size, config)
             params = self.network.initialize(lambda name: draws(f"network.{name}"))
-        elif spec.critic_size is not None:
-            raise ConfigError(
-                f"network.module={config.module} has one observation, and the critic of this task one of its own; "
-                "use null"
-            )
         else:
             self.network = UserNetwork(config.module, spec.observation_size, size)
             params = self.network.initialize(seed)

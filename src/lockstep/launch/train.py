@@ -32,7 +32,7 @@ from lockstep.session.checks import check_packages, learns_on_device
 from lockstep.session.env_checks.before_run import check_before_run
 from lockstep.session.profile import check_profile
 from lockstep.session.resume import ended_summary, load_resumption, nothing_left
-from lockstep.session.task_defaults import defaults_note, task_defaults
+from lockstep.session.task_defaults import default_settings, defaults_note, task_defaults
 from lockstep.session.unused_settings import unused_settings
 from lockstep.system.files import shown_path
 from lockstep.world import World
@@ -88,9 +88,9 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
     """
     check_not_imported("train")
     _check_types(run, ranks)
-    run = _named(run, overrides) if isinstance(run, str) else override(run, overrides)
+    run, defaults = _named(run, overrides) if isinstance(run, str) else (override(run, overrides), None)
     if world is None and not joined:
-        _print_notes(unused_settings(run))
+        _print_notes(unused_settings(run, defaults=defaults))
     check_packages(run)
     run = with_absolute_paths(run)
     alone, world = world is None, world or World.from_environment()
@@ -120,18 +120,23 @@ def _check_types(run: object, ranks: object) -> None:
         raise ConfigError(f"ranks={ranks!r} must be a whole number")
 
 
-def _named(target: str, changes: Mapping[str, Any]) -> AnyRun:
-    """The run that `target` names, as in `lockstep train`; of a task alone, with the default settings of its kind."""
+def _named(target: str, changes: Mapping[str, Any]) -> tuple[AnyRun, Mapping[str, Any] | None]:
+    """The run that `target` names, as in `lockstep train`.
+
+    Returns:
+        The run, and the default settings that a task alone begins with; None of a recipe or a file.
+    """
     from lockstep import recipes
 
     run = recipes.named(target)
     if not isinstance(run, Run) or run.task != target:
-        return override(run, changes)
+        return override(run, changes), None
     run = override(task_defaults(target, changes), changes)
-    note = defaults_note(run, env_spec(run.task, run.env))
+    spec = env_spec(run.task, run.env)
+    note = defaults_note(run, spec)
     if note is not None:
         _print_notes([f"{note}; run.yaml has them all"])
-    return run
+    return run, default_settings(run, spec)
 
 
 def _print_notes(notes: list[str]) -> None:

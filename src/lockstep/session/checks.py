@@ -80,6 +80,7 @@ def check_task(run: Run, spec: EnvSpec) -> None:
         raise ConfigError("normalize_observation=true is for vectors; the network scales images: set it false")
     _check_kl_reference(run, spec)
     check_encoder(run.network, spec)
+    check_critic_observation(run.network, spec)
     _check_heads(run, spec)
     _check_recurrent(run)
     if run.evaluate_video:
@@ -246,6 +247,20 @@ def check_encoder(config: NetworkConfig, spec: EnvSpec) -> None:
         raise ConfigError(
             f"network.encoder={kind} needs images of at least {least} by {least}, and this task observes {height} by "
             f"{width}; use larger images, or network.encoder=impala or mlp, which take any size"
+        )
+
+
+def check_critic_observation(config: NetworkConfig, spec: EnvSpec) -> None:
+    """Raise `ConfigError` for one network of policy and value where the value network observes something else."""
+    if spec.critic_size is None:
+        return
+    if config.module is not None:
+        raise ConfigError(
+            f"network.module={config.module} has one observation, and the critic of this task one of its own; use null"
+        )
+    if config.shared:
+        raise ConfigError(
+            "network.shared=true: the critic of this task has an observation of its own; use null or false"
         )
 
 

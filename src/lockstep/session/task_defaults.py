@@ -45,15 +45,12 @@ def task_defaults(task: str, changes: Mapping[str, Any]) -> Run:
     changes = _by_leaf(changes)
     deciding = {name: value for name, value in changes.items() if _decides(name)}
     run = override(Run(task=task), deciding)
-    tables = BY_ALGORITHM.get(run.algo)
-    if tables is None:
+    if run.algo not in BY_ALGORITHM:
         return Run(task=task)
     spec = env_spec(run.task, run.env)
-    kind, _ = kind_of(run, spec)
     given = {name.rpartition(".")[2] for name, value in changes.items() if value not in _OFF}
     ruled_out = {default for name, default in _RULED_OUT.items() if name in given}
-    settings = {**tables.get(kind, {}), **_of_task(run, kind)}
-    settings = {name: value for name, value in settings.items() if name not in ruled_out}
+    settings = {name: value for name, value in default_settings(run, spec).items() if name not in ruled_out}
     if spec.num_agents > 1:
         settings["num_envs"] = settings.get("num_envs", Run(task=task).num_envs) * spec.num_agents
     return override(Run(task=task), {"algo": run.algo, **settings})
@@ -69,6 +66,12 @@ def _by_leaf(changes: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[name] = value
     return found
+
+
+def default_settings(run: Run, spec: EnvSpec) -> dict[str, Any]:
+    """The default settings by name for the kind of task that `run` has, and those of the task itself."""
+    kind, _ = kind_of(run, spec)
+    return {**BY_ALGORITHM.get(run.algo, {}).get(kind, {}), **_of_task(run, kind)}
 
 
 def defaults_note(run: Run, spec: EnvSpec) -> str | None:

@@ -1,5 +1,6 @@
 """Settings that have no effect because of another setting or of the task: a run says so when it starts."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -30,48 +31,54 @@ _OF_LAYERS = ("hidden", "activation")
 _OF_CONVOLUTIONS = ("features", "channels_last")
 
 
-def unused_settings(run: AnyRun, spec: EnvSpec | None = None) -> list[str]:
-    """One sentence for each reason why settings, which differ from their defaults, have no effect in this run.
+def unused_settings(run: AnyRun, spec: EnvSpec | None = None, defaults: Mapping[str, Any] | None = None) -> list[str]:
+    """One sentence for each reason why settings that a user has given have no effect in this run.
 
     Args:
         run: the config.
         spec: of its environments; without it, what images decide is left out.
+        defaults: settings of a task that is named alone (`task_defaults.default_settings`), which nobody has given, as
+            the defaults of the config's classes.
     """
-    config = run.algorithm
+    config, defaults = run.algorithm, defaults or {}
     found: list[str] = []
     for setting, needed, names in _ONLY_WITH:
         value = getattr(config, setting, needed)
         effective = bool(value) if needed is True else value == needed
         if not effective:
-            found += _sentence("", config, names, f"{setting}={as_text(value)}")
+            found += _sentence("", config, names, f"{setting}={as_text(value)}", defaults)
     if isinstance(run, Run):
-        found += _of_network(run, spec)
+        for names, reason in _of_network(run, spec):
+            found += _sentence("network.", run.network, names, reason, defaults)
     return found
 
 
-def _of_network(run: Run, spec: EnvSpec | None) -> list[str]:
+def _of_network(run: Run, spec: EnvSpec | None) -> list[tuple[tuple[str, ...], str]]:
+    """Settings of the network without effect, and the reason, for each reason."""
     network = run.network
     if network.module is not None:
         names = tuple(item.name for item in fields(network) if item.name not in ("module", *_OF_OWN_HEADS))
-        return _sentence("network.", network, names, f"network.module={network.module}")
-    found: list[str] = []
+        return [(names, f"network.module={network.module}")]
+    found: list[tuple[tuple[str, ...], str]] = []
     if run.algo == "dqn":
-        found += _sentence("network.", network, ("shared",), "algo=dqn")
+        found.append((("shared",), "algo=dqn"))
     if spec is None:
         return found
     encoder = encoder_of(network, spec)
     if encoder == "mlp":
-        found += _sentence("network.", network, _OF_CONVOLUTIONS, f"network.encoder={encoder}")
-    elif only_convolves(network, spec) or run.algo == "dqn":  # DQN's heads follow the convolutions
-        found += _sentence("network.", network, _OF_LAYERS, f"network.encoder={encoder}")
+        found.append((_OF_CONVOLUTIONS, f"network.encoder={encoder}"))
+    elif run.algo == "dqn":  # its heads follow the convolutions, and begin as torch's layers do
+        found.append(((*_OF_LAYERS, "initialization"), f"network.encoder={encoder}"))
+    elif only_convolves(network, spec):
+        found.append((_OF_LAYERS, f"network.encoder={encoder}"))
     return found
 
 
-def _sentence(prefix: str, config: Any, names: tuple[str, ...], reason: str) -> list[str]:
+def _sentence(prefix: str, config: Any, names: tuple[str, ...], reason: str, defaults: Mapping[str, Any]) -> list[str]:
     """What the settings among `names` are that differ from their defaults, if any: a list of one sentence."""
     values = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    default = type(config)()
-    changed = {name: value for name, value in values.items() if value != getattr(default, name)}
+    unset = type(config)()
+    changed = {n: value for n, value in values.items() if value != defaults.get(prefix + n, getattr(unset, n))}
     if not changed:
         return []
     listed = ", ".join(f"{prefix}{name}={as_text(value)}" for name, value in changed.items())

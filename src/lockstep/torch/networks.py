@@ -17,6 +17,7 @@ from lockstep.errors import ConfigError
 from lockstep.experience.acting import Actor, RecurrentActor
 from lockstep.experience.numpy_actor import Layer, NumpyActor, NumpyCell, RecurrentNumpyActor
 from lockstep.run import NetworkConfig
+from lockstep.session.checks import check_critic_observation
 from lockstep.torch.capture import Capture
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.distributions import distribution_of
@@ -60,10 +61,6 @@ class ActorCritic(nn.Module):
         self.bodies = None
         self.critic_size = spec.critic_size
         if spec.critic_size is not None:
-            if config.shared:
-                raise ConfigError(
-                    "network.shared=true: the critic of this task has an observation of its own; use null or false"
-                )
             self.body = encoder if images else None
         elif images if config.shared is None else config.shared:
             self.body = encoder
@@ -168,6 +165,7 @@ class Policy(nn.Module):
 
     def __init__(self, spec: EnvSpec, config: NetworkConfig, seed: int = 0) -> None:
         super().__init__()
+        check_critic_observation(config, spec)
         self.spec = spec
         self.distribution = distribution_of(
             spec.action, config.initial_log_std, state_dependent_std=config.state_dependent_std
@@ -175,11 +173,6 @@ class Policy(nn.Module):
         parameters = self.distribution.num_parameters
         if config.module is None:
             self.network: nn.Module = ActorCritic(spec, parameters, config)
-        elif spec.critic_size is not None:
-            raise ConfigError(
-                f"network.module={config.module} has one observation, and the critic of this task one of its own; "
-                "use null"
-            )
         else:
             self.network, outputs = own_network(config.module, spec, parameters, seed)
             if described_outputs(outputs) != f"([2, {parameters}], [2])":

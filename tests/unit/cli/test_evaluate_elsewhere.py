@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from lockstep.cli.main import main
+from lockstep.run import dump, load, override
 
 TRAIN = ["train", "CartPole-v1", "--set", "total_steps=256", "--set", "num_envs=2", "--set", "evaluate_episodes=1"]
 
@@ -27,3 +28,18 @@ def test_a_policy_file_says_that_it_lacks_the_settings_of_the_environment(stacke
         "task=CartPole-v1 gives observations of [4] and takes actions of [2], and the policy was trained with [12]"
         in said
     )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"compile": True, "compile_mode": "max-autotune", "capture": True},
+        {"share_gpus": True},
+        {"network.channels_last": True},
+    ],
+)
+def test_settings_of_learning_alone_do_not_hinder_playing_in_jax(stacked, settings):
+    file = stacked / "run.yaml"
+    file.write_text(dump(override(load(file), settings)))
+    assert main(["evaluate", str(stacked), "--episodes", "1", "--ml-framework", "jax"]) == 0
+    assert main(["evaluate", str(stacked), "--episodes", "1"]) == 0

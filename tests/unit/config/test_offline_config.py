@@ -44,7 +44,7 @@ def test_cloning_refuses(name, value):
 
 
 def test_batch_size_must_divide_among_the_shards():
-    with pytest.raises(ConfigError, match="batch_size=10 does not divide among 4 shards"):
+    with pytest.raises(ConfigError, match="batch_size=10 does not divide among 4 shards; use 8 or 12"):
         OfflineDQNConfig(batch_size=10).rows(4)
     assert OfflineDQNConfig(batch_size=12).rows(4) == 3
 

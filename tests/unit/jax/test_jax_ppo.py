@@ -205,7 +205,9 @@ def test_what_is_saved_continues_in_another_learner(learner):
 
 
 def test_minibatches_that_do_not_divide_are_refused(learner):
-    with pytest.raises(ValueError, match="num_minibatches=5 does not divide a shard's 48 transitions"):
+    with pytest.raises(
+        ValueError, match=r"num_minibatches=5 does not divide a shard's 48 transitions .*; use 4 or 6, or"
+    ):
         learner(num_minibatches=5)
 
 

@@ -41,6 +41,7 @@ FORCES = EnvSpec(
     autoreset="same_step",
     separately_seedable=True,
 )
+TWO_OBSERVATIONS = dataclasses.replace(VECTOR, critic_size=3)
 RUN = Run(task="a", algo="dqn", num_envs=8, algorithm=DQNConfig(capacity=8000, n_step=3))
 
 
@@ -80,6 +81,12 @@ def test_a_task_that_can_be_learned_passes():
             override(RUN, {"encoder": "nature"}),
             TINY,
             ["network.encoder=nature needs images of at least 36 by 36", "8 by 36", "impala or mlp"],
+        ),
+        (override(Run(task="a"), {"shared": True}), TWO_OBSERVATIONS, ["network.shared=true", "use null or false"]),
+        (
+            override(Run(task="a"), {"module": "my:Network"}),
+            TWO_OBSERVATIONS,
+            ["network.module=my:Network", "use null"],
         ),
         (override(RUN, {"encoder": "small"}), TINY, ["network.encoder=small needs images of at least 20 by 20"]),
     ],

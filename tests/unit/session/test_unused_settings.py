@@ -13,7 +13,7 @@ from lockstep.config.env import EnvConfig
 from lockstep.envs.make import env_spec
 from lockstep.envs.spec import ImagePart
 from lockstep.run import ALGORITHMS, OFFLINE_ALGORITHMS, OfflineRun, Run, override
-from lockstep.session.task_defaults import task_defaults
+from lockstep.session.task_defaults import default_settings, task_defaults
 from lockstep.session.unused_settings import _ONLY_WITH, unused_settings
 
 PIXELS = "lockstep/PixelPong-v0"
@@ -66,6 +66,7 @@ PIXELS = "lockstep/PixelPong-v0"
             {"observation_limit": 5},
             "observation_limit=5.0 has no effect with normalize_observation=false",
         ),
+        (PIXELS, {"algo": "dqn", "network.initialization": "uniform"}, "network.initialization=uniform has no effect"),
         ("CartPole-v1", {"network.features": 8}, "network.features=8 has no effect with network.encoder=mlp"),
         (
             PIXELS,
@@ -138,6 +139,25 @@ def test_the_table_names_settings_that_exist() -> None:
 def test_logged_data_is_told_of_a_setting_of_another_optimizer() -> None:
     run = override(OfflineRun(data="log", algo="iql"), {"optimizer": "sgd", "adam_eps": 1e-5})
     assert unused_settings(run) == ["adam_eps=1e-05 has no effect with optimizer=sgd"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"network.module": "a:B"}, []),
+        ({"target_rate": 0.005}, []),
+        (
+            {"target_rate": 0.005, "target_update_every": 1000},
+            ["target_update_every=1000 has no effect with target_ra"],
+        ),
+        ({"network.module": "a:B", "network.hidden": [8]}, ["network.hidden=[8] has no effect with network.module"]),
+    ],
+)
+def test_defaults_of_the_kind_of_task_are_not_told(changes: dict[str, Any], told: list[str]) -> None:
+    changes = {"algo": "dqn", **changes}
+    run, spec = override(task_defaults("CartPole-v1", changes), changes), env_spec("CartPole-v1", EnvConfig())
+    found = unused_settings(run, spec, default_settings(run, spec))
+    assert [sentence[: len(start)] for sentence, start in zip(found, told, strict=True)] == told
 
 
 def test_command_tells_once(tmp_path: Any) -> None:

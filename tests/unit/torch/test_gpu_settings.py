@@ -132,6 +132,11 @@ class TestSharedGpus:
         ({"share_gpus": True, "ml_framework": "jax"}, ["share_gpus=true", "ml_framework=jax", "leave it out"]),
         ({"compile_mode": "max-autotune"}, ["compile_mode=max-autotune", "compile=true"]),
         (
+            {"compile_mode": "max-autotune", "ml_framework": "jax"},
+            ["compile_mode=max-autotune", "in any case, leave it"],
+        ),
+        ({"compile": True, "ml_framework": "jax"}, ["compile=true", "ml_framework=jax compiles in any case, leave it"]),
+        (
             {"ml_framework": "jax", "network": NetworkConfig(channels_last=True)},
             ["network.channels_last=true", "ml_framework=torch"],
         ),

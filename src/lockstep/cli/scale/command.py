@@ -86,7 +86,7 @@ def _earlier(folder: Path, args: argparse.Namespace) -> tuple[Path, Plan, Run]:
     add_arguments(parser)
     for flag, dest, default in flags_of(parser):
         value = getattr(args, dest)
-        if dest != "dry_run" and value != default:
+        if dest not in ("dry_run", "debug") and value != default:
             shown = "" if value is True else f" {value[0] if isinstance(value, list) else value}"
             raise ConfigError(
                 f"{folder} goes on with its own plan and settings; leave out {flag}{shown}, or name a task"
