@@ -3,9 +3,10 @@
 Every count is global. Ranks and the run directory are not part of it: the same config runs on any number of ranks.
 """
 
+import functools
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -90,6 +91,7 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         """Refuse layers without units."""
+        settings.convert_fields(self, "network.")
         for name in ("features", "recurrent_size", "recurrent_layers"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"network.{name}={getattr(self, name)} must be at least 1")
@@ -125,6 +127,7 @@ class ScoreNetworkConfig:
 
     def __post_init__(self) -> None:
         """Refuse layers without units."""
+        settings.convert_fields(self, "network.")
         _check_widths("hidden", self.hidden)
 
 
@@ -148,9 +151,11 @@ class Run(RunBase):
 
     def __post_init__(self) -> None:
         """Fill in the algorithm's defaults, and validate."""
-        _fill_in_algorithm(self)
-        if cast(object, self.network) is None:
-            object.__setattr__(self, "network", default_network(self.algo))
+        if not isinstance(cast(object, self.task), str):
+            raise ConfigError(
+                f"task={self.task!r} must be text: a Gymnasium id, or the place of your class, as my_env.py:MyEnv"
+            )
+        _fill_in(self, default_network)
         for name in ("num_envs", "total_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
@@ -224,9 +229,7 @@ class OfflineRun(RunBase):
 
     def __post_init__(self) -> None:
         """Fill in the algorithm's defaults, and validate."""
-        _fill_in_algorithm(self)
-        if cast(object, self.network) is None:
-            object.__setattr__(self, "network", default_score_network(self.algo))
+        _fill_in(self, default_score_network)
         if self.ml_framework == "jax":
             self._check_jax()
         if self.epochs < 1:
@@ -389,11 +392,20 @@ def _algorithms(run: AnyRun) -> Mapping[str, type[AlgorithmConfig | OfflineConfi
     return cast(Any, OFFLINE_ALGORITHMS if isinstance(run, OfflineRun) else ALGORITHMS)
 
 
-def _fill_in_algorithm(run: AnyRun) -> None:
-    """Set the default settings of the run's algorithm if it has none; refuse those of another."""
-    wanted = _algorithms(run).get(run.algo)
-    if cast(object, run.algorithm) is None and wanted is not None:
-        object.__setattr__(run, "algorithm", wanted())
+def _fill_in(run: AnyRun, network_of: Callable[[str], Any]) -> None:
+    """Set the default settings of the run's algorithm and of its networks where it has none, and convert all settings.
+
+    Raises:
+        ConfigError: the settings are those of another algorithm, or a value is of another type.
+    """
+    wanted = _algorithms(run).get(cast(Any, run.algo)) if isinstance(cast(object, run.algo), str) else None
+    defaults = {"algorithm": wanted, "network": functools.partial(network_of, run.algo), "env": EnvConfig}
+    for name, default in defaults.items():
+        if default is not None and getattr(run, name) is None:
+            object.__setattr__(run, name, default())
+        if default is not None and not is_dataclass(given := getattr(run, name)):
+            raise ConfigError(f"{name}={given!r} must be an instance of {type(default()).__name__}, or left out")
+    settings.convert_fields(run)
     if type(run.algorithm) is not wanted:
         raise ConfigError(
             f"algo={run.algo} does not go with a {type(run.algorithm).__name__}; set both algo and algorithm"

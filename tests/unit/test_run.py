@@ -3,6 +3,7 @@
 import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lockstep.algorithms.dqn import DQNConfig
@@ -335,3 +336,47 @@ def test_layers_without_units_are_refused(network, said):
     with pytest.raises(ConfigError, match=r"hidden=\[0\]: each layer"):
         ScoreNetworkConfig(hidden=(0,))
     assert NetworkConfig(hidden=()).hidden == ()
+
+
+def test_numbers_of_numpy_and_whole_floats_are_numbers():
+    run = Run(task="a", num_envs=np.int64(16), total_steps=1e6, algorithm=PPOConfig(num_steps=8.0), seed=np.int32(3))
+    assert run == Run(task="a", num_envs=16, total_steps=1_000_000, algorithm=PPOConfig(num_steps=8), seed=3)
+    assert {type(one) for one in (run.num_envs, run.total_steps, run.seed, run.algorithm.num_steps)} == {int}
+    changes = {"learning_rate": np.float64(1e-3), "gamma": np.float32(0.5), "hidden": np.array([3, 4])}
+    changed = override(run, changes)
+    assert (changed.algorithm.learning_rate, changed.algorithm.gamma, changed.network.hidden) == (1e-3, 0.5, (3, 4))
+    assert from_dict(to_dict(changed)) == changed and "learning_rate: 0.001" in dump(changed)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Run(task="a", num_envs="8"), "num_envs='8' must be a whole number"),
+        (lambda: Run(task="a", num_envs=8.5), "num_envs=8.5 must be a whole number"),
+        (lambda: Run(task="a", total_steps=None), "total_steps=null must be a whole number"),
+        (lambda: Run(task="a", seed="1"), "seed='1' must be a whole number"),
+        (
+            lambda: Run(task="a", network={"hidden": [3]}),
+            "network=.* must be an instance of NetworkConfig, or left out",
+        ),
+        (lambda: Run(task="a", algorithm="ppo"), "algorithm='ppo' must be an instance of PPOConfig, or left out"),
+        (lambda: Run(task="a", env={}), "env={} must be an instance of EnvConfig, or left out"),
+        (lambda: Run(task="a", algo=["ppo"]), r"algo=\['ppo'\] must be one of ppo, dqn"),
+        (lambda: Run(task=None), "task=None must be text: a Gymnasium id"),
+        (lambda: OfflineRun(data=5), "data=5 must be text"),
+        (lambda: PPOConfig(num_steps="8"), "num_steps='8' must be a number"),
+        (lambda: PPOConfig(gamma=True), "gamma=True must be a number"),
+        (lambda: NetworkConfig(features="8"), "network.features='8' must be a whole number"),
+        (lambda: EnvConfig(frame_stack="4"), "env.frame_stack='4' must be a whole number"),
+        (lambda: override(BASE, {"env.kwargs": "{1: 1}"}), "env.kwargs={1: 1} must be a mapping with text as keys"),
+    ],
+)
+def test_values_of_other_types_are_refused_by_name_in_python(make, said):
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+def test_a_list_that_contains_itself_is_an_unknown_setting(tmp_path):
+    (tmp_path / "a.yaml").write_text("a: &a [*a]\ntask: CartPole-v1\n")
+    with pytest.raises(ConfigError, match="unknown setting a"):
+        load(tmp_path / "a.yaml")

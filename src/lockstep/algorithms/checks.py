@@ -1,6 +1,9 @@
 """Checks of settings that many algorithms have. Each raises `ConfigError`, naming the setting and its value."""
 
 import math
+from typing import cast
+
+import numpy as np
 
 from lockstep.errors import ConfigError
 
@@ -8,7 +11,7 @@ from lockstep.errors import ConfigError
 def at_least(config: object, least: int, *names: str) -> None:
     """Refuse settings that are less than `least`, or infinite; `None` is allowed."""
     for name in names:
-        value = getattr(config, name)
+        value = _number(config, name)
         if value is not None and not least <= value < math.inf:
             limit = "" if isinstance(value, int) else ", and finite"
             raise ConfigError(f"{name}={value} must be at least {least}{limit}")
@@ -17,7 +20,7 @@ def at_least(config: object, least: int, *names: str) -> None:
 def positive(config: object, *names: str) -> None:
     """Refuse settings that are not positive and finite; `None` is allowed."""
     for name in names:
-        value = getattr(config, name)
+        value = _number(config, name)
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(f"{name}={value} must be greater than 0, and finite")
 
@@ -25,7 +28,7 @@ def positive(config: object, *names: str) -> None:
 def fraction(config: object, *names: str) -> None:
     """Refuse settings outside of [0, 1]; `None` is allowed."""
     for name in names:
-        value = getattr(config, name)
+        value = _number(config, name)
         if value is not None and not 0 <= value <= 1:
             raise ConfigError(f"{name}={value} must lie in [0, 1]")
 
@@ -33,9 +36,16 @@ def fraction(config: object, *names: str) -> None:
 def limit(config: object, *names: str) -> None:
     """Refuse limits that are not positive; `None` switches one off."""
     for name in names:
-        value = getattr(config, name)
+        value = _number(config, name)
         if value is not None and not value > 0:
             raise ConfigError(f"{name}={value} must be greater than 0, or null to switch it off")
+
+
+def _number(config: object, name: str) -> float | None:
+    value = getattr(config, name)
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating | None):
+        raise ConfigError(f"{name}={value!r} must be a number")
+    return cast(float | None, value)
 
 
 def critics(num_critics: int, target_critics: int | None, dropout: float, target_rate: float) -> None:

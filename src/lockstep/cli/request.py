@@ -178,30 +178,20 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
     Sets `args.notes`, which `start` prints: the kind of task that default settings were chosen for, if any, and
     settings without effect.
     """
-    from lockstep.envs.load import check_location
-    from lockstep.envs.make import env_spec
     from lockstep.preflight.setting_paths import with_absolute_paths
-    from lockstep.run import OfflineRun
-    from lockstep.session.checks import check_packages, check_task
-    from lockstep.session.data_checks import check_data
-    from lockstep.session.logged.policy_spec import PolicySpec, check_simulator
+    from lockstep.run import Run
+    from lockstep.session.run_checks import check_run
     from lockstep.session.task_defaults import default_settings, defaults_note
     from lockstep.session.unused_settings import unused_settings
 
-    check_packages(run)
-    if isinstance(run, OfflineRun):
-        dataset, _ = check_data(run)
-        if run.task is not None:
-            check_simulator(PolicySpec.of_run(run, dataset, env_spec(run.task, run.env)), run.task)
+    if not isinstance(run, Run):
+        check_run(run)
         args.notes = unused_settings(run)
         return with_absolute_paths(run)
-    for name, code in (("network.module", run.network.module), ("symmetry", getattr(run.algorithm, "symmetry", None))):
-        if code is not None:
-            check_location(code, name)
     run = _with_current_task(run)
     with _suggest_recipes(run.task) if run.task == (args.target or args.task) else nullcontext():
-        spec = env_spec(run.task, run.env)
-    check_task(run, spec)
+        spec = check_run(run)
+    assert spec is not None
     alone = has_task_defaults(args, run)
     note = defaults_note(run, spec) if alone else None
     unused = unused_settings(run, spec, default_settings(run, spec) if alone else None)

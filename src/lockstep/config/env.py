@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from lockstep.config.settings import convert_fields
 from lockstep.errors import ConfigError
 
 
@@ -37,6 +38,7 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         """Refuse limits that leave nothing."""
+        convert_fields(self, "env.")
         if self.max_episode_steps is not None and self.max_episode_steps < 1:
             raise ConfigError(f"env.max_episode_steps={self.max_episode_steps} must be at least 1, or null")
         if self.frame_stack < 1:

@@ -2,6 +2,7 @@
 
 import datetime
 import difflib
+import functools
 import json
 import math
 import re
@@ -13,6 +14,7 @@ from operator import attrgetter
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
+import numpy as np
 import yaml
 
 from lockstep.errors import ConfigError
@@ -22,6 +24,12 @@ _TEXT = "tag:yaml.org,2002:str"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _FEW = 12
 """Settings that an error lists."""
+
+
+@functools.cache
+def _hints(node: type) -> dict[str, Any]:
+    """The types of a dataclass' fields by name."""
+    return get_type_hints(node)
 
 
 def parse(text: str, where: str) -> Any:
@@ -57,13 +65,15 @@ def to_yaml(data: object, *, one_line: bool = False) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Convert a tree to mappings, lists and scalars."""
+    """Convert a tree to mappings, lists and scalars, those of NumPy too."""
     if is_dataclass(value):
         return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, (tuple, list)):
         return [plain(item) for item in cast(list[Any], value)]
+    if isinstance(value, (np.generic, np.ndarray)):
+        return cast(Any, value).tolist()
     return value
 
 
@@ -79,7 +89,7 @@ def flatten(data: object, node: object, prefix: str = "", root: object = None) -
     """
     if not isinstance(data, Mapping):
         raise ConfigError(f"{prefix.rstrip('.') or 'a run'}={_shown(data)} must be a mapping of settings")
-    hints, leaves = get_type_hints(type(node)), dict[str, Any]()
+    hints, leaves = _hints(type(node)), dict[str, Any]()
     for key, value in cast(Mapping[object, Any], data).items():
         if key not in hints:
             raise _unknown(f"{prefix}{key}", hints_of(root or node))
@@ -94,13 +104,31 @@ def updated(node: Tree, leaves: Mapping[str, Any], prefix: str = "") -> Tree:
     """A copy with new leaves, by dotted name; each node is created, and thus validated, once with all its changes."""
     changed: dict[str, Any] = {}
     tree: Any = node
-    for name, hint in get_type_hints(cast(type, type(node))).items():
+    for name, hint in _hints(type(node)).items():
         current, path = getattr(tree, name), prefix + name
         if is_dataclass(current):
             changed[name] = updated(current, leaves, path + ".")
         elif path in leaves:
             changed[name] = converted(path.removeprefix("algorithm."), leaves[path], hint)
     return replace(tree, **changed)
+
+
+def convert_fields(node: object, prefix: str = "") -> None:
+    """Convert the leaves of a frozen tree to the types of its settings, in place: 3e6 to 3000000, lists to tuples.
+
+    Args:
+        node: just made, from Python, where nothing checks the types.
+        prefix: the dotted name of `node` in errors, with a final dot.
+
+    Raises:
+        ConfigError: a value is of another type.
+    """
+    for name, hint in _hints(type(node)).items():
+        value = getattr(node, name)
+        if is_dataclass(value):
+            convert_fields(value, "" if name == "algorithm" else f"{prefix}{name}.")
+        else:
+            object.__setattr__(node, name, converted(prefix + name, value, hint))
 
 
 def override(tree: Tree, changes: Mapping[str, Any]) -> Tree:
@@ -177,7 +205,7 @@ for _class in (_Loader, _Dumper):
 def hints_of(node: Any, prefix: str = "") -> dict[str, Any]:
     """The type of every field of the tree, inner nodes included, by dotted name."""
     found: dict[str, Any] = {}
-    for name, hint in get_type_hints(node.__class__).items():
+    for name, hint in _hints(node.__class__).items():
         found[prefix + name] = hint
         if is_dataclass(inner := getattr(node, name)):
             found |= hints_of(inner, f"{prefix}{name}.")
@@ -222,6 +250,7 @@ def _nested(mapping: Mapping[str, Any], keys: list[str], value: Any) -> dict[str
 
 def converted(name: str, value: Any, hint: Any) -> Any:
     """Convert a value to the type of a setting; raises `ConfigError`, which names the setting."""
+    value = plain(value)
     if isinstance(value, float) and value.is_integer() and hint in (int, int | None):
         value = int(value)  # 3e6 steps
     try:
@@ -245,8 +274,9 @@ def _as_list(value: Any, hint: Any) -> str:
 def as_text(value: object) -> str:
     """A value as it is written after `NAME=` of `--set`."""
     if value is None or isinstance(value, (bool, list, tuple, dict)):
-        return json.dumps(value, default=str)
-    return str(value)
+        with suppress(ValueError):  # of a list that contains itself, by an anchor of YAML
+            return json.dumps(value, default=str)
+    return f"{value}"
 
 
 def _shown(value: Any) -> str:
@@ -263,7 +293,9 @@ def _expected(hint: Any) -> str:
         return ("one of " if len(parts) > 1 else "") + ", ".join(str(part) for part in parts)
     if origin in (tuple, list):
         return f"a list, each item {_expected(parts[0])}"
-    return "a mapping" if origin is dict else simple.get(hint, str(hint))
+    if origin is dict:
+        return "a mapping with text as keys" if parts[0] is str else "a mapping"
+    return simple.get(hint, str(hint))
 
 
 def short_names(names: Sequence[str]) -> list[str]:

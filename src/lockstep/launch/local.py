@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.failure_report import log, report_failure, update_summary
@@ -184,6 +184,10 @@ def spawn(fn: Callable[..., _T], ranks: int, args: tuple[Any, ...] = (), *, time
         RunError: a rank raised, died or left; the others are stopped. Its cause shows the rank's traceback.
         ConfigError: the call cannot work, or a rank raised a `ConfigError`.
     """
+    if not callable(cast(object, fn)):
+        raise ConfigError(f"fn={fn!r} must be a function")
+    if not isinstance(cast(object, ranks), int):
+        raise ConfigError(f"ranks={ranks!r} must be a whole number")
     call = pack(fn, args)
     environments = rank_environments(ranks, _cores(ranks))
     with contextlib.ExitStack() as stack:

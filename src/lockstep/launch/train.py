@@ -24,14 +24,16 @@ from lockstep.launch.restarts import (
     warn_restart,
 )
 from lockstep.launch.startup_line import startup_line
+from lockstep.launch.world_checks import check_world
 from lockstep.preflight.setting_paths import with_absolute_paths
 from lockstep.record.console import Console
 from lockstep.record.pending_run import PendingRun
 from lockstep.run import AnyRun, OfflineRun, Run, override
-from lockstep.session.checks import check_packages, learns_on_device
+from lockstep.session.checks import learns_on_device
 from lockstep.session.env_checks.before_run import check_before_run
 from lockstep.session.profile import check_profile
 from lockstep.session.resume import ended_summary, load_resumption, nothing_left
+from lockstep.session.run_checks import check_run
 from lockstep.session.task_defaults import default_settings, defaults_note, task_defaults
 from lockstep.session.unused_settings import unused_settings
 from lockstep.system.files import shown_path
@@ -87,11 +89,10 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
         RunError: a rank failed; the message names it.
     """
     check_not_imported("train")
-    _check_types(run, ranks)
+    _check_types(run, ranks=ranks, profile=profile)
     run, defaults = _named(run, overrides) if isinstance(run, str) else (override(run, overrides), None)
-    if world is None and not joined:
-        _print_notes(unused_settings(run, defaults=defaults))
-    check_packages(run)
+    if world is None and not joined:  # else the command has checked the run
+        _print_notes(unused_settings(run, check_run(run), defaults))
     run = with_absolute_paths(run)
     alone, world = world is None, world or World.from_environment()
     if resume is not None and not joined and is_complete(load_resumption(Path(resume), run), world):
@@ -104,20 +105,23 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
         return train_on_ranks(run, ranks, run_dir=run_dir, init_from=init_from, resume=resume, profile=profile)
     if ranks not in (None, world.size):
         raise ConfigError(f"ranks={ranks}, but this process is one of {world.size} ranks already; leave ranks out")
+    if alone and resume is None:
+        check_world(run, world)
     paths = (Path(path) if path else None for path in (run_dir, init_from, resume))
     return _train_here(run, world, *paths, joined=joined, profile=profile)
 
 
-def _check_types(run: object, ranks: object) -> None:
-    """Raise `ConfigError` for what is no run, and no number of ranks."""
+def _check_types(run: object, **counts: object) -> None:
+    """Raise `ConfigError` for what is no run, and for counts that are no numbers."""
     if not isinstance(run, Run | OfflineRun | str):
         what = run.__name__ if isinstance(run, type) else f"a {type(run).__name__}"
         raise ConfigError(
             f"run is {what}, and must be a lockstep.Run, or the name of a task or a recipe: "
             'lockstep.train("CartPole-v1", seed=1, total_steps=100_000)'
         )
-    if not (ranks is None or isinstance(ranks, int)):
-        raise ConfigError(f"ranks={ranks!r} must be a whole number")
+    for name, count in counts.items():
+        if not isinstance(count, int | None):
+            raise ConfigError(f"{name}={count!r} must be a whole number")
 
 
 def _named(target: str, changes: Mapping[str, Any]) -> tuple[AnyRun, Mapping[str, Any] | None]:

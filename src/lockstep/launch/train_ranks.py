@@ -150,7 +150,6 @@ def train_on_ranks(
     if ranks < 1:
         raise ConfigError(f"ranks={ranks} must be at least 1")
     run = _with_script_paths(run)
-    _check(run)
     if profile is not None and resume is None:
         check_profile(profile, run)
     found = None if resume is None else load_resumption(Path(resume), run)
@@ -174,18 +173,6 @@ def train_on_ranks(
         raise ConfigError(message)
     who = "" if failure.get("rank") is None or "rank" in message else f"rank {failure['rank']}: "
     raise RunError(f"{who}{message} (logs: {path / 'logs'})")
-
-
-def _check(run: "AnyRun") -> None:
-    from lockstep.envs.make import env_spec
-    from lockstep.run import OfflineRun
-    from lockstep.session.checks import check_task
-    from lockstep.session.data_checks import check_data
-
-    if isinstance(run, OfflineRun):
-        check_data(run)
-    else:
-        check_task(run, env_spec(run.task, run.env))
 
 
 def _with_script_paths(run: "AnyRun") -> "AnyRun":

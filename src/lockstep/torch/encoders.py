@@ -281,17 +281,29 @@ def own_network(path: str, spec: EnvSpec, num_outputs: int, seed: int) -> tuple[
             ) from error
         if not isinstance(network, nn.Module):
             raise ConfigError(f"network.module={path} made a {type(network).__name__}, not a torch.nn.Module")
+        if not any(parameter.requires_grad for parameter in network.parameters()):
+            raise ConfigError(f"network.module={path} has no parameters to train; make its layers in __init__")
         observations = torch.from_numpy(np.zeros((2, *spec.observation_shape), spec.observation_dtype))
         was_training = network.training
         try:
-            with torch.no_grad():
-                outputs: Any = network.eval()(observations)
+            outputs: Any = network.eval()(observations)
         except Exception as error:
             raise ConfigError(
                 f"network.module={path} failed with observations {list(observations.shape)}: "
                 f"{type(error).__name__}: {error}"
             ) from error
+    if not _has_gradient(outputs):
+        raise ConfigError(
+            f"network.module={path} gave outputs without gradients; remove torch.no_grad and detach from its forward"
+        )
     return network.train(was_training), outputs
+
+
+def _has_gradient(outputs: Any) -> bool:
+    """Whether gradients flow through any output; True of what is no tensor, which is told elsewhere."""
+    if isinstance(outputs, tuple | list):
+        return any(map(_has_gradient, cast("list[Any]", outputs)))
+    return not isinstance(outputs, Tensor) or outputs.requires_grad
 
 
 def described_outputs(outputs: Any) -> str:

@@ -152,6 +152,14 @@ def test_a_call_has_a_bound():
         spawn(sleeps, 2, timeout_s=0.5)
 
 
+@pytest.mark.parametrize(
+    ("fn", "ranks", "said"), [(5, 2, "fn=5 must be a function"), (print, "2", "ranks='2' must be a whole number")]
+)
+def test_arguments_of_other_types_are_refused(fn, ranks, said):
+    with pytest.raises(ConfigError, match=said):
+        spawn(fn, ranks)
+
+
 def test_what_a_fresh_process_cannot_import_is_refused():
     with pytest.raises(ConfigError, match=r"fn=.*<lambda> to a fresh process; define it with `def`"):
         spawn(lambda rank: rank, 2)

@@ -1,4 +1,4 @@
-"""`lockstep.train(run, ranks=N)` returns the summary of a run that a signal stopped."""
+"""`lockstep.train(run)`: the summary of a run that a signal stopped; what is refused leaves no file."""
 
 import json
 import signal
@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from lockstep import train
+from lockstep.errors import ConfigError
 from lockstep.launch import train_ranks
 from lockstep.record.run_dir import SUMMARY_FILE
 from lockstep.run import Run
@@ -20,3 +21,27 @@ def test_a_signal_is_no_error(number, monkeypatch, tmp_path):
     monkeypatch.setattr(train_ranks, "launch", launch)
     run = Run(task="lockstep/Cartpole-v0", device="cpu")
     assert train(run, ranks=2, run_dir=tmp_path / "run")["status"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_minibatches": 3}, "num_minibatches=3 does not divide .*; use 2 or 4, or change num_steps"),
+        ({"algo": "sac"}, "algo=sac"),
+        ({"network.critic_hidden": [8], "network.shared": True}, "network.critic_hidden"),
+    ],
+)
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_what_cannot_be_learned_is_refused_before_the_run_directory_is_made(changes, said, ranks, tmp_path):
+    changes = {"num_steps": 8} | changes if "algo" not in changes else changes
+    with pytest.raises(ConfigError, match=said):
+        train(Run(task="CartPole-v1", device="cpu"), ranks=ranks, run_dir=tmp_path / "run", **changes)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("counts", [{"ranks": "2"}, {"profile": "a"}])
+def test_counts_of_other_types_are_refused(counts, tmp_path):
+    with pytest.raises(
+        ConfigError, match=f"{next(iter(counts))}='{next(iter(counts.values()))}' must be a whole number"
+    ):
+        train(Run(task="CartPole-v1"), run_dir=tmp_path / "run", **counts)

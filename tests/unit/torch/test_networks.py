@@ -143,9 +143,26 @@ class Fails(OneColumn):
         return self.layer(observation.T)
 
 
+class NoParameters(torch.nn.Module):
+    def __init__(self, observation_size, num_outputs):
+        super().__init__()
+        self.num_outputs = num_outputs
+
+    def forward(self, observation):
+        return torch.zeros(len(observation), self.num_outputs), torch.zeros(len(observation))
+
+
+class NoGradients(OnlyParameters):
+    @torch.no_grad()
+    def forward(self, observation):
+        return self.layer(observation), self.layer(observation)[:, 0]
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        ("NoParameters", "has no parameters to train"),
+        ("NoGradients", r"outputs without gradients; remove torch\.no_grad"),
         ("OneColumn", r"made \(\[2, 1\], \[2\]\) of 2 observations; algo=ppo needs .*\(\[2, 4\], \[2\]\)"),
         ("OnlyParameters", r"made \[2, 4\] of 2 observations; algo=ppo needs"),
         ("NoArguments", r"NoArguments\(3, 4\) failed: TypeError"),

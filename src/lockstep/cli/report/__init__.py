@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.cli.flags import flags_of
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, positive
 
@@ -26,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="the table for scripts")
     add("--html", metavar="FILE", help="one self-contained page: curves over seeds, scores, time per rank, settings")
     add("--predict", action="store_true", help="predict steps/s on more ranks and hosts from these measurements")
+    _add_prediction_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def _add_prediction_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `--predict`."""
     add = parser.add_argument_group("with --predict").add_argument
     add("--ranks-per-host", metavar="N", default="8", help="of the predicted worlds (default: 8)")
     add("--envs-per-rank", metavar="N", help="for weak scaling (default: as many as the first measurement has)")
@@ -33,13 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cores-per-host", metavar="N", help="of the predicted worlds (default: one for each rank)")
     add("--round-trip-ms", metavar="MS", help="between hosts (default: the median of runs on several hosts)")
     add("--bandwidth-gbit", metavar="GBIT", help="that a host can send per second (default: the least measured)")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
 def report_command(args: argparse.Namespace) -> int:
     """`lockstep report`; returns the exit code."""
     if args.predict:
         return _predict(args)
+    _refuse_prediction_arguments(args)
     from lockstep.cli.report.runs import find_runs, read_run
 
     if not args.paths and not Path("runs").is_dir():
@@ -57,6 +64,14 @@ def report_command(args: argparse.Namespace) -> int:
 
         print_tables(runs, output_console())
     return 0
+
+
+def _refuse_prediction_arguments(args: argparse.Namespace) -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    _add_prediction_arguments(parser)
+    for flag, dest, default in flags_of(parser):
+        if (value := getattr(args, dest)) != default:
+            raise ConfigError(f"{flag} {value} is for predictions; add --predict, or leave it out")
 
 
 def _page(paths: Sequence[Path], args: argparse.Namespace) -> int:

@@ -100,8 +100,10 @@ class Log:
         self._sizes = [size_of(path) for path in files]
         self.total_bytes, self.done_bytes = sum(self._sizes), 0
         self.continuous = None if kind is None else kind == "continuous"
-        kind = "parametric" if kind == "continuous" else kind
+        asked, kind = kind, "parametric" if kind == "continuous" else kind
         first = next((found for found in self._read() if kind is None or found.kind), None)
+        if first is not None and kind is not None and self.actions is None and first.kind not in (kind, None):
+            raise ConfigError(_other_kind(files[0], str(asked)))
         if first is None and kind is None:
             raise ConfigError(f"{files[0]} names no action in any row; say which kind of actions the log has")
         self.kind: str = kind or str(first.kind if first else None)
@@ -179,3 +181,13 @@ class Log:
             found.where.refuse(
                 row, f"feature {both} is one of state_features and one of action; give features of actions other ids"
             )
+
+
+def _other_kind(path: Path, asked: str) -> str:
+    """The error message for a kind of actions that a log does not have."""
+    from lockstep.data.logs.actions import CONTINUOUS
+
+    if asked == "discrete":
+        return f"kind=discrete: the actions of {path} are maps or lists of numbers; leave it out"
+    way_out = f"leave it out, or log numbers: {CONTINUOUS}" if asked == "continuous" else "leave it out"
+    return f"kind={asked}: the actions of {path} are names; {way_out}"

@@ -144,7 +144,7 @@ def _blocks_of(blocks: LineBlocks, path: Path) -> Iterator[bytes]:
                 raise ConfigError(f"{path} is one list of more than 1 GiB; write its rows as lines (jq -c '.[]')")
         try:
             rows = msgspec.json.decode(b"".join(text).removeprefix(_BYTE_ORDER_MARK), type=list[msgspec.Raw])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} begins as a list of rows, and is not JSON ({error_text(error)})") from None
         for start in range(0, len(rows), _MOST_ROWS // 10):
             part = [msgspec.json.format(row, indent=-1) for row in rows[start : start + _MOST_ROWS // 10]]
@@ -163,7 +163,7 @@ def _keys(lines: Sequence[bytes]) -> dict[str, None]:
     for text in lines:
         try:
             row = msgspec.json.decode(text, type=dict[str, msgspec.Raw]) if text.strip() else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         found |= dict.fromkeys(row)
     return found

@@ -174,11 +174,11 @@ def read_columns(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
-def _own(name: str, value: Any) -> ColumnNames:
+def _own(name: Any, value: Any) -> ColumnNames:
     if name in ALIASES.values():
         name = next(key for key, other in ALIASES.items() if other == name)
     if name not in SCHEMA:
-        near = difflib.get_close_matches(name, SCHEMA, n=1)
+        near = difflib.get_close_matches(str(name), SCHEMA, n=1)
         hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(SCHEMA)}"
         raise ConfigError(f"--columns: no column of a log is called {name}{hint}")
     if isinstance(value, str):
@@ -193,4 +193,4 @@ def _own(name: str, value: Any) -> ColumnNames:
 
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    return ", ".join(name or "one without a name" for name in names[:_MOST_NAMES]) + more

@@ -4,7 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Generator, Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -57,14 +57,16 @@ class Tables:
         # start no background reads.
         first = _run(path, lambda: table.head(min(_LOOKED_AT, _MOST_ROWS)).collect())
         if not len(first):
+            if text and any(row for _, row in islice(_cells(path), 1, None)):
+                raise ConfigError(f"{path}, row 2: a quotation mark opens a cell and is not closed")
             return
-        found = self._found(first, _where(path, 0, len(first), text), file, text)
+        found = self._found(first, path, 0, file, text)
         yield found
         short = text and first[available[-1]].null_count() > 0  # whether a row may have too few cells
         width = 1 + sum(2 * len(maps.ids) for maps in found.maps.values())
         done, held = len(first), int(first.estimated_size()) if total is None else 0
         for rows in _batches(path, table.slice(done), max(1, min(_MOST_ROWS, _CELLS // width))):
-            yield self._found(rows, _where(path, done, len(rows), text), file, text)
+            yield self._found(rows, path, done, file, text)
             short = short or (text and rows[available[-1]].null_count() > 0)
             done += len(rows)
             if total is None:
@@ -73,7 +75,9 @@ class Tables:
         if short and (shorter := _odd_line(path, longer=False)):
             raise ConfigError(f"{path} is cut off: {shorter}; copy it again, or complete the row")
 
-    def _found(self, rows: pl.DataFrame, where: Where, file: int, text: bool) -> RawRows:
+    def _found(self, rows: pl.DataFrame, path: Path, done: int, file: int, text: bool) -> RawRows:
+        """The rows after the first `done`, without the blank lines of a CSV; line 1 is its heading."""
+        rows, where = _without_blank(rows, Where(path, np.arange(done + 1, done + len(rows) + 1) + text), text)
         schema, available = self._schema, rows.columns
         called = {name: schema.column_of(name, available) for name in SCHEMA}
         here = {name: rows[column] for name, column in called.items() if column is not None}
@@ -108,9 +112,11 @@ class Tables:
         return Maps.of_columns(tuple(spread), values, optional=name in ACTIONS)
 
 
-def _where(path: Path, done: int, rows: int, text: bool) -> Where:
-    """Rows after the first `done`; line 1 of a CSV is its heading."""
-    return Where(path, np.arange(done + 1, done + rows + 1) + text)
+def _without_blank(rows: pl.DataFrame, where: Where, text: bool) -> tuple[pl.DataFrame, Where]:
+    blank = rows.select(pl.all_horizontal(pl.all().is_null())).to_series()
+    if not text or not blank.any():
+        return rows, where
+    return rows.filter(~blank), where.take(np.flatnonzero(~blank.to_numpy()))
 
 
 def _id(series: pl.Series, where: Where, name: str, text: bool) -> pl.Series:
@@ -148,7 +154,8 @@ def _cast(series: pl.Series, dtype: pl.DataType, where: Where, name: str, what: 
     if bad.any():
         row = int(cast(int, bad.arg_max()))
         cell = series[row]
-        hint = f" (with a point: {cell.replace(',', '.')})" if re.fullmatch(r"-?\d+,\d+", str(cell)) else ""
+        decimal = dtype == pl.Float64 and re.fullmatch(r"-?\d+,\d+", str(cell))
+        hint = f" (with a point: {cell.replace(',', '.')})" if decimal else ""
         where.refuse(row, f"{name} is {cell!r}; it must be {what}{hint}")
     return made
 
@@ -176,6 +183,8 @@ def _separator(path: Path) -> str:
     first, _ = next(read_bytes(path), (b"", 0))
     if b"\0" in first:
         raise ConfigError(f"{path} is not text in UTF-8; save it as UTF-8")
+    if b"\r" in first and b"\n" not in first:
+        raise ConfigError(f"{path} ends its lines with carriage returns alone; save it with line feeds (LF)")
     heading = _QUOTED.sub("", first.decode(errors="replace")).partition("\n")[0]
     columns = {mark: heading.count(mark) for mark in _SEPARATORS}
     return max(_SEPARATORS, key=lambda mark: (columns[mark], mark == by_name))
@@ -228,7 +237,11 @@ def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
     """The number of the line that ends each row of a CSV, and its cells; the first row is the heading."""
     blocks = (io.StringIO(block.decode(errors="replace")) for block in LineBlocks(path, _BLOCK_BYTES))
     rows = csv.reader(chain.from_iterable(blocks), delimiter=_separator(path))
-    return ((rows.line_num, row) for row in rows)
+    try:
+        for row in rows:
+            yield rows.line_num, row
+    except csv.Error as error:
+        raise ConfigError(f"{path}, row {rows.line_num}: cannot be read ({error})") from None
 
 
 def _odd_line(path: Path, *, longer: bool) -> str | None:
@@ -236,6 +249,6 @@ def _odd_line(path: Path, *, longer: bool) -> str | None:
     rows = _cells(path)
     _, heading = next(rows, (0, list[str]()))
     for line, row in rows:
-        if len(row) > len(heading) if longer else len(row) < len(heading):
+        if row and (len(row) > len(heading) if longer else len(row) < len(heading)):
             return f"row {line} has {len(row)} cells, and the heading has {len(heading)}"
     return None

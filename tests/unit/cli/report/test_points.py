@@ -192,3 +192,8 @@ def test_a_bad_file_is_refused(tmp_path, text, why):
     path.write_text(text)
     with pytest.raises(ConfigError, match=why):
         load_points([path])
+
+
+def test_flags_of_predictions_are_refused_without_it(capsys):
+    assert cli.main(["report", "--round-trip-ms", "abc"]) == 2
+    assert "--round-trip-ms abc is for predictions; add --predict, or leave it out" in capsys.readouterr().err

@@ -148,8 +148,14 @@ def test_mixed_kinds_of_actions_are_rejected(tmp_path):
     paths = [write(tmp_path / "a.jsonl", [row()]), write(tmp_path / "b.jsonl", [row(), parametric()])]
     with pytest.raises(ConfigError, match=r"b\.jsonl, row 2: action is a map, but a name in an earlier row"):
         whole(read_log(paths))
-    with pytest.raises(ConfigError, match=r"a\.jsonl, row 1: action holds names, but .* maps of features \(parametric"):
-        whole(read_log(paths, kind="parametric"))
+    with pytest.raises(ConfigError, match=r"kind=parametric: the actions of .*a\.jsonl are names; leave it out"):
+        read_log(paths, kind="parametric")
+    with pytest.raises(
+        ConfigError, match=r"kind=continuous: .* are names; .* a continuous action is a list of numbers"
+    ):
+        read_log(paths, kind="continuous")
+    with pytest.raises(ConfigError, match=r"kind=discrete: .*c\.jsonl are maps or lists of numbers; leave it out"):
+        read_log([write(tmp_path / "c.jsonl", [parametric()])], kind="discrete")
     write(paths[1], [parametric()])
     with pytest.raises(ConfigError, match=r"b\.jsonl, row 1: action holds maps of features, but .* names \(discrete"):
         whole(read_log(paths))
@@ -467,3 +473,50 @@ def test_rows_with_many_features_are_checked(tmp_path, monkeypatch):
     path = write(tmp_path / "a.jsonl", [row(), row(1, state_features={"0": "x"})])
     with pytest.raises(ConfigError, match="row 2: state_features: Expected"):
         table(path)
+
+
+CSV = "mdp_id,sequence_number,state:0,action,reward\n"
+ROWS = "a,0,1.0,l,1\n\na,1,2.0,r,1\n\n"
+
+
+def csv_of(folder, text):
+    (folder / "a.csv").write_bytes(text.encode())
+    return [folder / "a.csv"]
+
+
+def test_blank_lines_of_a_csv_are_no_rows_and_are_counted(tmp_path):
+    read = whole(read_log(csv_of(tmp_path, CSV + ROWS)))
+    assert read["action"].to_list() == ["l", "r"] and read["_row"].to_list() == [2, 4]
+    with pytest.raises(ConfigError, match="row 6: reward is 'x'"):
+        whole(read_log(csv_of(tmp_path, CSV + ROWS + "b,0,1.0,l,x\n")))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ((CSV + ROWS).replace("\n", "\r"), r"carriage returns alone; save it with line feeds"),
+        (CSV + '"' + ROWS, "row 2: a quotation mark opens a cell and is not closed"),
+        (CSV + ROWS.replace("a,1", 'a,"1,000"'), r"row 4: sequence_number is '1,000'; it must be a whole number[^(]*$"),
+    ],
+)
+def test_a_csv_that_cannot_be_read_says_why(tmp_path, text, said):
+    with pytest.raises(ConfigError, match=said):
+        whole(read_log(csv_of(tmp_path, text)))
+
+
+def test_a_column_without_a_name_is_named(tmp_path):
+    log = read_log(csv_of(tmp_path, "," + CSV + "0,a,0,1.0,l,1\n"))
+    whole(log)
+    assert any("such a name: one without a name" in note for note in log.notes)
+
+
+def test_a_number_is_no_name_of_a_column(tmp_path):
+    with pytest.raises(ConfigError, match="--columns: no column of a log is called 1"):
+        read_log(csv_of(tmp_path, CSV + ROWS), columns={1: "mdp_id"})
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"mdp_id": ' + "[" * 100_000])
+def test_deep_json_is_refused(tmp_path, text):
+    (tmp_path / "a.jsonl").write_text(text)
+    with pytest.raises(ConfigError, match=r"a\.jsonl"):
+        whole(read_log([tmp_path / "a.jsonl"]))
