@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.estimators.importance import DECISION, TRAJECTORY
-from lockstep.estimators.trajectories import Floats, Sums
+from lockstep.estimators.trajectories import Floats, Sums, scale_of
 
 FEW = 20
 """Intervals from fewer trajectories, or from a smaller effective sample size, are unreliable."""
@@ -173,9 +173,11 @@ def _mean_ratio(sums: Sums) -> tuple[float, float]:
     rows = float(sums.rows.sum())
     mean = float(sums.ratio.sum()) / rows
     residual = sums.ratio - mean * sums.rows
-    return mean, float(np.sqrt((residual**2).sum())) / rows
+    scale = scale_of(residual)
+    return mean, float(np.sqrt(((residual / scale) ** 2).sum())) * scale / rows
 
 
 def _effective(weight: Floats, squared: Floats) -> float:
-    total = float(squared.sum())
-    return float(weight.sum()) ** 2 / total if total > 0 else 0.0
+    scale = scale_of(weight)  # the sum of thousands of the largest weights has no finite square
+    total = float((squared / scale / scale).sum())
+    return float((weight / scale).sum()) ** 2 / total if total > 0 else 0.0
