@@ -6,13 +6,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.estimators.importance import DECISION, TRAJECTORY
-from lockstep.estimators.trajectories import Floats, Sums
+from lockstep.estimators.trajectories import Floats, Sums, scale_of
 
 FEW = 20
 """Intervals from fewer trajectories, or from a smaller effective sample size, are unreliable."""
 NO_DENSITY = (
     "the policy takes the same continuous action whenever it is in a state: it has no density, and importance weights "
     "are ratios of densities (iql and cql have one if they learn with policy=sampled)"
+)
+NO_CHOICES = (
+    "the log does not say which actions were possible (possible_actions), and where only the logged one is known every "
+    "policy takes it"
 )
 _MAX_MEAN_ERROR = 0.1
 """Mean row weights farther from 1 than this, and than their sampling error, cause a warning."""
@@ -42,11 +46,13 @@ class LogStatistics:
     """Whether actions are continuous: their propensities are densities."""
     no_density: bool = False
     """Whether the policy always takes the same continuous action in a state."""
+    no_choices: bool = False
+    """Whether the actions are candidates of which the log, or a part of it, has only the logged ones."""
 
     @property
     def has_ratio(self) -> bool:
         """Whether there are importance weights."""
-        return not self.no_propensity and not self.no_density
+        return not (self.no_propensity or self.no_density or self.no_choices)
 
 
 def effective_sizes(sums: Sums) -> dict[str, float | None]:
@@ -65,6 +71,8 @@ def effective_sizes(sums: Sums) -> dict[str, float | None]:
 
 def reasons(sums: Sums, statistics: LogStatistics) -> dict[str, str]:
     """Why estimators are skipped, by the estimator's name."""
+    if statistics.no_choices:
+        return dict.fromkeys((*DECISION, *TRAJECTORY), NO_CHOICES)
     skipped: dict[str, str] = {}
     if not sums.has_ratio:
         missing = statistics.no_propensity
@@ -95,7 +103,7 @@ def warnings_of(sums: Sums, statistics: LogStatistics, skipped: Mapping[str, str
         f"left out: {', '.join(name for name in skipped if skipped[name] == why)}: {why}"
         for why in dict.fromkeys(skipped.values())
     ]
-    if not sums.has_ratio and sums.has_predictions:
+    if not sums.has_ratio and sums.has_predictions and not statistics.no_choices:
         found.append("the intervals of decision_direct and fitted_q do not include how wrong the models may be")
     if sums.has_ratio:
         found += _weight_warnings(sums, statistics)
@@ -173,9 +181,11 @@ def _mean_ratio(sums: Sums) -> tuple[float, float]:
     rows = float(sums.rows.sum())
     mean = float(sums.ratio.sum()) / rows
     residual = sums.ratio - mean * sums.rows
-    return mean, float(np.sqrt((residual**2).sum())) / rows
+    scale = scale_of(residual)
+    return mean, float(np.sqrt(((residual / scale) ** 2).sum())) * scale / rows
 
 
 def _effective(weight: Floats, squared: Floats) -> float:
-    total = float(squared.sum())
-    return float(weight.sum()) ** 2 / total if total > 0 else 0.0
+    scale = scale_of(weight)  # the sum of thousands of the largest weights has no finite square
+    total = float((squared / scale / scale).sum())
+    return float((weight / scale).sum()) ** 2 / total if total > 0 else 0.0

@@ -23,7 +23,7 @@ from lockstep.estimators.importance import (
 )
 from lockstep.estimators.magic import blend, steps_to_blend
 from lockstep.estimators.recommendation import recommendation
-from lockstep.estimators.trajectories import Floats, Sums
+from lockstep.estimators.trajectories import Floats, Sums, scale_of
 
 CONFIDENCE = 0.95
 """The confidence level of every interval."""
@@ -164,7 +164,8 @@ def _normalized(summary: Mapping[str, float | None], logged: Mapping[str, float 
 
 def _standard_error(one: _Bootstrapped) -> float:
     counted = one.resampled[~np.isnan(one.resampled)]
-    return float(counted.std()) if len(counted) else math.inf
+    scale = scale_of(counted)
+    return float((counted / scale).std()) * scale if len(counted) else math.inf
 
 
 def _add_clipping_bias(found: dict[str, Any], sums: Sums) -> None:

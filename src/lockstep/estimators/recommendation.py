@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
-from lockstep.estimators.diagnose import FEW, NO_DENSITY, LogStatistics, is_small, mean_ratio_is_off, too_few
+from lockstep.estimators.diagnose import (
+    FEW,
+    NO_CHOICES,
+    NO_DENSITY,
+    LogStatistics,
+    is_small,
+    mean_ratio_is_off,
+    too_few,
+)
 from lockstep.estimators.importance import DECISION, TRAJECTORY
 from lockstep.estimators.trajectories import Sums
 
@@ -94,6 +102,8 @@ def _reason_against(
     if logged["constant"] and number > 1:
         what, one = ("reward", "action") if level == "decision" else ("return", "policy")
         return f"every {what} in the log is {logged['value']:.4g}, so that it cannot tell one {one} from another"
+    if statistics.no_choices:
+        return NO_CHOICES
     if statistics.no_density:
         return NO_DENSITY
     if sizes["rows"] is None:

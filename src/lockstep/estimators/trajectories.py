@@ -3,6 +3,7 @@
 Shapes: n rows, K trajectories, G groups of them, C columns (the reward, then each metric), L steps of all groups.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, cast
@@ -191,6 +192,15 @@ def weights(ratio: Floats, offsets: Ints) -> Floats:
     found: Floats = np.exp(np.minimum(total - before, _MAX_LOG_WEIGHT))
     found[zeros > _first(zeros - zero, offsets)] = 0.0
     return found
+
+
+def scale_of(x: Floats) -> float:
+    """The power of two next above the largest |x|; 1 where all are 0.
+
+    Huge weights are divided by it before they are squared: the squares stay finite, and nothing is rounded.
+    """
+    largest = float(np.abs(x).max(initial=0.0))
+    return math.ldexp(1.0, min(math.frexp(largest)[1], 1023)) if largest else 1.0
 
 
 def _by_step(rows: Decisions, starts: Ints, weight: Floats, discounted: Floats, predicted: Predicted) -> dict[str, Any]:

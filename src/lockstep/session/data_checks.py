@@ -4,13 +4,14 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.algorithms.offline import LoggedConfig, OfflineDQNConfig
+from lockstep.algorithms.offline import CloningConfig, LoggedConfig, OfflineDQNConfig
 from lockstep.errors import ConfigError
 from lockstep.run import OfflineRun
 from lockstep.world import World
 
 if TYPE_CHECKING:
     from lockstep.data.dataset import Dataset
+    from lockstep.data.info import DatasetInfo
 
 _VERIFIED = 1 << 30
 """Largest prepared data, in bytes, whose checksums are verified when a run starts: a second or two."""
@@ -57,13 +58,21 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Data
         from lockstep.data.packages import import_optional
 
         import_optional("scipy", "offline")  # now rather than at the estimates, hours later
-    way_out = without_candidates(run.algorithm)
-    if info.kind == "parametric" and not info.has_possible_actions and way_out is not None:
-        raise ConfigError(
-            f"{run.data} does not say which actions are possible next (possible_actions), and learning needs it; "
-            f"{way_out}"
+    if info.kind == "parametric" and not info.has_possible_actions:
+        _check_taken_alone(run, judged_on.info)
+    if run.eval_data is not None:
+        check_choices(
+            judged_on.info, f"eval_data={run.eval_data}", "prepare a log that has them, or leave eval_data out"
         )
     return dataset, judged_on
+
+
+def check_choices(info: "DatasetInfo", named: str, way_out: str) -> None:
+    """Raise `ConfigError` for candidates that no policy can be judged by: the log has only those that were taken."""
+    from lockstep.estimators.diagnose import NO_CHOICES  # not needed by runs in environments
+
+    if info.kind == "parametric" and not info.has_possible_actions:
+        raise ConfigError(f"{named} cannot be used for estimates: {NO_CHOICES}; {way_out}")
 
 
 def check_boost(config: OfflineDQNConfig, dataset: "Dataset") -> None:
@@ -90,13 +99,39 @@ def _opened(setting: str, name: str, verify: bool) -> "Dataset":
     return Dataset.open(path, verify=verify)
 
 
-def without_candidates(config: LoggedConfig) -> str | None:
-    """The flags to learn from data without possible next actions; `None` if no change is needed."""
-    maxq = isinstance(config, OfflineDQNConfig) and config.maxq
-    if not (config.estimate or maxq):
-        return None
-    flags = "--set maxq=false --set estimate=false" if maxq else "--set estimate=false"
-    return f"learn from the actions that were taken alone: {flags}"
+def without_next_candidates(config: LoggedConfig) -> list[str]:
+    """The settings with which data without possible next actions can be learned from, as far as they must change."""
+    if isinstance(config, OfflineDQNConfig) and config.maxq:
+        return ["maxq=false", "estimate=false"]
+    return ["estimate=false"] if config.estimate else []
+
+
+def taken_alone(changes: list[str]) -> str:
+    """The way out of data that lack possible actions, by these settings."""
+    return f"learn from the actions that were taken alone: {' '.join(f'--set {change}' for change in changes)}"
+
+
+def _check_taken_alone(run: OfflineRun, judged_on: "DatasetInfo") -> None:
+    """Raise `ConfigError` if candidates of which only those that were taken are known are not enough to learn from."""
+    config, lacks = run.algorithm, f"{run.data} does not say which actions were possible (possible_actions)"
+    if isinstance(config, CloningConfig):  # the logged one of one candidate is certain, whatever the network says
+        raise ConfigError(
+            f"{lacks}, and algo={run.algo} learns to choose among them; the log must have possible_actions"
+        )
+    assert isinstance(config, OfflineDQNConfig)
+    changes = without_next_candidates(config)
+    needs = [f"{name}=true" for name, needed in (("maxq", config.maxq), ("estimate", config.estimate)) if needed]
+    if config.cql_alpha > 0:
+        needs.append(f"cql_alpha={config.cql_alpha:g}")
+        changes.append("cql_alpha=0")
+    if run.estimate_every is not None and not judged_on.has_possible_actions:
+        needs.append(f"estimate_every={run.estimate_every}")
+        changes.append("estimate_every=null")
+    if needs:
+        raise ConfigError(
+            f"{lacks}, and {', '.join(needs)} need{'s' * (len(needs) == 1)} that; the log must have possible_actions, "
+            f"or {taken_alone(changes)}"
+        )
 
 
 def check_rows(run: OfflineRun, world: World) -> None:

@@ -175,6 +175,24 @@ def test_effective_sample_sizes():
     assert found_of(hand.sums((2,)))["effective_sample_size"] == pytest.approx(found)
 
 
+def test_effective_sample_sizes_of_the_largest_weights_are_counted():
+    lengths = (25,) * 1000
+    largest = np.exp(345.0)
+    found = found_of(large(lengths=lengths, ratio=lambda n: np.full(n, largest)))  # their sum has no finite square
+    assert found["effective_sample_size"] == pytest.approx({"rows": 25_000, "trajectories": 1000})
+    found = found_of(large(lengths=lengths, ratio=lambda n: np.where(np.arange(n) % 2, largest, 0.0)))
+    assert found["effective_sample_size"]["rows"] == pytest.approx(12_500)
+
+
+def test_huge_weights_whose_squares_are_not_finite_are_told_and_have_standard_errors():
+    sums = large()
+    ratio = np.linspace(1, 2, 80) * 1e155  # each of some 200 000 rows with the largest weight
+    sums = replace(sums, ratio=ratio, ratio_squared=ratio * 1e150, ratio_reward=ratio[:, None] * sums.reward)
+    found = found_of(sums)
+    assert [line for line in found["warnings"] if "e+154 on average, where 1 is expected" in line], found["warnings"]
+    assert found["estimates"]["reward"]["decision_ips"]["std_error"] > 1e150
+
+
 WARNED = {
     "few trajectories": (lambda: hand.sums(), {}, "the log has 2 trajectories"),
     "few in effect": (

@@ -159,26 +159,62 @@ def test_an_unwritable_model_path_is_refused(tmp_path):
         check_model_path(OfflineRun(data="data", model_path=str(tmp_path / "file" / "below")))
 
 
+SARSA = OfflineDQNConfig(maxq=False, estimate=False)
+
+
+@pytest.fixture
+def candidates(tmp_path):
+    """Prepared data of candidates: with their possible actions, and without."""
+
+    def prepared(name, possible, **options):
+        log = write(tmp_path / f"{name}.jsonl", [parametric(i, possible_actions=possible) for i in range(9)])
+        options = PrepareOptions(kind="parametric", **options)
+        return prepare_dataset([log], tmp_path / name, options, show=lambda text: None)
+
+    known = prepared("with", [{"7": 1.0}, {"7": 2.0}])
+    alike = {f"{name}_features": known / f"{name}_features.json" for name in ("state", "action")}
+    return str(known), str(prepared("without", ..., **alike))
+
+
 @pytest.mark.parametrize(
     ("config", "way_out"),
     [
-        (OfflineDQNConfig(), "--set maxq=false --set estimate=false"),
-        (OfflineDQNConfig(estimate=False), "--set maxq=false --set estimate=false"),
-        (CloningConfig(), "alone: --set estimate=false"),
-        (OfflineDQNConfig(maxq=False, estimate=False), None),
-        (CloningConfig(estimate=False), None),
+        (OfflineDQNConfig(), "maxq=true, estimate=true need.* alone: --set maxq=false --set estimate=false$"),
+        (OfflineDQNConfig(estimate=False), "maxq=true needs.* alone: --set maxq=false --set estimate=false$"),
+        (
+            dataclasses.replace(SARSA, cql_alpha=1.0),
+            "cql_alpha=1 needs.* the log must have.* alone: --set cql_alpha=0$",
+        ),
+        (OfflineDQNConfig(cql_alpha=1.0), "maxq=true, .* --set maxq=false --set estimate=false --set cql_alpha=0$"),
+        (SARSA, None),
+        (CloningConfig(), "algo=bc learns to choose among them; the log must have possible_actions$"),
+        (CloningConfig(estimate=False), "algo=bc learns to choose among them; the log must have possible_actions$"),
     ],
 )
-def test_data_without_candidates_can_be_learned_from_by_what_was_done_alone(tmp_path, config, way_out):
-    log = write(tmp_path / "log.jsonl", [parametric(i, possible_actions=...) for i in range(9)])
-    data = prepare_dataset([log], tmp_path / "data", PrepareOptions(kind="parametric"), show=lambda text: None)
+def test_of_data_without_candidates_only_the_value_of_what_was_done_is_learned(candidates, config, way_out):
     algo = "bc" if isinstance(config, CloningConfig) else "parametric_dqn"
-    run = OfflineRun(data=str(data), algo=algo, algorithm=config)
+    known, data = (OfflineRun(data=one, algo=algo, algorithm=config) for one in candidates)
+    check_data(known)
     if way_out is None:
-        check_data(run)
+        check_data(data)
         return
-    with pytest.raises(ConfigError, match=way_out):
-        check_data(run)
+    with pytest.raises(
+        ConfigError, match=f"does not say which actions were possible .possible_actions., and {way_out}"
+    ):
+        check_data(data)
+
+
+def test_estimates_that_are_asked_for_on_data_without_candidates_are_refused(candidates):
+    known, without = candidates
+    run = OfflineRun(data=known, algo="parametric_dqn")
+    with pytest.raises(
+        ConfigError, match=r"eval_data=.*: .*possible_actions.* every policy takes it; .*leave eval_data"
+    ):
+        check_data(override(run, {"eval_data": without}))
+    run = OfflineRun(data=without, algo="parametric_dqn", algorithm=SARSA)
+    with pytest.raises(ConfigError, match=r"estimate_every=1 needs .* alone: --set estimate_every=null$"):
+        check_data(override(run, {"estimate_every": 1}))
+    check_data(override(run, {"estimate_every": 1, "eval_data": known}))
 
 
 def test_a_package_that_estimates_need_is_asked_for_before(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ are accepted, since generated files contain every field.
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -148,6 +148,22 @@ CLASSIC_NAMES: Mapping[str, str] = {
 } | {"eval_data_path": "eval_data", "model_output_path": "model_path", "lr_decay": "learning_rate_decay"}
 """Classic field names that `--set` accepts, and our names; only fields with the same values."""
 
+_BELONGS_TO: Mapping[tuple[str, str], tuple[str, Callable[[Any], bool], str]] = {
+    ("", "init_method"): ("num_nodes", lambda nodes: (nodes or 1) > 1, "there is one node (num_nodes is 1)"),
+    ("rl", "time_diff_unit_length"): (
+        "use_seq_num_diff_as_time_diff",
+        bool,
+        "time does not count, without rl.use_seq_num_diff_as_time_diff",
+    ),
+    ("rainbow", "bcq_drop_threshold"): ("bcq", bool, "this belongs to rainbow.bcq, which is switched off"),
+    ("training", "lr_decay"): (
+        "lr_policy",
+        lambda policy: policy == "exponential",
+        "this belongs to training.lr_policy=exponential",
+    ),
+}
+"""Fields that have an effect only with a value of another field of their section; and the reason why not without it."""
+
 _SEVERAL = {
     "bcq_threshold": "rainbow.bcq_drop_threshold",
     "learning_rate_decay": "training.lr_decay",
@@ -190,8 +206,8 @@ def settings_of(found: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any],
             neutral = not value or value in field.neutral
             if field.why and not neutral:
                 raise ConfigError(f"{shown(section, name)}={_text(value)}: {field.why}; leave it out")
-            if field.remark and not neutral:
-                remarks.append(f"{shown(section, name)}={_text(value)} changes nothing: {field.remark}")
+            if not neutral and (why := field.remark or _without_its_switch(section, name, fields)):
+                remarks.append(f"{shown(section, name)}={_text(value)} changes nothing: {why}")
             if field.setting:
                 leaves[field.setting] = _ours(section, name, value, field)
     return leaves, remarks
@@ -209,6 +225,14 @@ def classic_words(error: ConfigError) -> ConfigError:
             if ours and text.startswith(f"{ours}="):
                 return ConfigError(shown(section, name) + text[len(ours) :])
     return error
+
+
+def _without_its_switch(section: str, name: str, fields: Mapping[str, Any]) -> str:
+    """The reason why a field has no effect because of another one; empty if it has."""
+    if (section, name) not in _BELONGS_TO:
+        return ""
+    other, switches_on, why = _BELONGS_TO[section, name]
+    return "" if switches_on(fields.get(other)) else why
 
 
 def _take(found: dict[str, dict[str, Any]], section: str, name: str, value: Any) -> None:

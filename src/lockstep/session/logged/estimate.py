@@ -100,7 +100,8 @@ def _trajectories(dataset: Dataset) -> Ints:
 def _shared(dataset: Dataset, offsets: Ints, comm: Comm, layout: Layout, scorer: Scorer) -> _LogCounts:
     """Counts over the whole log: each rank counts its part of the rows."""
     own, continuous = _share(len(dataset), comm, layout), dataset.info.kind == "continuous"
-    counts, logged = np.zeros(3, np.int64), np.zeros(len(dataset.info.actions), np.int64)
+    counts, logged = np.zeros(4, np.int64), np.zeros(len(dataset.info.actions), np.int64)
+    unlisted = dataset.info.kind == "parametric" and not dataset.info.has_possible_actions
     inner = np.ones(len(dataset), np.bool_)
     inner[offsets[1:] - 1] = False  # whether a row is not the last of its trajectory
     for start in range(own.start, own.stop, _READ):
@@ -108,7 +109,7 @@ def _shared(dataset: Dataset, offsets: Ints, comm: Comm, layout: Layout, scorer:
         propensity = dataset.column(dataset.propensity_column)[part]
         gaps = inner[part] & (dataset.column("continues")[part] == 0)
         certain = 0 if continuous else (propensity == 1.0).sum()
-        counts += np.isnan(propensity).sum(), certain, gaps.sum()
+        counts += np.isnan(propensity).sum(), certain, gaps.sum(), unlisted
         if len(logged):
             logged += np.bincount(dataset.column("action")[part], minlength=len(logged))
     gathered = comm.gather_object([counts, logged], "log counted")
@@ -125,6 +126,7 @@ def _shared(dataset: Dataset, offsets: Ints, comm: Comm, layout: Layout, scorer:
         seen=scorer.policy_spec.info.digest == dataset.info.digest,
         continuous=continuous,
         no_density=scorer.policy_spec.no_density,
+        no_choices=bool(totals[3]),
     )
     return _LogCounts(trajectories, statistics, np.flatnonzero(np.sum([rank[1] for rank in gathered], 0) == 0))
 

@@ -14,6 +14,7 @@ from lockstep.data.features import Features, numbered
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.run import OFFLINE_ALGORITHMS, OfflineConfig, OfflineRun, ScoreNetworkConfig
+from lockstep.session.data_checks import check_choices
 from lockstep.session.policy_file import FROM_LOG, PolicySignature, damage_named, newer_format_error
 
 FORMAT = 1
@@ -112,7 +113,10 @@ def spec_of(path: Path, metadata: Mapping[str, Any]) -> PolicySpec:
 
 
 def check_fits(policy_spec: PolicySpec, dataset: Dataset) -> None:
-    """Raise `ConfigError` if the states, actions or metrics of the data differ from those of the policy."""
+    """Raise `ConfigError` if the policy cannot be judged by the data.
+
+    Their states, actions or metrics differ from those that it learned from, or the log has none of its candidates.
+    """
     info = dataset.info
     for name in ("kind", "state_features", "actions", "action_features", "metrics"):
         if getattr(info, name) != getattr(policy_spec.info, name):
@@ -124,6 +128,7 @@ def check_fits(policy_spec: PolicySpec, dataset: Dataset) -> None:
             f"{dataset.path} is normalized differently from the data that the policy learned from; prepare it with "
             "--like DATA"
         )
+    check_choices(info, str(dataset.path), "prepare a log that has them, and judge by that: --data DIR")
 
 
 def check_simulator(policy_spec: PolicySpec, task: str) -> None:

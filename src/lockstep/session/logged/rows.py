@@ -9,7 +9,7 @@ from lockstep.distributed.comm import Comm
 from lockstep.errors import ConfigError
 from lockstep.record.journal import Journal
 from lockstep.run import OfflineRun
-from lockstep.session.data_checks import check_boost, without_candidates
+from lockstep.session.data_checks import check_boost, taken_alone, without_next_candidates
 
 _CHUNK = 1 << 20
 """Rows of a column that are read at once."""
@@ -40,8 +40,8 @@ def check_rows(run: OfflineRun, dataset: Dataset, comm: Comm, journal: Journal) 
 
 def _check_candidates(config: LoggedConfig, dataset: Dataset) -> None:
     """Refuse rows of candidates that lack possible next actions, if the algorithm needs them."""
-    way_out = without_candidates(config)
-    if dataset.info.kind != "parametric" or way_out is None:
+    changes = without_next_candidates(config)
+    if dataset.info.kind != "parametric" or not changes:
         return
     terminal, lists = dataset.column("terminal"), dataset.ragged("possible_next_actions")
     for part in _chunks(dataset):
@@ -49,7 +49,7 @@ def _check_candidates(config: LoggedConfig, dataset: Dataset) -> None:
         if len(empty):
             raise ConfigError(
                 f"row {part.start + empty[0]} of {dataset.path} is followed by another, but has no "
-                f"possible_next_actions; complete the log, or {way_out}"
+                f"possible_next_actions; complete the log, or {taken_alone(changes)}"
             )
 
 

@@ -99,6 +99,7 @@ class LoggedSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
             self.journal.warn(warning)
         self._estimate_every = run.estimate_every and run.estimate_every * reader.rows_per_epoch
         self._estimates: Estimates | None = None
+        self._estimated_at = -1  # the step of the last estimate of this start: a checkpoint keeps none
         self.summary |= {"data": run.data, "rows": reader.rows_per_epoch, "estimates": None}
         return reader
 
@@ -112,6 +113,7 @@ class LoggedSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
         scorer = self._logged_backend.scorer(self._policy, self.run, self.comm)
         found = estimate(scorer, self._eval_dataset, self.comm, self.run, heartbeat=lambda: self.timers.enter(EVALUATE))
         self.journal.estimates, self._estimates = found.metrics(), found
+        self._estimated_at = self.progress.env_steps
         self.summary["estimates"] = found.to_dict()
         if self.world.rank == 0:
             text = json.dumps({"step": self.progress.env_steps, **found.to_dict()}, indent=2) + "\n"
@@ -119,7 +121,7 @@ class LoggedSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
         self.timers.enter(previous)
 
     def _finish(self) -> None:
-        if self.summary["estimates"] is None and not self.stopped_by:
+        if self._estimated_at != self.progress.env_steps and not self.stopped_by:
             self.estimate()  # an evaluation in the simulator ended the run, or it had been finished before
         super()._finish()
         if self.stopped_by:

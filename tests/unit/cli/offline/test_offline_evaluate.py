@@ -102,6 +102,11 @@ def make_other(here):
     return ["--data", "other"]
 
 
+def make_without_candidates(here):
+    made_data.write(here / "other", made_data.parametric_columns(50, most=1), has_possible_actions=False)
+    return ["--data", "other"]
+
+
 MISTAKES = {
     "no run": (lambda here: Path("missing"), [], "missing is not a run directory"),
     "a run of another kind": (
@@ -111,6 +116,11 @@ MISTAKES = {
     ),
     "no data": (run_dir, ["--data", "nowhere"], "nowhere"),
     "other actions": (run_dir, make_other, "other differs in actions .* prepare it with --like"),
+    "candidates that are not in the log": (
+        lambda here: run_dir(here, made_data.parametric),
+        make_without_candidates,
+        r"other cannot be used for estimates: .* \(possible_actions\)",
+    ),
     "ranks": (run_dir, ["--ranks", "0"], "--ranks 0"),
 }
 

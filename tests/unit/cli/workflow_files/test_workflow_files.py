@@ -11,6 +11,19 @@ from lockstep.cli.workflow_files.files import cache_root, is_workflow, read
 from lockstep.errors import ConfigError
 from lockstep.run import to_dict
 
+NOTED = {
+    "dqn.json": [
+        "init_method",
+        "rl.epsilon",
+        "rl.time_diff_unit_length",
+        "rl.predictor_rtol_check",
+        "rainbow.bcq_drop_threshold",
+        "training.lr_decay",
+    ],
+    "parametric_dqn.json": ["init_method", "rl.epsilon"],
+    "dqn_on_two_machines.yaml": [],
+}
+"""The fields of the examples that have no effect."""
 EXAMPLES = Path(__file__).parents[4] / "examples" / "workflows"
 DQN = {"training_data_path": "log.json", "actions": ["4", "5"]}
 PARAMETRIC = {"training_data_path": "log.json", "action_norm_data_path": "action_norm.json"}
@@ -125,6 +138,17 @@ CHANGES_NOTHING = [
     ("rainbow", "qmin", -100.0),
     ("rainbow", "qmax", 200.0),
     ("rainbow", "c51_l2_decay", 0.1),
+    ("", "init_method", "file:///shared/x.lock"),  # of one node; the others without what they belong to
+    ("rl", "time_diff_unit_length", 60.0),
+    ("rainbow", "bcq_drop_threshold", 0.5),
+    ("training", "lr_decay", 0.999),
+]
+EFFECTIVE = [
+    # section, field, value, the field that it belongs to and its value
+    ("", "init_method", "file:///shared/x.lock", "num_nodes", 2),
+    ("rl", "time_diff_unit_length", 60.0, "use_seq_num_diff_as_time_diff", True),
+    ("rainbow", "bcq_drop_threshold", 0.5, "bcq", 1),
+    ("training", "lr_decay", 0.999, "lr_policy", "exponential"),
 ]
 ELSEWHERE = {
     # fields that the tests below look at
@@ -177,6 +201,14 @@ def test_ineffective_field_is_noted(workflow, section, field, value):
     assert told.run == plain.run
     (note,) = set(told.notes) - set(plain.notes)
     assert note.startswith(f"{named(section, field)}={value} changes nothing: ")
+
+
+@pytest.mark.parametrize(("section", "field", "value", "switch", "on"), EFFECTIVE)
+def test_a_field_that_another_switches_on_is_not_noted(workflow, section, field, value, switch, on):
+    base = DQN | ({section: {switch: on}} if section else {switch: on})
+    assert not [note for note in workflow(base, section, field, value).notes if "changes nothing" in note]
+    nothing = {str: "", float: 0.0}[type(value)]
+    assert not [note for note in workflow(DQN, section, field, nothing).notes if "changes nothing" in note]
 
 
 def test_neutral_values_of_unsupported_fields_are_accepted(workflow):
@@ -391,6 +423,8 @@ def test_sample_files_are_read_with_notes_on_defaults(name):
     assert found.run.algo == name.split(".")[0].removesuffix("_on_two_machines")
     assert found.run.network.hidden == (128, 64)
     assert not [note for note in found.notes if note.startswith("left out")]
+    noted = [note.partition("=")[0] for note in found.notes if " changes nothing: " in note]
+    assert noted == NOTED[name]
 
 
 def test_defaults_that_differ_from_the_classic_ones_are_said(workflow):

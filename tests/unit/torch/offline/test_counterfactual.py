@@ -11,6 +11,7 @@ from lockstep import World
 from lockstep.data.dataset import Dataset
 from lockstep.data.features import Features
 from lockstep.errors import ConfigError
+from lockstep.estimators.importance import DECISION, TRAJECTORY
 from lockstep.run import OfflineRun, ScoreNetworkConfig, override
 from lockstep.session.logged import estimate as counterfactual
 from lockstep.session.logged import evaluator as judged
@@ -196,6 +197,22 @@ def test_no_models(tmp_path):
     assert "ips" in found["estimates"]["reward"]
     assert "magic" not in found["estimates"]["reward"]
     assert "estimate=false" in found["left_out"]["magic"]
+
+
+def test_candidates_of_which_the_log_has_only_the_logged_one_give_no_estimate(tmp_path):
+    columns = made_data.parametric_columns(rows=200, most=1)
+    known = Dataset.open(made_data.write(tmp_path / "known", columns))
+    assert "ips" in judge(known, estimate=False)[0].to_dict()["estimates"]["reward"]
+    unknown = Dataset.open(made_data.write(tmp_path / "unknown", columns, has_possible_actions=False))
+    for estimate_models in (False, True):
+        told = judge(unknown, estimate=estimate_models)[0]
+        found = told.to_dict()
+        assert found["estimates"]["reward"] == {}
+        assert {*found["left_out"]} == {*DECISION, *TRAJECTORY}
+        assert [line for line in found["warnings"] if "possible_actions" in line]
+        assert "no estimate of the policy's reward is reliable: the log does not say which actions" in told.line()
+    with pytest.raises(ConfigError, match=r"unknown cannot .* \(possible_actions\).*; prepare a log .* --data DIR"):
+        check_fits(policy_of(known, run_of(known)).policy_spec, unknown)
 
 
 def test_actions_missing_from_log_cause_warning(tmp_path):

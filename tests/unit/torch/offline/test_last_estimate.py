@@ -1,0 +1,62 @@
+"""Estimates at the end of a run are of the finished policy, whatever ended it."""
+
+import json
+
+import pytest
+
+import made_data
+from lockstep import World
+from lockstep.run import OfflineRun, ScoreNetworkConfig, override
+from lockstep.session.resume import prepare
+from lockstep.torch.offline.evaluate import evaluate_run
+from lockstep.train import train
+
+ROWS, BATCH = 200, 50
+
+
+@pytest.fixture
+def run(here):
+    """A run that estimates at step 200 and, solved by its first evaluation, ends at step 250."""
+    columns = made_data.discrete_columns(ROWS, actions=2, metrics=0)
+    data = made_data.write(here / "data", columns, actions=("0", "1"))
+    changes = {
+        "batch_size": BATCH,
+        "estimate_every": 1,
+        "evaluate_every": ROWS + BATCH,
+        "evaluate_episodes": 2,
+        "stop_return": 1,
+        "device": "cpu",
+    }
+    network = ScoreNetworkConfig(hidden=(8,))
+    return override(OfflineRun(data=str(data), task="CartPole-v1", epochs=4, network=network), changes)
+
+
+def is_of_final_policy(path, summary):
+    """Whether `summary.json` and `estimates.json` have the estimates of the policy that the run left."""
+    whole = evaluate_run(path, str(path.parent / "data"), World()).to_dict()
+    written = json.loads((path / "estimates.json").read_text())
+    return summary["estimates"] == whole and written == {"step": ROWS + BATCH, **json.loads(json.dumps(whole))}
+
+
+def test_a_run_that_is_solved_between_two_estimates_is_estimated_at_its_end(run, here):
+    summary = train(run, run_dir=here / "run")
+    assert (summary["status"], summary["env_steps"]) == ("solved", ROWS + BATCH)
+    assert is_of_final_policy(here / "run", summary)
+
+
+def test_a_resumed_run_without_anything_left_to_learn_is_estimated_at_its_end(run, here):
+    train(run, run_dir=here / "run")
+    (here / "run" / "summary.json").unlink()  # as if it had been killed before the end
+    (here / "run" / "estimates.json").write_text("{}")
+    summary = train(prepare(here / "run", {}).run, resume=here / "run")
+    assert (summary["status"], summary["env_steps"]) == ("solved", ROWS + BATCH)
+    assert is_of_final_policy(here / "run", summary)
+
+
+def test_a_run_that_ends_with_an_estimate_is_not_estimated_twice(run, here, monkeypatch):
+    from lockstep.session.logged import session
+
+    steps, estimate = [], session.estimate
+    monkeypatch.setattr(session, "estimate", lambda *args, **options: steps.append(1) or estimate(*args, **options))
+    train(override(run, {"stop_return": None, "estimate_every": 2}), run_dir=here / "run")
+    assert len(steps) == 2, "at steps 400 and 800"
