@@ -95,6 +95,8 @@ class ActorPolicy(nn.Module):
         self._center: Tensor
         self.register_buffer("half_range", torch.from_numpy((high - low) / 2), persistent=False)
         self.register_buffer("_center", torch.from_numpy((high + low) / 2), persistent=False)
+        for name, bound in zip(("_low", "_high"), policy_spec.action_spec.float32_bounds, strict=True):
+            self.register_buffer(name, torch.from_numpy(bound), persistent=False)
         self.distribution = ActionsOfActor(self)
 
     @property
@@ -132,7 +134,8 @@ class ActorPolicy(nn.Module):
 
     def unscaled(self, action: Tensor) -> Tensor:
         """Actions [..., K] from [-1, 1] to the bounds of the log, float32."""
-        return (self._center + self.half_range * action).float()
+        within = (self.get_buffer("_low"), self.get_buffer("_high"))  # rounding may lead outside of the bounds
+        return (self._center + self.half_range * action).float().clamp(*within)
 
 
 class ActionsOfActor:

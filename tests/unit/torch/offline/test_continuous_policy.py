@@ -11,6 +11,7 @@ import torch
 import made_data
 from lockstep import World
 from lockstep.data.dataset import Dataset
+from lockstep.data.features import Features
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.sampling import DiagonalGaussian, NoisyDeterministic
@@ -190,6 +191,15 @@ def test_exported_file_acts_as_the_policy(tmp_path, algo, to):
         expected = policy.unscaled(policy.act(policy.state(torch.from_numpy(raw)))).numpy()
     assert found == pytest.approx(expected, abs=1e-5) and np.abs(found).max() <= 1
     assert found.std() > 0
+
+
+def test_actions_stay_within_bounds_that_float32_rounds_outwards(tmp_path):
+    _, _, policy = made(tmp_path, "td3_bc")
+    about = policy.policy_spec
+    features = {key: replace(feature, min_value=-0.1, max_value=0.1) for key, feature in about.action.items()}
+    narrow = policy_of(replace(about, action=Features(features)), seed=1)
+    found = narrow.unscaled(torch.tensor([[1.0, -1.0]])).double()
+    assert float(torch.tensor(0.1).double()) > 0.1 and (found.abs() <= 0.1).all()
 
 
 @pytest.mark.parametrize("algo", ["iql", "td3_bc", "cql"])
