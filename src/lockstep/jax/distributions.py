@@ -19,8 +19,6 @@ from lockstep.jax.flat import Params
 
 LOG_STD = "distribution.log_std"
 """Name of the log standard deviations of continuous actions among a policy's parameters."""
-_LARGEST_TANH = 1.0 - 2.0**-24
-"""Largest action, scaled to [-1, 1], whose inverse tanh is finite in float32."""
 
 
 class Categorical:
@@ -175,17 +173,6 @@ class SquashedGaussian:
         mean, log_std = self._split(parameters)
         u = mean + jnp.exp(log_std) * noise
         return jnp.tanh(u), _squashed_log_prob(noise, log_std, u)
-
-    def log_prob(self, parameters: Array, action: Array) -> Array:
-        """Log-probabilities [N] of the environment's actions [N, D] within their bounds.
-
-        log pi(center + half_range a) = log pi(a) - sum_d log half_range_d
-        """
-        mean, log_std = self._split(parameters)
-        scaled = (action - self.sampler.center[None]) / self.sampler.half_range[None]
-        u = jnp.arctanh(jnp.clip(scaled, -_LARGEST_TANH, _LARGEST_TANH))
-        log_prob = _squashed_log_prob((u - mean) * jnp.exp(-log_std), log_std, u)
-        return log_prob - np.log(self.sampler.half_range).sum()
 
     def _split(self, parameters: Array) -> tuple[Array, Array]:
         """Means and log deviations."""

@@ -6,6 +6,7 @@ Shapes: N rows, P parameters of the distribution, A choices, D dimensions of a c
 """
 
 import math
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,8 +17,6 @@ from lockstep.algorithms.sac import LOG_STD_RANGE
 from lockstep.envs.spec import ActionSpec
 from lockstep.experience import sampling
 
-_LARGEST_TANH = 1.0 - 2.0**-24
-"""Largest action, scaled to [-1, 1], whose inverse tanh is finite in float32."""
 _SMALLEST_VARIATE = 2.0**-24
 """Of an exponential variate: a smaller one could let any action win, however unlikely."""
 
@@ -160,15 +159,28 @@ class SquashedGaussian(nn.Module, sampling.SquashedGaussian):
         u = torch.addcmul(mean, log_std.exp(), noise)
         return u.tanh(), self._log_prob(noise, log_std, u)
 
-    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
-        """Log-probabilities [N] of the environment's actions [N, D] within their bounds.
+    def log_density(self, parameters: Tensor, action: Tensor, half_range: Tensor, at_bound: Tensor) -> Tensor:
+        """The log-density of executed or logged actions [N, D], in the environment's units [N], float64; for estimates.
 
         log pi(center + half_range a) = log pi(a) - sum_d log half_range_d
+
+        Near a bound many u have the same float32 action, so that u, and its density, cannot be found from it. There it
+        is the logarithm of the probability of all u whose action is at the bound, which has no unit.
+
+        Args:
+            parameters: [N, 2 D].
+            action: scaled to [-1, 1].
+            half_range: half the distance between the bounds [D], float64.
+            at_bound: the smallest magnitude of an action at a bound [D], float64.
         """
-        mean, log_std = self._split(parameters)
-        center, half_range = (torch.from_numpy(x).to(action.device) for x in (self.center, self.half_range))
-        u = ((action - center) / half_range).clamp(-_LARGEST_TANH, _LARGEST_TANH).atanh()
-        return self._log_prob((u - mean) * (-log_std).exp(), log_std, u) - half_range.log().sum()
+        mean, log_std = self._split(parameters.double())
+        action, farthest = action.double(), at_bound.atanh()
+        u = action.clamp(-at_bound, at_bound).atanh()
+        each = ((u - mean) * (-log_std).exp(), log_std, u)
+        inside = self._log_prob(*(number.unsqueeze(-1) for number in each)) - half_range.log()
+        outwards = (action.sign() * mean - farthest) * (-log_std).exp()
+        beyond = cast(Tensor, torch.special.log_ndtr(outwards))
+        return torch.where(action.abs() >= at_bound, beyond, inside).sum(-1)
 
     def _split(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """Means and log deviations."""

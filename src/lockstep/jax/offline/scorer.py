@@ -21,11 +21,10 @@ from lockstep.jax.scoring.actor_policy import ActorPolicy
 from lockstep.jax.scoring.logged_policy import LoggedPolicy
 from lockstep.run import OfflineRun
 from lockstep.session.logged.evaluator import MAX_LOG_RATIO, MAX_ROWS, NUM_SAMPLES, Scores
+from lockstep.session.logged.policy_spec import least_at_bound
 from lockstep.world import stream
 
 _HALF_LOG_TAU = 0.5 * np.log(2 * np.pi)
-AT_BOUND = 1.0 - 2e-6
-"""Actions of a larger magnitude are at a bound: prepared data hold them with a margin of 1e-6."""
 
 
 class PolicyScorer:
@@ -116,15 +115,18 @@ class PolicyScorer:
     def _log_density(self, mean: Floats, log_std: Floats, action: NDArray[np.float32]) -> Floats:
         """The log-density of actions [N, K] as the policy draws them, in the units of the log [N].
 
-        At a bound it is the logarithm of the probability to be clipped there, which has no unit.
+        At a bound it is the logarithm of the probability of all numbers there, which has no unit.
         """
         special = import_optional("scipy.special", "offline")
-        low, high = (np.array(bound) for bound in (self.policy_spec.action_spec.low, self.policy_spec.action_spec.high))
+        bounds = self.policy_spec.action_spec
+        at_bound = least_at_bound(bounds)
         scaled = (action - mean) * np.exp(-log_std)
-        inside = -(0.5 * scaled**2 + log_std + _HALF_LOG_TAU) - np.log((high - low) / 2)
-        outwards = (np.sign(action) * mean - 1.0) * np.exp(-log_std)  # deviations by which the mean exceeds the bound
+        inside = -(0.5 * scaled**2 + log_std + _HALF_LOG_TAU) - np.log(np.subtract(bounds.high, bounds.low) / 2)
+        outwards = (np.sign(action) * mean - at_bound) * np.exp(
+            -log_std
+        )  # deviations by which the mean is at the bound
         clipped = special.log_ndtr(outwards)
-        return np.where(np.abs(action) >= AT_BOUND, clipped, inside).sum(-1)
+        return np.where(np.abs(action) >= at_bound, clipped, inside).sum(-1)
 
 
 def _filled(column: NDArray[Any]) -> NDArray[Any]:

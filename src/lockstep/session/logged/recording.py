@@ -240,7 +240,7 @@ def _uniform(spec: EnvSpec) -> Choice:
     low, high = np.array(action.low), np.array(action.high)
     if not np.isfinite([low, high]).all():
         raise ConfigError("the task's actions have no bounds to draw from; record a run of it")
-    log_density = -np.log(high - low).sum()
+    log_density = -np.log(high - low, where=high > low, out=np.zeros_like(low)).sum()  # one value has no density
     return lambda observation, noise: (
         (low + (high - low) * noise).astype(np.float32),
         np.full(len(observation), log_density),

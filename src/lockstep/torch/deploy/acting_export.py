@@ -41,8 +41,9 @@ class GreedyPolicy(nn.Module):
             deviation = np.sqrt(observations.variance + EPS)
             self.register_buffer("mean", torch.from_numpy(observations.mean).float())
             self.register_buffer("scale", torch.from_numpy(1 / deviation).float())
-        self.register_buffer("low", torch.tensor(self.action.low))
-        self.register_buffer("high", torch.tensor(self.action.high))
+        low, high = self.action.float32_bounds
+        self.register_buffer("low", torch.from_numpy(low))
+        self.register_buffer("high", torch.from_numpy(high))
         self.register_buffer("start", torch.tensor(self.action.start))
 
     def forward(self, observation: Tensor, state: Tensor | None = None) -> dict[str, Tensor]:
@@ -125,7 +126,7 @@ def _compare(
         found = run({"observation": observation})
     action = policy.spec.action
     if action.kind == "continuous":
-        chosen = np.clip(policy.distribution.mode(parameters), np.array(action.low), np.array(action.high))
+        chosen = np.clip(policy.distribution.mode(parameters), *action.float32_bounds)
         expected = np.concatenate([parameters[:, : action.width], chosen], -1)
         action_found = found["action"].reshape(_ROWS, -1)
         largest, row = difference(np.concatenate([found["scores"], action_found], -1), expected)

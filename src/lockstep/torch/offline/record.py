@@ -20,6 +20,7 @@ from lockstep.record.checkpoint import MANIFEST
 from lockstep.record.run_dir import RUN_FILE
 from lockstep.run import load
 from lockstep.session.logged import recording as logs
+from lockstep.session.logged.policy_spec import as_prepared, bound_margin, least_at_bound
 from lockstep.session.logged.recording import Choice, Names, Recording, draw, names_of
 from lockstep.session.which_policy import find_policy
 from lockstep.torch.distributions import Categorical, SquashedGaussian
@@ -103,23 +104,27 @@ def _by_policy(policy: Any, observations: Any, spec: EnvSpec, recording: Recordi
 def _log_density(distribution: Any, parameters: np.ndarray, drawn: np.ndarray, bounds: ActionSpec) -> np.ndarray | None:
     """The log-density [B] of actions [B, D] that are clipped to the bounds after they were drawn.
 
-    Normal numbers within the bounds have their density; at a bound the probability of all that is clipped there counts.
-    None: the policy is deterministic.
+    Numbers within the bounds have their density; at a bound (`bound_margin`) the probability of all that is clipped or
+    rounded to it counts. None: the policy is deterministic.
     """
     if isinstance(distribution, ActionsOfActor):
         return None if distribution.deterministic else distribution.log_prob(parameters, drawn)
+    low, high = np.array(bounds.low), np.array(bounds.high)
     if isinstance(distribution, SquashedGaussian):
-        return distribution.log_prob(torch.from_numpy(parameters).double(), torch.from_numpy(drawn).double()).numpy()
+        scaled, half_range = torch.from_numpy(as_prepared(drawn, bounds)), torch.from_numpy((high - low) / 2)
+        at_bound = torch.from_numpy(least_at_bound(bounds))
+        return distribution.log_density(torch.from_numpy(parameters), scaled, half_range, at_bound).numpy()
     if isinstance(distribution, NoisyDeterministic) and distribution.std == 0:
         return None
     mean, log_std = (torch.from_numpy(part).double() for part in distribution.mean_and_log_std(parameters))
-    low, high = torch.tensor(bounds.low).double(), torch.tensor(bounds.high).double()
+    margin, certain = bound_margin(bounds), torch.from_numpy(low == high)
+    low, high = torch.from_numpy(low + margin), torch.from_numpy(high - margin)
     action, std = torch.from_numpy(drawn).double(), log_std.exp()
     density = -(0.5 * ((action - mean) / std).square() + log_std + 0.5 * math.log(2 * math.pi))
     below = cast(torch.Tensor, torch.special.log_ndtr((low - mean) / std))
     above = cast(torch.Tensor, torch.special.log_ndtr((mean - high) / std))
     density = torch.where(action <= low, below, torch.where(action >= high, above, density))
-    return density.sum(-1).numpy()
+    return torch.where(certain, 0.0, density).sum(-1).numpy()
 
 
 def _probabilities(parameters: np.ndarray, distribution: Any, recording: Recording) -> np.ndarray:

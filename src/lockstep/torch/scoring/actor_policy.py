@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
 from lockstep.data.info import DatasetInfo
-from lockstep.session.logged.policy_spec import PolicySpec, bounds_of
+from lockstep.session.logged.policy_spec import PolicySpec, as_prepared, bounds_of, least_at_bound
 from lockstep.torch.encoders import Mlp
 from lockstep.torch.q_networks import initialize
 from lockstep.torch.scoring.candidates import CandidateNetwork
@@ -95,6 +95,9 @@ class ActorPolicy(nn.Module):
         self._center: Tensor
         self.register_buffer("half_range", torch.from_numpy((high - low) / 2), persistent=False)
         self.register_buffer("_center", torch.from_numpy((high + low) / 2), persistent=False)
+        for name, bound in zip(("_low", "_high"), policy_spec.action_spec.float32_bounds, strict=True):
+            self.register_buffer(name, torch.from_numpy(bound), persistent=False)
+        self._at_bound = torch.from_numpy(least_at_bound(policy_spec.action_spec))
         self.distribution = ActionsOfActor(self)
 
     @property
@@ -128,11 +131,12 @@ class ActorPolicy(nn.Module):
         """The log-density of logged actions [N, K], scaled to [-1, 1], in the units of the log [N], float64."""
         actor = self.network.actor
         assert not self.deterministic and not isinstance(actor, DeterministicActor)
-        return actor.log_density(actor(state), action, self.half_range)
+        return actor.log_density(actor(state), action, self.half_range, self._at_bound.to(action.device))
 
     def unscaled(self, action: Tensor) -> Tensor:
         """Actions [..., K] from [-1, 1] to the bounds of the log, float32."""
-        return (self._center + self.half_range * action).float()
+        within = (self.get_buffer("_low"), self.get_buffer("_high"))  # rounding may lead outside of the bounds
+        return (self._center + self.half_range * action).float().clamp(*within)
 
 
 class ActionsOfActor:
@@ -169,9 +173,9 @@ class ActionsOfActor:
         """The log-density of actions [B, K] as `sample` returned them [B]."""
         policy, actor = self._policy, self._policy.network.actor
         assert not isinstance(actor, DeterministicActor)
-        half_range = policy.half_range.cpu()
-        scaled = (torch.from_numpy(action).double() - self._center()) / half_range
-        return actor.log_density(torch.from_numpy(parameters), scaled, half_range).numpy()
+        bounds = policy.policy_spec.action_spec
+        scaled, at_bound = torch.from_numpy(as_prepared(action, bounds)), torch.from_numpy(least_at_bound(bounds))
+        return actor.log_density(torch.from_numpy(parameters), scaled, policy.half_range.cpu(), at_bound).numpy()
 
     def _within_bounds(self, action: Tensor) -> np.ndarray:
         return (self._center() + self._policy.half_range.cpu() * action).float().numpy()

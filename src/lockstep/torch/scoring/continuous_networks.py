@@ -19,8 +19,6 @@ from lockstep.torch.distributions import SquashedGaussian
 from lockstep.torch.encoders import ACTIVATIONS, Mlp
 
 HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
-AT_BOUND = 1.0 - 2e-6
-"""Actions of a larger magnitude are at a bound: prepared data hold them with a margin of 1e-6."""
 
 
 class Critics(nn.Module):
@@ -112,23 +110,23 @@ class GaussianActor(nn.Module):
         scaled = (action - mean) * (-log_std).exp()
         return -(0.5 * scaled.square() + log_std + HALF_LOG_TAU).sum(-1)
 
-    def log_density(self, parameters: Tensor, action: Tensor, half_range: Tensor) -> Tensor:
+    def log_density(self, parameters: Tensor, action: Tensor, half_range: Tensor, at_bound: Tensor) -> Tensor:
         """The log-density of actions [N, K] as the policy draws them, in the units of the log [N]; for estimates.
 
-        At a bound it is the logarithm of the probability to be clipped there, which has no unit.
+        At a bound it is the logarithm of the probability of all numbers there, which has no unit.
 
         Args:
             parameters: [N, 2 K].
             action: scaled to [-1, 1].
             half_range: half the distance between the bounds [K].
+            at_bound: the smallest magnitude of an action at a bound [K].
         """
         mean, log_std = parameters.double().chunk(2, -1)
         scaled = (action - mean) * (-log_std).exp()
         inside = -(0.5 * scaled.square() + log_std + HALF_LOG_TAU) - half_range.log()
-        at_bound = action.abs() >= AT_BOUND
-        outwards = (action.sign() * mean - 1.0) * (-log_std).exp()  # deviations by which the mean exceeds the bound
+        outwards = (action.sign() * mean - at_bound) * (-log_std).exp()  # deviations by which the mean is at the bound
         clipped = cast(Tensor, torch.special.log_ndtr(outwards))
-        return torch.where(at_bound, clipped, inside).sum(-1)
+        return torch.where(action.abs() >= at_bound, clipped, inside).sum(-1)
 
 
 class SquashedGaussianActor(nn.Module):
@@ -164,17 +162,9 @@ class SquashedGaussianActor(nn.Module):
         """Actions [..., K] and their log-densities [...], for actions scaled to [-1, 1]."""
         return self.distribution.scaled_action_and_log_prob(parameters, noise)
 
-    def log_density(self, parameters: Tensor, action: Tensor, half_range: Tensor) -> Tensor:
-        """The log-density of actions [N, K], in the units of the log [N]; -inf at a bound, which is never drawn.
-
-        Args:
-            parameters: [N, 2 K].
-            action: scaled to [-1, 1].
-            half_range: half the distance between the bounds [K].
-        """
-        center = torch.from_numpy(self.distribution.center).to(action.device).double()
-        found = self.distribution.log_prob(parameters.double(), center + half_range * action)
-        return torch.where((action.abs() >= AT_BOUND).any(-1), -math.inf, found)
+    def log_density(self, parameters: Tensor, action: Tensor, half_range: Tensor, at_bound: Tensor) -> Tensor:
+        """The log-density of actions [N, K], in the units of the log [N], as `SquashedGaussian.log_density`."""
+        return self.distribution.log_density(parameters, action, half_range, at_bound)
 
 
 Actor = DeterministicActor | GaussianActor | SquashedGaussianActor

@@ -135,6 +135,21 @@ def test_file_that_differs_from_policy_is_not_written(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["sac", "ppo"])
+def test_exported_file_stays_within_bounds_that_float32_rounds_outwards(tmp_path, name):
+    action = ActionSpec("continuous", (2,), (-0.1, -0.7), (0.1, 0.7))
+    for bounds, number in ((action.low, -1), (action.high, 1)):
+        assert (number * np.float32(bounds).astype(np.float64) > number * np.array(bounds)).any(), "of this test"
+    policy = ContinuousPolicy(spec(action), SMALL, SACConfig(), 1) if name == "sac" else Policy(spec(action), SMALL, 1)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(30)
+    done = export_acting(policy, None, tmp_path / "policy.onnx", "onnx")
+    found = run_onnx(done.path, {"observation": some(policy.spec)})["action"].astype(np.float64)
+    assert ((found >= action.low) & (found <= action.high)).all()
+    assert (np.abs(found) > 0.099).any()
+
+
 def test_untraceable_network_raises(tmp_path):
     policy = POLICIES["choice"][0]()
 

@@ -11,6 +11,7 @@ import torch
 import made_data
 from lockstep import World
 from lockstep.data.dataset import Dataset
+from lockstep.data.features import Features
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.sampling import DiagonalGaussian, NoisyDeterministic
@@ -32,6 +33,7 @@ from logged_policies import SMALL
 from quick import others_slow
 
 HALF_RANGE = torch.tensor([3.0], dtype=torch.float64)
+AT_BOUND = torch.tensor([1 - 5e-6], dtype=torch.float64)
 
 
 def made(tmp_path, algo="iql", rows=400, **settings):
@@ -62,9 +64,10 @@ def test_density_sums_to_one(actor, parameters):
     actor = actor(1, bounds if actor is SquashedGaussianActor else 1, SMALL)
     scaled = torch.linspace(-1, 1, 200_001, dtype=torch.float64)[1:-1, None]
     each = torch.tensor([parameters], dtype=torch.float64)
-    density = actor.log_density(each.expand(len(scaled), 2), scaled, HALF_RANGE).exp()
+    density = actor.log_density(each.expand(len(scaled), 2), scaled, HALF_RANGE, AT_BOUND).exp()
     total = float(density.sum()) * 2 * 3.0 / 200_000
-    bounds = actor.log_density(each.expand(2, 2), torch.tensor([[-1.0], [1.0]], dtype=torch.float64), HALF_RANGE).exp()
+    ends = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
+    bounds = actor.log_density(each.expand(2, 2), ends, HALF_RANGE, AT_BOUND).exp()
     assert total + float(bounds.sum()) == pytest.approx(1, abs=2e-5)
     assert (float(bounds.sum()) > 0.01) == isinstance(actor, GaussianActor)
 
@@ -95,7 +98,7 @@ def test_recorded_density_counts_what_is_clipped():
         return -(x**2) / std**2 / 2 - math.log(std) - math.log(2 * math.pi) / 2
 
     def above_one(std):
-        return math.log(math.erfc(1 / std / math.sqrt(2)) / 2)
+        return math.log(math.erfc((1 - 64 * 2**-23) / std / math.sqrt(2)) / 2)  # with the numbers beside the bound
 
     expected = [
         normal(0.25, 0.5) + normal(0.5, 2.0),
@@ -114,7 +117,8 @@ def test_recorded_density_of_squashed_and_noisy_policies():
     assert np.exp(found).sum() * 4 / 20_000 == pytest.approx(1, abs=1e-3)
     noisy, at = NoisyDeterministic(spec, 0.5), np.array([[-1.0], [1.0], [3.0]], np.float32)
     found = np.exp(_log_density(noisy, np.zeros((3, 1), np.float32), at, spec))
-    of_bound = math.erfc(2 / math.sqrt(2)) / 2  # the noise has a deviation of 1 in the units of the actions
+    # The noise has a deviation of 1 in the units of the actions; 64 numbers below 3 count as 3.
+    of_bound = math.erfc((2 - 64 * 2**-22) / math.sqrt(2)) / 2
     assert found == pytest.approx([of_bound, 1 / math.sqrt(2 * math.pi), of_bound])
     assert _log_density(NoisyDeterministic(spec, 0.0), np.zeros((3, 1), np.float32), at, spec) is None
 
@@ -190,6 +194,15 @@ def test_exported_file_acts_as_the_policy(tmp_path, algo, to):
         expected = policy.unscaled(policy.act(policy.state(torch.from_numpy(raw)))).numpy()
     assert found == pytest.approx(expected, abs=1e-5) and np.abs(found).max() <= 1
     assert found.std() > 0
+
+
+def test_actions_stay_within_bounds_that_float32_rounds_outwards(tmp_path):
+    _, _, policy = made(tmp_path, "td3_bc")
+    about = policy.policy_spec
+    features = {key: replace(feature, min_value=-0.1, max_value=0.1) for key, feature in about.action.items()}
+    narrow = policy_of(replace(about, action=Features(features)), seed=1)
+    found = narrow.unscaled(torch.tensor([[1.0, -1.0]])).double()
+    assert float(torch.tensor(0.1).double()) > 0.1 and (found.abs() <= 0.1).all()
 
 
 @pytest.mark.parametrize("algo", ["iql", "td3_bc", "cql"])

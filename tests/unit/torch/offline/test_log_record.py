@@ -15,11 +15,12 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.logs.format import read_log
 from lockstep.data.prepare import PrepareOptions, prepare_dataset
 from lockstep.envs.make import env_spec
+from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.run import EnvConfig, NetworkConfig, OfflineRun, Run, dump
 from lockstep.session.logged.policy_spec import PolicySpec
-from lockstep.session.logged.recording import Recording, record_at_random
+from lockstep.session.logged.recording import Recording, _uniform, record_at_random
 from lockstep.session.policy_file import POLICY_FILE
 from lockstep.torch.export import load_policy, save_policy
 from lockstep.torch.networks import Policy
@@ -232,6 +233,15 @@ def test_continuous_actions(tmp_path, how):
     _, rows = recorded(tmp_path / "b.parquet", "Pendulum-v1", steps=400)
     assert rows["action:3"].min() < -1.8 and rows["action:3"].max() > 1.8
     assert rows["log_probability"].to_numpy() == pytest.approx(np.full(400, np.log(0.25))), "uniform in [-2, 2]"
+
+
+def test_a_random_policy_has_no_density_in_a_number_with_one_value():
+    """The density is that of the other numbers; all of it was infinite."""
+    action = ActionSpec("continuous", (2,), (-2.0, 0.3), (2.0, 0.3))
+    choose = _uniform(EnvSpec(3, action, "same_step", separately_seedable=True))
+    drawn, log_density = choose(np.zeros((5, 3)), np.random.default_rng(0).random((5, 2)))
+    assert (drawn[:, 1] == np.float32(0.3)).all() and drawn[:, 0].std() > 0.1
+    assert log_density == pytest.approx(np.full(5, np.log(0.25)))
 
 
 @pytest.mark.parametrize("task", ["CartPole-v1", "lockstep/Corridor-v0"])
