@@ -10,7 +10,7 @@ from lockstep.errors import ConfigError
 from lockstep.launch.flags import ELASTIC_RESTARTS, bounds_of, number, policy_source
 from lockstep.launch.supervise import Bounds
 from lockstep.launch.train_ranks import PROGRAM
-from lockstep.launch.world_checks import check_world
+from lockstep.launch.world_checks import check_gpus, check_world
 
 if TYPE_CHECKING:
     from lockstep.engines.ray.arguments import RayRequest
@@ -43,12 +43,15 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     on_ray = requested_on_ray(args, default_ranks, num_shards or run.num_shards)
     nodes = None if on_ray else requested_nodes(args, num_shards or run.num_shards)
     world = World(size=on_ray.ranks, launcher="ray") if on_ray else requested_world(args, default_ranks, nodes)
-    if num_shards is not None and world.size > num_shards:
+    if several(nodes):  # the others may have other numbers of ranks: the ranks check what depends on their sum
+        check_gpus(run, world)
+    elif num_shards is not None and world.size > num_shards:
         raise ConfigError(
             f"--ranks {world.size} is more than num_shards={num_shards} of the checkpoint; "
             f"use at most --ranks {num_shards}"
         )
-    check_world(run, world, num_shards)
+    else:
+        check_world(run, world, num_shards)
     if found is None and isinstance(run, Run) and not args.joined:
         check_before_run(run, tell=world.rank == 0)
     init_from = _start_policy(args, run, found)

@@ -48,9 +48,10 @@ class Shared(NamedTuple):
     normalizers: dict[str, Moments]
     update: Array
     """int32: updates of the run so far."""
-    rollouts: Array
-    """float32: environment steps of the run so far, in rollouts of the present size; equal to `update` unless the run
-    was resumed with another `num_steps`."""
+    earlier: Array
+    """float32: environment steps of the run so far, in rollouts of the present size, less `update`. It is 0 unless the
+    run was resumed with another `num_steps`. It is the same in all calls, so that their lengths, which depend on the
+    time that they take, change no learning rate."""
     left: Array
     """int32: updates left in this call."""
     bad: Array
@@ -98,10 +99,10 @@ class DeviceLoop(DeviceSource):
         return shared, jax.tree.map(lambda *leaves: jnp.stack(leaves), *shards)
 
     def _make_update(self, carry: tuple[Shared, list[Shard]]) -> tuple[Shared, list[Shard]]:
-        (state, normalizers, update, rollouts, left, _), shards = carry
+        (state, normalizers, update, earlier, left, _), shards = carry
         ppo, c = self._ppo, self._ppo.config
         if c.learning_rate_schedule == "linear":
-            remaining = 1.0 - rollouts * (self._new_steps / self._run.total_steps)
+            remaining = 1.0 - (update.astype(jnp.float32) + earlier) * (self._new_steps / self._run.total_steps)
             state = state._replace(learning_rate=c.learning_rate * jnp.maximum(remaining, 0.0))
         new_shards, batches, rows, orders = list[Shard](), list[Batch](), list[Array](), list[Array]()
         for shard in shards:
@@ -130,7 +131,7 @@ class DeviceLoop(DeviceSource):
         poison = jnp.where(finite, 0.0, jnp.nan)
         batches = [batch._replace(advantage=batch.advantage + poison) for batch in batches]
         state, _ = ppo.learn(state, batches, jnp.stack(orders))
-        return Shared(state, normalizers, update + 1, rollouts + 1.0, left - 1, bad), new_shards
+        return Shared(state, normalizers, update + 1, earlier, left - 1, bad), new_shards
 
     def _make_batch(
         self, values: Array, normalizers: Mapping[str, Moments], shard: Shard, update: Array
@@ -196,7 +197,8 @@ class DeviceLoop(DeviceSource):
         """Make `count` updates. Returns the normalizers, whether the run must stop, the updates left, and `bad`."""
         ppo, comm = self._ppo, self._comm
         on_host = {name: moments.read(host) for name, host in ppo.normalizers.named().items()}
-        counters = (np.int32(progress.updates), np.float32(progress.env_steps / self._new_steps), np.int32(count))
+        earlier = (progress.env_steps - progress.updates * self._new_steps) / self._new_steps
+        counters = (np.int32(progress.updates), np.float32(earlier), np.int32(count))
         rate = np.float32(ppo.config.learning_rate)
         rate, normalizers, *counters = comm.inputs((rate, on_host, *counters, np.int32(-1)))
         constant = ppo.config.learning_rate_schedule == "constant"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from lockstep.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lockstep.run import AnyRun
+    from lockstep.run import AnyRun, Run
     from lockstep.world import World
 
 
@@ -26,36 +26,51 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
         return  # a restarted run has the shards of its checkpoint, and this start may be a restart
     shards = run.with_shards(world, num_shards)
     run.minibatch_rows(shards)
-    from lockstep.algorithms.replay import ReplayConfig
-    from lockstep.launch.gpus import installed_gpus
     from lockstep.run import Run
     from lockstep.session.data_checks import check_rows
-    from lockstep.session.host_checks import MANY_ROWS, check_host, check_replay_device, check_rollouts
 
-    on_gpus = run.device != "cpu"
-    # Without the framework, whose import takes seconds; the ranks ask it.
-    gpus = installed_gpus(run.ml_framework) if on_gpus else 0
     if not isinstance(run, Run):
         check_rows(run, shards)
-    elif isinstance(run.algorithm, ReplayConfig):
-        from lockstep.envs.make import env_spec
+    elif world.launcher != "ray":  # its ranks are on other machines, and check those
+        _check_memory(run, shards)
+    check_gpus(run, world)
 
+
+def _check_memory(run: "Run", shards: "World") -> None:
+    """Refuse replay buffers and rollouts that this host cannot hold."""
+    from lockstep.algorithms.replay import ReplayConfig
+    from lockstep.envs.make import env_spec
+    from lockstep.session.host_checks import MANY_ROWS, check_host, check_replay_device, check_rollouts
+
+    gpus = _gpus(run)
+    if isinstance(run.algorithm, ReplayConfig):
         check_replay_device(run, gpus)
         # The ranks compare with the memory of their GPUs, and check again.
         may_be_on_gpus = gpus > 0 and run.algorithm.replay_device != "cpu" and run.algorithm.replay_path is None
         check_host(run, env_spec(run.task, run.env), shards, on_device=may_be_on_gpus)
-    elif gpus == 0 and world.launcher != "ray" and run.num_envs * run.algorithm.num_steps >= MANY_ROWS:
-        from lockstep.envs.make import env_spec
-
+    elif gpus == 0 and run.num_envs * run.algorithm.num_steps >= MANY_ROWS:
         check_rollouts(run, env_spec(run.task, run.env), shards)
-    if not on_gpus or run.ml_framework == "jax" or world.launcher != "none":
+
+
+def check_gpus(run: "AnyRun", world: "World") -> None:
+    """Refuse more ranks of torch on this machine than it has GPUs, and a GPU that is asked for where there is none."""
+    if run.device == "cpu" or run.ml_framework == "jax" or world.launcher != "none":
         return  # under a launcher, and in JAX, every rank checks its own device
+    gpus = _gpus(run)
     if run.device == "cuda" or run.backend == "nccl":
         wanted = "device=cuda" if run.device == "cuda" else "backend=nccl"
         if gpus == 0:
             raise ConfigError(f"{wanted}, but there is no GPU that torch can use; `lockstep doctor` says why")
-    if gpus and world.size > gpus and not run.share_gpus:
+    if gpus and world.local_size > gpus and not run.share_gpus:
+        flag = "--ranks" if world.local_size == world.size else "--nproc-per-node"
         raise ConfigError(
-            f"--ranks {world.size} is more than the {gpus} GPU{'s' * (gpus > 1)} of this machine; use --ranks {gpus} "
-            "or --set device=cpu, or for tests --set share_gpus=true"
+            f"{flag} {world.local_size} is more than the {gpus} GPU{'s' * (gpus > 1)} of this machine; use {flag} "
+            f"{gpus} or --set device=cpu, or for tests --set share_gpus=true"
         )
+
+
+def _gpus(run: "AnyRun") -> int:
+    """GPUs of this machine that the run may use. The ranks ask their framework, whose import takes seconds."""
+    from lockstep.launch.gpus import installed_gpus
+
+    return 0 if run.device == "cpu" else installed_gpus(run.ml_framework)

@@ -3,8 +3,10 @@
 import contextlib
 import os
 import platform
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
+
+from lockstep.system.control_groups import control_groups
 
 
 def usable_cores(affinity: Collection[int] | None = None) -> int:
@@ -48,12 +50,16 @@ def _of_processor(*names: str) -> str | None:
 
 
 def _quota() -> float | None:
-    """CPU quota of the control group in processors; None if unlimited or unknown."""
+    """The smallest CPU quota of the control groups in processors; None if unlimited or unknown."""
+    return min((quota for group, version in control_groups("cpu") for quota in _quotas(group, version)), default=None)
+
+
+def _quotas(group: Path, version: int) -> Iterator[float]:
+    """The quota of one control group, if it has one."""
     with contextlib.suppress(OSError, ValueError):
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if limit == "max" else int(limit) / int(period)
-    with contextlib.suppress(OSError, ValueError):
-        folder = Path("/sys/fs/cgroup/cpu")
-        limit, period = int((folder / "cpu.cfs_quota_us").read_text()), int((folder / "cpu.cfs_period_us").read_text())
-        return limit / period if limit > 0 else None
-    return None
+        if version == 2:
+            limit, period = (group / "cpu.max").read_text().split()
+        else:
+            limit, period = ((group / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        if limit not in ("max", "-1"):
+            yield int(limit) / int(period)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psutil
 
-_GROUPS = Path("/sys/fs/cgroup")
-_OWN_GROUPS = Path("/proc/self/cgroup")
+from lockstep.system.control_groups import control_groups
+
 _UNLIMITED = 1 << 60  # version 1 writes a number near 2^63 for "no limit"
 
 
@@ -31,26 +31,11 @@ def usable_memory() -> int | None:
 
 def _of_control_groups() -> Iterator[int]:
     """Bytes left in each control group of this process, from its own up to the root of the container."""
-    try:
-        entries = [line.split(":", 2) for line in _OWN_GROUPS.read_text().splitlines()]
-    except OSError:
-        return
-    for entry in entries:
-        if len(entry) != 3:
-            continue
-        _, controllers, path = entry
-        if not controllers:
-            names, root = ("memory.max", "memory.current", "inactive_file"), _GROUPS
-        elif "memory" in controllers.split(","):
-            root = _GROUPS / "memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    for group, version in control_groups("memory"):
+        if version == 2:
+            yield from _left(group, "memory.max", "memory.current", "inactive_file")
         else:
-            continue
-        # In a container the path is often the host's, and only the root is visible.
-        folder = root / path.lstrip("/")
-        for group in (folder, *folder.parents):
-            if group == root or root in group.parents:
-                yield from _left(group, *names)
+            yield from _left(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def _left(group: Path, limit: str, usage: str, cache: str) -> Iterator[int]:

@@ -118,16 +118,36 @@ def test_dqn_on_a_task_of_its_own(trained):
     assert run.total_steps == 10 * run.num_envs * 4
 
 
+NODES = ["--nnodes", "2", "--nproc-per-node", "2", "--node-rank", "0", "--master-addr", "localhost"]
+
+
 def test_a_replay_is_asked_to_fit_before_ranks_start(launched, here, monkeypatch):
     asked = []
     monkeypatch.setattr("lockstep.session.host_checks.check_host", lambda run, spec, world, **_: asked.append(world))
     monkeypatch.setattr("lockstep.launch.commands.train_on_nodes", lambda *args: 0)
     assert cli.main(["train", "CartPole-v1", "--algo", "dqn", "--ranks", "2"]) == 7
-    nodes = ["--nnodes", "2", "--nproc-per-node", "2", "--node-rank", "0", "--master-addr", "localhost"]
-    assert cli.main(["train", "CartPole-v1", "--algo", "dqn", *nodes]) == 0
-    assert [(world.size, world.local_size) for world in asked] == [(2, 2), (4, 2)], "of this machine alone"
+    assert cli.main(["train", "CartPole-v1", "--algo", "dqn", *NODES]) == 0
+    assert [(world.size, world.local_size) for world in asked] == [(2, 2)], "ranks on nodes ask themselves"
     assert cli.main(["train", "CartPole-v1", "--ranks", "2"]) == 7
-    assert len(asked) == 2, "nothing to keep"
+    assert len(asked) == 1, "nothing to keep"
+
+
+def test_a_node_may_have_fewer_ranks_than_the_others(launched, here, monkeypatch):
+    monkeypatch.setattr("lockstep.launch.commands.train_on_nodes", lambda *args: 0)
+    # Of 3 + 1 ranks; 8 environments would not divide among 6.
+    assert cli.main(["train", "CartPole-v1", "--set", "num_envs=8", *NODES, "--nproc-per-node", "3"]) == 0
+
+
+def test_every_node_has_gpus_of_its_own(launched, here, monkeypatch, capsys):
+    monkeypatch.setattr("lockstep.launch.commands.train_on_nodes", lambda *args: 0)
+    monkeypatch.setattr("lockstep.launch.gpus.installed_gpus", lambda *_: 2)
+    assert cli.main(["train", "CartPole-v1", "--device", "cuda", *NODES]) == 0
+    assert cli.main(["train", "CartPole-v1", "--device", "cuda", *NODES, "--nproc-per-node", "3"]) == 2
+    assert (
+        "--nproc-per-node 3 is more than the 2 GPUs of this machine; use --nproc-per-node 2" in capsys.readouterr().err
+    )
+    assert cli.main(["train", "CartPole-v1", "--device", "cuda", "--ranks", "4"]) == 2
+    assert "--ranks 4 is more than the 2 GPUs of this machine" in capsys.readouterr().err
 
 
 def test_robot_learning_spelling(trained):

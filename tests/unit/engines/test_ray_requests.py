@@ -89,7 +89,8 @@ def test_ranks_of_a_node_see_its_gpus_in_rank_order(monkeypatch):
 def test_packages_of_the_installation_are_not_handed_over():
     import sys
 
-    assert own_search_path(["/home/me/code", f"{sys.prefix}/lib/site-packages"]) == ["/home/me/code"]
+    entries = ["/home/me/code", f"{sys.prefix}/lib/site-packages", f"{sys.prefix}-mine/src"]
+    assert own_search_path(entries) == ["/home/me/code", f"{sys.prefix}-mine/src"]
 
 
 def test_environment_variables_are_text(tmp_path):

@@ -11,7 +11,8 @@ from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.memory import check_memory, replay_bytes
 from lockstep.experience.replay import Replay
-from lockstep.system import memory as system_memory
+from lockstep.system import control_groups
+from lockstep.system.cores import usable_cores
 from lockstep.system.memory import usable_memory
 
 MB = 2**20
@@ -21,8 +22,8 @@ MB = 2**20
 def machine(tmp_path, monkeypatch):
     """A machine with 1000 MB free; `machine(path, text)` writes a file of a control group."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000 * MB))
-    monkeypatch.setattr(system_memory, "_GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(system_memory, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(control_groups, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(control_groups, "_OWN_GROUPS", tmp_path / "own")
 
     def write(path, text):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -130,3 +131,24 @@ def test_100_000_frames_of_pong_fit_in_800_megabytes():
     taken = replay_bytes(PONG, 8, 100_000, n_step=3, prioritized=True)
     assert 0.7e9 < taken < 0.8e9
     assert replay_bytes(PONG, 8, 100_000, n_step=3, prioritized=True, mapped=True) < 0.003e9
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "cores"),
+    [
+        ("0::/jobs/mine", {"jobs/mine/cpu.max": "200000 100000", "cpu.max": "max 100000"}, 2),
+        ("0::/jobs/mine", {"jobs/mine/cpu.max": "max 100000", "jobs/cpu.max": "300000 100000"}, 3),
+        ("0::/docker/0123", {"cpu.max": "400000 100000"}, 4),
+        (
+            "3:cpu,cpuacct:/mine",
+            {"cpu/mine/cpu.cfs_quota_us": "500000", "cpu/mine/cpu.cfs_period_us": "100000"},
+            5,
+        ),
+        ("3:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+    ],
+)
+def test_the_smallest_quota_of_all_control_groups_limits_the_cores(machine, own, files, cores):
+    machine("own", own)
+    for name, text in files.items():
+        machine(f"groups/{name}", text)
+    assert usable_cores(range(8)) == cores

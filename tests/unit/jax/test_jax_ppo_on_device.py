@@ -53,6 +53,23 @@ def test_a_call_takes_a_part_of_the_timeout(comm, timeout_s, counts):
     assert [advance(loop, progress) for _ in counts] == counts
 
 
+def test_the_length_of_calls_changes_no_learning_rate(comm):
+    """After a resumption with another `num_steps` the steps so far are no whole number of rollouts."""
+    rates = []
+    for calls in ([2], [1, 1]):
+        run = run_of(total_steps=9150, algorithm=PPOConfig(num_steps=9, num_minibatches=1, num_epochs=1))
+        env = PackedEnv(make_device_env(run.task, run.env))
+        ppo = PPO(run, Policy(env.spec, run.network, seed=0), comm, in_loop=True)
+        loop, progress = DeviceLoop(run, env, ppo), Progress(run.total_steps, updates=100)
+        progress.env_steps = 4575
+        for count in calls:
+            loop._call(progress, count)
+            progress.updates += count
+            progress.env_steps += count * 4 * 9
+        rates.append(float(comm.read(ppo.state.learning_rate)))
+    assert rates[0] == rates[1] == pytest.approx(run.algorithm.learning_rate * (1 - 4611 / 9150))
+
+
 def test_advantages_far_from_zero_keep_their_scale(comm):
     """The mean of the advantages is some 20,000 of their deviations: more than a float32 square has digits for."""
     rewards = PPOConfig(

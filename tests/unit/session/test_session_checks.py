@@ -289,3 +289,11 @@ def test_sac_in_jax_does_not_keep_torch_tensors_on_the_device(monkeypatch):
     run = Run(task="Mine", algo="sac", ml_framework="jax", env=EnvConfig(placement="device"))
     with pytest.raises(ConfigError, match=r"env.placement=device: algo=sac in JAX .* torch tensors"):
         checks._check_placement(run)
+
+
+def test_machines_of_a_ray_cluster_are_not_judged_by_this_one(monkeypatch):
+    monkeypatch.setattr(host_checks, "usable_memory", lambda: 1)
+    run = Run(task="CartPole-v1", algo="dqn", device="cuda", num_envs=8, algorithm=DQNConfig(replay_device="cuda"))
+    check_world(run, World(size=8, launcher="ray"))
+    with pytest.raises(ConfigError, match="replay_device=cuda"):
+        check_world(run, World(size=8))

@@ -98,7 +98,7 @@ def _run(sweep: Sweep, run_dir: Path, args: argparse.Namespace) -> int:
         raise ConfigError(f"directory={directory} of the sweep does not exist; edit {run_dir / SWEEP_FILE}")
     shown = os.path.relpath(run_dir)  # where the user is, which need not be where paths of the sweep start
     with contextlib.chdir(directory):
-        command = TrainCommand(sweep.words)
+        command = TrainCommand(sweep.words, on_ray=_on_ray(args))
         first = _check_runs(sweep, command)
         needs = Needs.of(first, command.ranks, here=not _on_ray(args))
         if getattr(args, "dry_run", False):

@@ -26,12 +26,13 @@ class TrainCommand:
     Args:
         words: the arguments.
         name: where they come from, for errors.
+        on_ray: whether the runs train on a Ray cluster, whose machines are not this one.
 
     Raises:
         ConfigError: an argument is unknown, or belongs to a single run.
     """
 
-    def __init__(self, words: Sequence[str], name: str = "train") -> None:
+    def __init__(self, words: Sequence[str], name: str = "train", *, on_ray: bool = False) -> None:
         from lockstep.cli.parser import hyphenated, parser
         from lockstep.cli.request import requested_ranks, set_values
         from lockstep.cli.unknown_arguments import unknown_argument
@@ -59,7 +60,7 @@ class TrainCommand:
             raise ConfigError(
                 f"{name}: each run of a sweep has its ranks on this machine; give --ranks N and no flags of a launcher"
             )
-        self._words = shlex.join(words)
+        self._words, self._launcher = shlex.join(words), "ray" if on_ray else "none"
         self.ranks = requested_ranks(args.ranks, 1, args.ml_framework or "torch")
         restarts = number(args.max_restarts or "0", "--max-restarts", least=0)
         self._source = source = policy_source(args.init_from)
@@ -92,7 +93,7 @@ class TrainCommand:
         args.set = [*args.set, *(f"{name}={to_yaml(value, one_line=True)}" for name, value in values.items())]
         try:
             run = checked(args, requested_run(args))
-            check_world(run, World(size=self.ranks))
+            check_world(run, World(size=self.ranks, launcher=self._launcher))
             if isinstance(run, Run):
                 check_before_run(run)
             if self._source is not None:

@@ -9,7 +9,7 @@ import torch
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs.vector import Step
-from lockstep.torch.envs.interface import Observation, TensorVectorEnv, can_draw, can_save
+from lockstep.torch.envs.interface import Observation, TensorVectorEnv, can_draw, can_save, no_final_observation
 from lockstep.torch.envs.make import make_tensor_env
 from lockstep.torch.envs.saved_tensors import to_arrays, to_tensors
 
@@ -31,9 +31,19 @@ class HostEnv:
         return _array(first.policy)
 
     def step(self, action: np.ndarray) -> Step:
-        """Step all environments."""
+        """Step all environments.
+
+        Raises:
+            RunError: an episode was truncated without its final observation.
+        """
         with torch.no_grad():
             step = self._env.step(torch.from_numpy(np.ascontiguousarray(action)).to(self._env.device))
+        if (
+            step.final is None
+            and self.spec.autoreset == "same_step"
+            and bool((step.truncated & ~step.terminated).any())
+        ):
+            raise no_final_observation()
         observation = _array(step.observation.policy)
         final = observation if step.final is None else _array(step.final.policy)
         self._keep_critic(step.observation, step.final)

@@ -10,7 +10,7 @@ from lockstep.cli import main as cli
 from lockstep.config.env import EnvConfig
 from lockstep.envs.make import env_spec, is_jax_task, is_tensor_task, make_vector_env
 from lockstep.envs.spec import EnvSpec
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, RunError
 from lockstep.torch.envs.make import make_tensor_env
 
 WALK = f"{Path(__file__).parent / 'tensor_envs.py'}:Walk"
@@ -83,3 +83,15 @@ def test_a_run_says_which_observations_no_network_receives(tmp_path, more):
     assert cli.main([*command, "--set", "evaluate_every=null", "--set", "evaluate_episodes=1"]) == 0
     said = "observations that no network receives: camera (env.policy_keys and env.critic_keys choose)"
     assert said in (tmp_path / "run" / "logs" / "rank_0.log").read_text()
+
+
+def test_a_truncation_without_its_final_observation_is_an_error_on_the_host():
+    host = make_vector_env(WALK, EnvConfig(), 2)
+    host.reset([0])
+    inner = host._env
+    step = inner.step
+    inner.step = lambda action: step(action)._replace(final=None)
+    away = np.full((2, 1), -1.0, np.float32)
+    host.step(away), host.step(away)
+    with pytest.raises(RunError, match=r"truncated an episode without a final observation.*TensorStep\.final"):
+        host.step(away)
