@@ -175,8 +175,8 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     run = load(run_dir / RUN_FILE) if (run_dir / RUN_FILE).is_file() else from_dict(manifest["run"])
     tensors = state["tensors"]
     arrays = {name.removeprefix("policy."): tensors[name] for name in tensors if name.startswith("policy.")}
-    if isinstance(run, OfflineRun):  # only the parameters differ from those of the final policy
-        return read(run_dir)[0], arrays
+    if isinstance(run, OfflineRun):
+        return _metadata_of_logged(path, state, run_dir), arrays
     moments = {name: tensors[name] for name in tensors if name.startswith("observations.")}
     arrays |= {_NORMALIZER + name.removeprefix("observations."): array for name, array in moments.items()}
     config = None if isinstance(run.algorithm, PPOConfig) else run.algorithm
@@ -189,6 +189,21 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]
         observation_limit=limit,
     )
     return json.loads(json.dumps(spec.to_dict())), arrays  # JSON turns tuples into lists, as in a file
+
+
+def _metadata_of_logged(path: Path, state: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
+    """The metadata of a policy learned from a log, of a checkpoint; before, only the policy files of its run had it."""
+    if "policy" in state:
+        return state["policy"]
+    files = [run_dir / name for name in (POLICY_FILE, BEST_POLICY_FILE)]
+    for file in files:
+        if file.is_file():  # only the parameters differ from those of the checkpoint
+            metadata, _ = read(file)
+            return {name: value for name, value in metadata.items() if name != _EVALUATION}
+    raise ConfigError(
+        f"{path} is of an older version and does not describe its policy, and there is neither {files[0]} nor "
+        f"{files[1].name}, which would; `lockstep offline train --resume {shlex.quote(str(run_dir))}` writes them"
+    )
 
 
 def evaluation_in(path: Path) -> Evaluated | None:

@@ -264,7 +264,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         """Context of the training loop: restores the checkpoint and starts the clocks, and writes the results after."""
         self.progress = progress
         self._source = source
-        self._state = RunState(self.world, self._learner, source, self.journal, progress)
+        self._state = RunState(self.world, self._learner, source, self.journal, progress, self._policy_metadata)
         elapsed_s = self._checkpoints.begin(self._state, progress)
         before = self._checkpoints.run_before
         if before is not None:
@@ -423,6 +423,11 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         """The return that solves the task, by this setting."""
         known = self.spec.reward_threshold if isinstance(self.run, Run) else None
         return known if stop_return is None else stop_return
+
+    @property
+    def _policy_metadata(self) -> dict[str, Any] | None:
+        """The metadata of the policy file, for checkpoints; None where the config of the run tells all of it."""
+        return None
 
     def _heartbeat(self) -> None:
         self.timers.enter(EVALUATE)
