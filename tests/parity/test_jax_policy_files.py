@@ -105,6 +105,22 @@ def test_a_policy_of_one_is_a_policy_of_the_other(tmp_path, kind, start, to):
         assert observations.count == 20
 
 
+@pytest.mark.parametrize("to", ["jax", "torch"])
+def test_the_statistics_of_a_critic_of_one_are_those_of_the_other(tmp_path, to):
+    spec, held = spec_of("continuous"), {"returns": moments(1), "values": moments(1)}
+    save, there, mine = torch_export.save_policy, export, of_jax(spec, None)
+    source = of_torch(spec, None)
+    if to == "torch":
+        save, there, mine, source = export.save_policy, torch_export, source, mine
+    save(tmp_path / POLICY_FILE, source, None, run_of(None), critic_moments=held)
+    found = {name: RunningMoments(1) for name in held}
+    assert there.start_from(tmp_path, mine, None, found) == []
+    for name, one in held.items():
+        for key, array in one.state().items():
+            np.testing.assert_array_equal(found[name].state()[key], array, err_msg=f"{name}.{key}")
+    assert there.load_policy(tmp_path)[1] is None, "they are not the normalizer of observations"
+
+
 def test_the_same_policy_is_the_same_file_but_for_what_wrote_it(tmp_path):
     """Byte for byte: watchers, fingerprints and caches need not know which backend wrote it."""
     spec, algorithm = KINDS["dqn images"]

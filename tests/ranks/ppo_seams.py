@@ -63,13 +63,20 @@ def initialized_from(backend: Any, world: World, folder: str) -> dict[str, Any]:
     """Every rank finds another policy file: the files of two hosts, say."""
     from lockstep.experience.normalize import RunningMoments
 
-    run = small("rank_envs:Ticking", normalize_observation=True, total_steps=128, **{"env.kwargs": {"lengths": [4, 4]}})
-    moments = RunningMoments(3)
-    moments.update(np.array([10.0, *[10.0 * (1 + world.rank)] * 3, *[1000.0] * 3]))
+    normalized = {"normalize_observation": True, "normalize_value": True, "normalize_return": True}
+    run = small("rank_envs:Ticking", total_steps=128, **normalized, **{"env.kwargs": {"lengths": [4, 4]}})
+
+    def moments(size: int) -> RunningMoments:
+        one = RunningMoments(size)
+        one.update(np.array([10.0, *[10.0 * (1 + world.rank)] * size, *[1000.0] * size]))
+        return one
+
     home = Path(folder).parent
     spec = dataclasses.replace(SPEC, action=ActionSpec("discrete", (2,)))
     policy = backend.ppo.Policy(spec, run.network, seed=world.rank)
-    backend.save_policy(home / f"policy_{world.rank}.safetensors", policy, moments, run)
+    of_critic = {"returns": moments(1), "values": moments(1)}
+    file = home / f"policy_{world.rank}.safetensors"
+    backend.save_policy(file, policy, moments(3), run, critic_moments=of_critic)
     names = tuple(str(home / f"policy_{r}.safetensors") for r in range(world.size))
     outcome = backend.train(world, folder, run, init_from=names)
     return {"error": outcome.error, "fingerprint": outcome.summary.get("params_fingerprint")}

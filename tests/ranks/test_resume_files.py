@@ -108,11 +108,11 @@ def test_the_best_policy_of_a_future_that_was_given_up_is_replaced_or_removed(ta
 def test_a_best_policy_that_could_not_be_written_leaves_the_next_better_one_to_be(task, tmp_path, monkeypatch, capsys):
     write, failed = policy_file.write, []
 
-    def full_once(path, *args):
+    def full_once(path, *args, **more):
         if path.name == "policy_best.safetensors" and not failed:
             failed.append(path)
             raise RunError(f"{path} cannot be written (No space left on device)")
-        write(path, *args)
+        write(path, *args, **more)
 
     monkeypatch.setattr(policy_file, "write", full_once)
     monkeypatch.setenv("SIGN", "-1")  # each evaluation is worse than the one before
@@ -141,10 +141,10 @@ def full_at_2048(task, tmp_path, monkeypatch):
     """Returns a run whose evaluations return `RETURNS`, and whose best policy cannot be written at step 2048."""
     write, play, take = policy_file.write, Evaluation.play, Checkpoints.take_if_due
 
-    def full_once(path, *args):
+    def full_once(path, *args, **more):
         if path.name == "policy_best.safetensors" and args[-1].step == 2048:
             raise RunError(f"{path} cannot be written (No space left on device)")
-        write(path, *args)
+        write(path, *args, **more)
 
     def played(self, index, *, heartbeat):
         episodes = play(self, index, heartbeat=heartbeat)

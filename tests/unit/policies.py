@@ -15,7 +15,8 @@ from lockstep.session import policy_file
 from lockstep.session.resume import prepare
 from lockstep.train import train
 
-PPO = PPOConfig(num_steps=16, num_minibatches=2, normalize_observation=True)
+NORMALIZED = {"normalize_observation": True, "normalize_value": True, "normalize_return": True}
+PPO = PPOConfig(num_steps=16, num_minibatches=2, **NORMALIZED)
 DQN = DQNConfig(num_steps=8, learning_starts=64, batch_size=16, capacity=1024)
 EVERY = {"evaluate_every": 128, "evaluate_episodes": 8, "checkpoint_every": 128, "num_checkpoints": 9}
 

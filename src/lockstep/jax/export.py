@@ -18,6 +18,7 @@ from lockstep.jax.scoring.logged_policy import LoggedPolicy, logged_from_file, s
 from lockstep.record.evaluations import Evaluated
 from lockstep.run import AnyRun, NetworkConfig, Run
 from lockstep.session import policy_file
+from lockstep.session.critic_moments import take_over
 from lockstep.session.evaluation import Player
 from lockstep.session.policy_file import PolicySignature, PolicySpec
 
@@ -28,6 +29,8 @@ def save_policy(
     observations: RunningMoments | None,
     run: AnyRun,
     evaluation: Evaluated | None = None,
+    *,
+    critic_moments: Mapping[str, RunningMoments] | None = None,
 ) -> None:
     """Write a policy file atomically. Raises `RunError` if that fails."""
     if isinstance(policy, LoggedPolicy):
@@ -35,13 +38,20 @@ def save_policy(
         return
     assert isinstance(run, Run)
     arrays = {name: np.asarray(array) for name, array in policy.params.items()}
-    policy_file.write(path, arrays, observations, _policy_spec(policy, run.task, run.network).to_dict(), evaluation)
+    metadata = _policy_spec(policy, run.task, run.network).to_dict()
+    policy_file.write(path, arrays, observations, metadata, evaluation, of_critic=critic_moments)
 
 
 def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     """Load a policy from a file or run directory of either backend."""
-    metadata, arrays = policy_file.read(Path(path))
-    path = policy_file.file_of(Path(path))
+    return _from_file(Path(path), *policy_file.read(Path(path)))
+
+
+def _from_file(
+    path: Path, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> tuple[AnyPolicy, RunningMoments | None]:
+    """What `load_policy` returns, of the metadata and arrays of `path`."""
+    path = policy_file.file_of(path)
     if policy_file.from_log(metadata):
         return logged_from_file(path, metadata, arrays), None
     about, parameters, observations = policy_file.parts_of(path, metadata, arrays)
@@ -52,13 +62,21 @@ def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     return policy, observations
 
 
-def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | None) -> None:
-    """Load parameters of the same shapes, and the normalizer, from a policy file into a new policy."""
-    source, moments = load_policy(path)
-    policy_file.check_start(path, _signature(source, moments), _signature(policy, observations))
+def start_from(
+    path: Path,
+    policy: AnyPolicy,
+    observations: RunningMoments | None,
+    critic_moments: Mapping[str, RunningMoments] | None = None,
+) -> list[str]:
+    """Load parameters of the same shapes, and normalizers, from a policy file into a new policy; returns notes."""
+    metadata, arrays = policy_file.read(path)
+    source, moments = _from_file(path, metadata, arrays)
+    found, held = policy_file.critic_moments_of(path, metadata, arrays), critic_moments or {}
+    policy_file.check_start(path, _signature(source, moments, found), _signature(policy, observations, held))
     policy.params = source.params
     if moments is not None and observations is not None:
         observations.restore(moments.state())
+    return take_over(path, found, held)
 
 
 def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
@@ -82,11 +100,13 @@ def _policy_of(about: PolicySpec) -> ActingPolicy:
     return ContinuousPolicy(about.spec, about.network, about.algorithm)
 
 
-def _signature(policy: AnyPolicy, observations: RunningMoments | None) -> PolicySignature:
+def _signature(
+    policy: AnyPolicy, observations: RunningMoments | None, of_critic: Mapping[str, RunningMoments] | None
+) -> PolicySignature:
     shapes = _shapes(policy.params)
     if isinstance(policy, LoggedPolicy):
         return policy.policy_spec.signature(shapes)
-    return policy_file.signature(_policy_spec(policy, "", NetworkConfig()), shapes, observations)
+    return policy_file.signature(_policy_spec(policy, "", NetworkConfig()), shapes, observations, of_critic)
 
 
 def _policy_spec(policy: ActingPolicy, task: str, network: NetworkConfig) -> PolicySpec:

@@ -383,7 +383,7 @@ def train(session: Session) -> None:
     run, comm, timers = session.run, session.comm, session.timers
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init"))
     ppo = PPO(run, policy, comm)
-    session.begin(policy, ppo, observation_moments=ppo.normalizers.observations)
+    session.begin(policy, ppo, observation_moments=ppo.normalizers.observations, critic_moments=ppo.normalizers.critic)
     actor = actor_of(policy, comm.devices[0])
     on_tensors = reads_tensors(run.task, run.env)
     ppo.warmup(actor, comm.devices[0] if on_tensors else None)

@@ -256,7 +256,7 @@ def train(session: Session) -> None:
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init"))
     ppo = PPO(run, policy, comm, in_loop=True)
     env = PackedEnv(make_device_env(run.task, run.env))
-    session.begin(policy, ppo, observation_moments=ppo.normalizers.observations)
+    session.begin(policy, ppo, observation_moments=ppo.normalizers.observations, critic_moments=ppo.normalizers.critic)
     loop = DeviceLoop(run, env, ppo)
     loop.warmup()
     progress, new_steps = Progress(run.total_steps), run.num_envs * ppo.config.num_steps

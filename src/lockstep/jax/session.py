@@ -28,6 +28,7 @@ from lockstep.record.evaluations import Evaluated
 from lockstep.run import AnyRun, Run
 from lockstep.session.debug_dump import save_debug_dump
 from lockstep.session.evaluation import Player
+from lockstep.session.normalizers import broadcast_moments
 from lockstep.session.session import BaseSession
 from lockstep.world import World
 
@@ -77,16 +78,20 @@ class Jax:
         """A no-op: `open` shares the cores, because JAX is in use by now."""
 
     def start_from(
-        self, path: Path, comm: Comm, policy: AnyPolicy, observation_moments: RunningMoments | None, learner: Learner
-    ) -> None:
-        """Load parameters and normalizer from a policy file, equal on all ranks; *collective*."""
-        start_from(path, policy, observation_moments)
+        self,
+        path: Path,
+        comm: Comm,
+        policy: AnyPolicy,
+        observation_moments: RunningMoments | None,
+        critic_moments: Mapping[str, RunningMoments],
+        learner: Learner,
+    ) -> list[str]:
+        """Load parameters and normalizers from a policy file, equal on all ranks; *collective*."""
+        notes = start_from(path, policy, observation_moments, critic_moments)
         params: Mapping[str, np.ndarray] = comm.read(comm.broadcast(policy.params))
         shared = learner.shared_arrays() | {f"policy.{name}": array for name, array in params.items()}
-        if observation_moments is not None:
-            observation_moments.restore(comm.broadcast_object(observation_moments.state()))
-            shared |= {f"observations.{name}": array for name, array in observation_moments.state().items()}
-        learner.load_shared(shared)
+        learner.load_shared(shared | broadcast_moments(comm, observation_moments, critic_moments))
+        return notes
 
     def player(self, policy: AnyPolicy, comm: Comm, observation_moments: RunningMoments | None) -> Player:
         """The player for evaluations, with the current parameters."""
@@ -105,11 +110,12 @@ class Jax:
         path: Path,
         policy: AnyPolicy,
         observation_moments: RunningMoments | None,
+        critic_moments: Mapping[str, RunningMoments],
         run: AnyRun,
         evaluation: Evaluated | None,
     ) -> None:
         """Write a policy file atomically."""
-        save_policy(path, policy, observation_moments, run, evaluation)
+        save_policy(path, policy, observation_moments, run, evaluation, critic_moments=critic_moments)
 
     def dump_error(self, error: BaseException, run_dir: Path, comm: Comm, tensors: Mapping[str, Any]) -> None:
         """Save a debug dump of the arrays that a failed run's error refers to, one per device."""

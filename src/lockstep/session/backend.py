@@ -62,9 +62,10 @@ class Backend(Protocol[SomeComm, SomePolicy, SomeLearner]):
         comm: SomeComm,
         policy: SomePolicy,
         observation_moments: RunningMoments | None,
+        critic_moments: Mapping[str, RunningMoments],
         learner: SomeLearner,
-    ) -> None:
-        """Load the parameters and the normalizer of a policy file, equal on all ranks; *collective*."""
+    ) -> list[str]:
+        """Load the parameters and normalizers of a policy file, equal on all ranks, and return notes; *collective*."""
         ...
 
     def player(self, policy: SomePolicy, comm: SomeComm, observation_moments: RunningMoments | None) -> Player:
@@ -84,6 +85,7 @@ class Backend(Protocol[SomeComm, SomePolicy, SomeLearner]):
         path: Path,
         policy: SomePolicy,
         observation_moments: RunningMoments | None,
+        critic_moments: Mapping[str, RunningMoments],
         run: AnyRun,
         evaluation: Evaluated | None,
     ) -> None:

@@ -7,7 +7,7 @@ from lockstep.distributed.comm import Comm
 from lockstep.distributed.timers import CHECKPOINT
 from lockstep.envs.state import UNSAVABLE
 from lockstep.errors import ConfigError, RunError
-from lockstep.record.checkpoint import FOLDER, FORMAT
+from lockstep.record.checkpoint import FOLDER, FORMAT, place_of
 from lockstep.record.checkpoint_writer import CheckpointWriter
 from lockstep.record.evaluations import best_evaluation
 from lockstep.record.journal import Journal
@@ -137,14 +137,17 @@ class Checkpoints:
         """Replace the best policy, of a later step that the run no longer has, by the best one before; or remove it."""
         path = self._journal.path / BEST_POLICY_FILE
         earlier = best_evaluation(self._journal.path / EVALUATIONS_FILE)
-        again = earlier.step if earlier is not None else None
-        try:
-            metadata, arrays = read(self._journal.path / FOLDER / f"step_{again}")
-            write(path, arrays, None, metadata, earlier)
-            self._journal.say(f"{path.name} is that of step {again} again: step {step} is no longer part of this run")
-        except (ConfigError, RunError):  # there is no checkpoint of that step
-            path.unlink(missing_ok=True)
-            self._journal.say(f"{path.name} is removed: step {step} is no longer part of this run")
+        gone, problem = f"step {step} is no longer part of this run", ""
+        if earlier is not None and (found := place_of(self._journal.path, earlier.step)).is_dir():
+            try:
+                metadata, arrays = read(found)
+                write(path, arrays, None, metadata, earlier)
+                self._journal.say(f"{path.name} is that of step {earlier.step} again: {gone}")
+                return
+            except (ConfigError, RunError) as error:  # a damaged checkpoint, or a full disk: the run itself can go on
+                problem = f", and that of step {earlier.step} cannot take its place: {error}"
+        path.unlink(missing_ok=True)
+        (self._journal.warn if problem else self._journal.say)(f"{path.name} is removed: {gone}{problem}")
 
     def _take(self, elapsed_s: float) -> None:
         self._comm.check_equal(self._state.tensors())  # never save state in which ranks differ

@@ -3,7 +3,7 @@
 Shapes: K shards of this rank, B environments of a shard, N rows, F numbers of a row.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from lockstep.envs.spec import EnvSpec, ImagePart
 from lockstep.experience.normalize import LIMIT, DiscountedReturns, RunningMoments
 from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
+from lockstep.session.critic_moments import arrays_of
 from lockstep.session.non_finite import NonFiniteError
 
 _SETTINGS = {
@@ -142,6 +143,11 @@ class Normalizers:
         }
         return {name: moments for name, moments in named.items() if moments is not None}
 
+    @property
+    def critic(self) -> dict[str, RunningMoments]:
+        """The enabled normalizers of what the value network learns from, by name; the policy acts without them."""
+        return {name: moments for name, moments in self.named().items() if name != "observations"}
+
     def scaled_reward(self, reward: np.ndarray) -> np.ndarray:
         """Rewards as the learner receives them: scaled, and divided by the deviation of the return if that is on."""
         scaled = reward * np.float32(self.reward_scale)
@@ -252,3 +258,15 @@ def set_first_means(
     for (moments, _), found in zip(new, total, strict=True):
         if weight[0] > 0 and np.isfinite(found).all():
             moments.begin_at(found / weight[0])
+
+
+def broadcast_moments(
+    comm: Comm, observations: RunningMoments | None, of_critic: Mapping[str, RunningMoments]
+) -> dict[str, np.ndarray]:
+    """Restore these normalizers from those of the first rank; *collective*. Returns their arrays by checkpoint name."""
+    held = {**({} if observations is None else {"observations": observations}), **of_critic}
+    if held:
+        found = comm.broadcast_object({name: moments.state() for name, moments in held.items()})
+        for name, moments in held.items():
+            moments.restore(found[name])
+    return arrays_of(held)

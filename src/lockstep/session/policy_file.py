@@ -5,7 +5,7 @@ Parameters have torch's names, shapes and layouts. Reading a file runs no code f
 
 import json
 import shlex
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
-from lockstep.config.settings import updated
+from lockstep.config.settings import as_text, updated
 from lockstep.envs.make import env_spec
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
@@ -28,6 +28,7 @@ from lockstep.record.array_file import write_arrays
 from lockstep.record.evaluations import Evaluated, best_evaluation
 from lockstep.record.run_dir import EVALUATIONS_FILE, RUN_FILE
 from lockstep.run import ALGORITHMS, NetworkConfig, OfflineRun, from_dict, load
+from lockstep.session import critic_moments
 
 POLICY_FILE = "policy.safetensors"
 BEST_POLICY_FILE = "policy_best.safetensors"
@@ -36,8 +37,8 @@ FROM_LOG = "offline/"
 _EVALUATION = "evaluation"
 """Metadata of the best policy of a run: for which evaluation it was written."""
 _NORMALIZER = "normalizer."
-_FORMAT = 2
-"""Files of format 1 have no `algo`; they hold PPO policies."""
+_FORMAT = 3
+"""Files of format 1 have no `algo`; they hold PPO policies. Those before 3 have no normalizers of a critic's."""
 _SAVED_SETTINGS: Mapping[type, tuple[str, ...]] = {
     DQNConfig: (
         "dueling",
@@ -110,6 +111,8 @@ class PolicySignature:
     """Settings that change the meaning of parameters but not their shapes."""
     normalizes: bool
     """Whether there is a normalizer of observations."""
+    value_units: Mapping[str, bool] | None = None
+    """Settings that decide the unit of values, and whether they are on; None if unknown, as of older files."""
 
 
 def write(
@@ -118,9 +121,21 @@ def write(
     observations: RunningMoments | None,
     metadata: Mapping[str, Any],
     evaluation: Evaluated | None = None,
+    *,
+    of_critic: Mapping[str, RunningMoments] | None = None,
 ) -> None:
-    """Write a policy file atomically, with the evaluation of the best one. Raises `RunError` if it cannot be."""
+    """Write a policy file atomically. Raises `RunError` if it cannot be written.
+
+    Args:
+        path: of the file.
+        parameters: by name.
+        observations: the normalizer of observations, if any.
+        metadata: the result of `PolicySpec.to_dict`.
+        evaluation: of the best policy of a run, for which it is written.
+        of_critic: the normalizers of what its value network learned from, by name.
+    """
     moments = {} if observations is None else observations.state()
+    moments |= critic_moments.arrays_of(of_critic or {})
     if observations is not None:
         metadata = {**metadata, "observation_limit": observations.limit}
     if evaluation is not None:
@@ -175,10 +190,11 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     run = load(run_dir / RUN_FILE) if (run_dir / RUN_FILE).is_file() else from_dict(manifest["run"])
     tensors = state["tensors"]
     arrays = {name.removeprefix("policy."): tensors[name] for name in tensors if name.startswith("policy.")}
-    if isinstance(run, OfflineRun):  # only the parameters differ from those of the final policy
-        return read(run_dir)[0], arrays
-    moments = {name: tensors[name] for name in tensors if name.startswith("observations.")}
-    arrays |= {_NORMALIZER + name.removeprefix("observations."): array for name, array in moments.items()}
+    if isinstance(run, OfflineRun):
+        return _metadata_of_logged(path, state, run_dir), arrays
+    if isinstance(run.algorithm, PPOConfig):
+        moments = [name for name in tensors if name.startswith("observations.") or critic_moments.is_of_critic(name)]
+        arrays |= {_NORMALIZER + name.removeprefix("observations."): tensors[name] for name in moments}
     config = None if isinstance(run.algorithm, PPOConfig) else run.algorithm
     limit = run.algorithm.observation_limit if isinstance(run.algorithm, PPOConfig) else LIMIT
     spec = PolicySpec(
@@ -189,6 +205,21 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]
         observation_limit=limit,
     )
     return json.loads(json.dumps(spec.to_dict())), arrays  # JSON turns tuples into lists, as in a file
+
+
+def _metadata_of_logged(path: Path, state: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
+    """The metadata of a policy learned from a log, of a checkpoint; before, only the policy files of its run had it."""
+    if "policy" in state:
+        return state["policy"]
+    files = [run_dir / name for name in (POLICY_FILE, BEST_POLICY_FILE)]
+    for file in files:
+        if file.is_file():  # only the parameters differ from those of the checkpoint
+            metadata, _ = read(file)
+            return {name: value for name, value in metadata.items() if name != _EVALUATION}
+    raise ConfigError(
+        f"{path} is of an older version and does not describe its policy, and there is neither {files[0]} nor "
+        f"{files[1].name}, which would; `lockstep offline train --resume {shlex.quote(str(run_dir))}` writes them"
+    )
 
 
 def evaluation_in(path: Path) -> Evaluated | None:
@@ -235,11 +266,31 @@ def parts_of(
     return policy, parameters, observations
 
 
+def critic_moments_of(
+    path: Path, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> dict[str, RunningMoments] | None:
+    """The normalizers of what the value network of a policy learned from, by name.
+
+    None if the file does not tell: it is of an older version, or learned from a log.
+
+    Raises:
+        ConfigError: they are damaged.
+    """
+    with damage_named(path):
+        if from_log(metadata) or metadata["format"] < 3:
+            return None
+        named = {
+            name.removeprefix(_NORMALIZER): array for name, array in arrays.items() if name.startswith(_NORMALIZER)
+        }
+        return critic_moments.from_arrays(named)
+
+
 def _split_normalizer(
     policy: PolicySpec, arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], RunningMoments | None]:
     parameters = {name: array for name, array in arrays.items() if not name.startswith(_NORMALIZER)}
     moments = {name.removeprefix(_NORMALIZER): arrays[name] for name in arrays.keys() - parameters.keys()}
+    moments = {name: array for name, array in moments.items() if not critic_moments.is_of_critic(name)}
     if not moments:
         return parameters, None
     observations = RunningMoments(policy.spec.observation_size, policy.observation_limit)
@@ -248,16 +299,20 @@ def _split_normalizer(
 
 
 def signature(
-    spec: PolicySpec, shapes: Mapping[str, tuple[int, ...]], observations: RunningMoments | None
+    spec: PolicySpec,
+    shapes: Mapping[str, tuple[int, ...]],
+    observations: RunningMoments | None,
+    of_critic: Collection[str] | None,
 ) -> PolicySignature:
-    """The signature of a policy for environments."""
+    """The signature of a policy for environments, given the names of `critic_moments_of`."""
     meaning: dict[str, Any] = {}
     if isinstance(spec.algorithm, DQNConfig):
         names = ["value_distribution"]
         if spec.algorithm.value_distribution == "categorical":
             names += ["v_min", "v_max"]
         meaning = {f"algorithm.{name}": getattr(spec.algorithm, name) for name in names}
-    return PolicySignature(spec.algo, shapes, meaning, observations is not None)
+    units = None if of_critic is None else critic_moments.units(of_critic)
+    return PolicySignature(spec.algo, shapes, meaning, observations is not None, units)
 
 
 def check_algo(path: Path, source: str, mine: str) -> None:
@@ -294,6 +349,13 @@ def check_start(path: Path, source: PolicySignature, mine: PolicySignature) -> N
         raise ConfigError(
             f"--init-from {path}: one of the two runs normalizes observations; set normalize_observation alike"
         )
+    for name, value in (source.value_units or {}).items():
+        if mine.value_units is not None and mine.value_units[name] != value:
+            theirs, ours = (as_text(one) for one in (value, not value))
+            raise ConfigError(
+                f"--init-from {path}: its value network learned with {name}={theirs}, and this run has {ours}, "
+                f"another unit of values; add --set {name}={theirs}, or start without it"
+            )
 
 
 def newer_format_error(path: Path, metadata: Mapping[str, Any]) -> ConfigError:

@@ -89,9 +89,19 @@ class RunState:
         source: of the data.
         journal: log of the run.
         progress: global counters.
+        policy: the metadata of its policy file, if the config of the run does not tell all of it.
     """
 
-    def __init__(self, world: World, learner: Learner, source: Source, journal: Journal, progress: Progress) -> None:
+    def __init__(
+        self,
+        world: World,
+        learner: Learner,
+        source: Source,
+        journal: Journal,
+        progress: Progress,
+        policy: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._policy = policy
         self._world = world
         self._learner = learner
         self._source = source
@@ -144,11 +154,12 @@ class RunState:
 
     def shared(self) -> dict[str, Any]:
         """State that is equal on all ranks."""
-        return {
+        shared = {
             "tensors": self._learner.shared_arrays(),
             "progress": asdict(self._progress),
             "journal": self._journal.state(),
         }
+        return shared if self._policy is None else {**shared, "policy": self._policy}
 
     @property
     def savable(self) -> bool:

@@ -6,8 +6,9 @@ each in `lockstep.torch.session` and `lockstep.jax.session`.
 
 import contextlib
 import os
+import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -233,7 +234,12 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         return envs
 
     def begin(
-        self, policy: SomePolicy, learner: SomeLearner, *, observation_moments: RunningMoments | None = None
+        self,
+        policy: SomePolicy,
+        learner: SomeLearner,
+        *,
+        observation_moments: RunningMoments | None = None,
+        critic_moments: Mapping[str, RunningMoments] | None = None,
     ) -> None:
         """Register the policy and its algorithm; with `init_from`, load and broadcast the parameters. *Collective*.
 
@@ -241,16 +247,23 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             policy: evaluated, and written to policy files.
             learner: checkpointed by its `shared_tensors` (JAX: `shared_arrays`), `shard_state`, `restore_shard`.
             observation_moments: normalizer of the policy's observations, if any.
+            critic_moments: normalizers of what its value network learns from, by name: `critic_observations`,
+                `returns`, `values`.
         """
         self.backend.share_cores(self.run, self.world, policy)
         self._policy = policy
         self._observation_moments = observation_moments
+        self._critic_moments = critic_moments or {}
         self._learner = self.backend.restorable(learner, self.comm)
         if isinstance(run := self.run, Run):
             add_forecast(self._preflight, self._forecast(run, learner))
         self._preflight.report(self.journal)
         if self._init_from is not None:
-            self.backend.start_from(self._init_from, self.comm, policy, observation_moments, learner)
+            notes = self.backend.start_from(
+                self._init_from, self.comm, policy, observation_moments, self._critic_moments, learner
+            )
+            for note in notes if self.world.rank == 0 else ():
+                print(f"lockstep: note: {note}", file=sys.stderr)
         if self._spec is not None:
             player = self.backend.player(policy, self.comm, observation_moments)
             self._evaluation = Evaluation(self.run, self.comm, self._spec, player, self.journal)
@@ -264,7 +277,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         """Context of the training loop: restores the checkpoint and starts the clocks, and writes the results after."""
         self.progress = progress
         self._source = source
-        self._state = RunState(self.world, self._learner, source, self.journal, progress)
+        self._state = RunState(self.world, self._learner, source, self.journal, progress, self._policy_metadata)
         elapsed_s = self._checkpoints.begin(self._state, progress)
         before = self._checkpoints.run_before
         if before is not None:
@@ -424,6 +437,11 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         known = self.spec.reward_threshold if isinstance(self.run, Run) else None
         return known if stop_return is None else stop_return
 
+    @property
+    def _policy_metadata(self) -> dict[str, Any] | None:
+        """The metadata of the policy file, for checkpoints; None where the config of the run tells all of it."""
+        return None
+
     def _heartbeat(self) -> None:
         self.timers.enter(EVALUATE)
         if self.signals.received is not None:
@@ -435,7 +453,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
     def _save(self, name: str, evaluation: Evaluated | None = None) -> None:
         path = self.journal.path / name
-        self.backend.save(path, self._policy, self._observation_moments, self.run, evaluation)
+        moments = self._observation_moments, self._critic_moments
+        self.backend.save(path, self._policy, *moments, self.run, evaluation)
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, PeerError):

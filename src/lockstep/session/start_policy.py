@@ -16,7 +16,7 @@ from lockstep.envs.make import env_spec
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun, OfflineRun, Run
-from lockstep.session import policy_file
+from lockstep.session import critic_moments, policy_file
 from lockstep.session.checks import encoder_of, only_convolves
 from lockstep.session.data_checks import check_data
 from lockstep.session.logged import policy_spec
@@ -43,7 +43,8 @@ def check_start_policy(path: Path, run: AnyRun) -> None:
     ours = _policy_of(run, spec)
     if run.network.module is None and policy.network.module is None:
         _check_settings(path, _layers(policy), _layers(ours))
-    policy_file.check_start(path, policy_file.signature(policy, {}, observations), _signature(run, ours))
+    of_critic = policy_file.critic_moments_of(path, metadata, arrays)
+    policy_file.check_start(path, policy_file.signature(policy, {}, observations, of_critic), _signature(run, ours))
 
 
 def _policy_of(run: Run, spec: EnvSpec) -> PolicySpec:
@@ -55,7 +56,8 @@ def _policy_of(run: Run, spec: EnvSpec) -> PolicySpec:
 def _signature(run: Run, policy: PolicySpec) -> PolicySignature:
     """The signature of the run's policy, without shapes."""
     normalizes = isinstance(run.algorithm, PPOConfig) and run.algorithm.normalize_observation
-    return replace(policy_file.signature(policy, {}, None), normalizes=normalizes)
+    of_critic = [name for name, setting in critic_moments.SETTINGS.items() if getattr(run.algorithm, setting, False)]
+    return replace(policy_file.signature(policy, {}, None, of_critic), normalizes=normalizes)
 
 
 def _layers(policy: PolicySpec) -> dict[str, Any]:

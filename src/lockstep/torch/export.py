@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from lockstep.experience.normalize import RunningMoments
 from lockstep.record.evaluations import Evaluated
 from lockstep.run import AnyRun, NetworkConfig, Run
 from lockstep.session import policy_file
+from lockstep.session.critic_moments import take_over
 from lockstep.session.evaluation import Player
 from lockstep.session.policy_file import PolicySignature, PolicySpec
 from lockstep.torch.continuous_policy import ContinuousPolicy
@@ -26,6 +28,8 @@ def save_policy(
     observations: RunningMoments | None,
     run: AnyRun,
     evaluation: Evaluated | None = None,
+    *,
+    critic_moments: Mapping[str, RunningMoments] | None = None,
 ) -> None:
     """Write a policy file atomically. Raises `RunError` if it cannot be written."""
     if isinstance(policy, LoggedPolicy):
@@ -33,7 +37,8 @@ def save_policy(
         return
     assert isinstance(run, Run)
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in policy.state_dict().items()}
-    policy_file.write(path, arrays, observations, _about(policy, run.task, run.network).to_dict(), evaluation)
+    metadata = _about(policy, run.task, run.network).to_dict()
+    policy_file.write(path, arrays, observations, metadata, evaluation, of_critic=critic_moments)
 
 
 def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
@@ -45,8 +50,14 @@ def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     Raises:
         ConfigError: there is no policy, or its file is damaged.
     """
-    metadata, arrays = policy_file.read(Path(path))
-    path = policy_file.file_of(Path(path))
+    return _from_file(Path(path), *policy_file.read(Path(path)))
+
+
+def _from_file(
+    path: Path, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> tuple[AnyPolicy, RunningMoments | None]:
+    """What `load_policy` returns, of the metadata and arrays of `path`."""
+    path = policy_file.file_of(path)
     if policy_file.from_log(metadata):
         return logged_from_file(path, metadata, _tensors(arrays)), None
     about, parameters, observations = policy_file.parts_of(path, metadata, arrays)
@@ -64,13 +75,21 @@ def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     return policy.eval(), observations  # `network.module` may have dropout
 
 
-def start_from(path: Path, policy: AnyPolicy, observations: RunningMoments | None) -> None:
-    """Copy the parameters and the normalizer of a policy file into a fresh policy of the same shape."""
-    source, moments = load_policy(path)
-    policy_file.check_start(path, _signature(source, moments), _signature(policy, observations))
+def start_from(
+    path: Path,
+    policy: AnyPolicy,
+    observations: RunningMoments | None,
+    critic_moments: Mapping[str, RunningMoments] | None = None,
+) -> list[str]:
+    """Copy the parameters and normalizers of a policy file into a fresh policy of the same shape; returns notes."""
+    metadata, arrays = policy_file.read(path)
+    source, moments = _from_file(path, metadata, arrays)
+    found, held = policy_file.critic_moments_of(path, metadata, arrays), critic_moments or {}
+    policy_file.check_start(path, _signature(source, moments, found), _signature(policy, observations, held))
     policy.load_state_dict(source.state_dict())
     if moments is not None and observations is not None:
         observations.restore(moments.state())
+    return take_over(path, found, held)
 
 
 def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
@@ -89,11 +108,13 @@ def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
     return policy.spec, Player(policy.distribution, actor, observations, policy.spec)
 
 
-def _signature(policy: AnyPolicy, observations: RunningMoments | None) -> PolicySignature:
+def _signature(
+    policy: AnyPolicy, observations: RunningMoments | None, of_critic: Mapping[str, RunningMoments] | None
+) -> PolicySignature:
     shapes = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
     if isinstance(policy, LoggedPolicy):
         return policy.policy_spec.signature(shapes)
-    return policy_file.signature(_about(policy, "", NetworkConfig()), shapes, observations)
+    return policy_file.signature(_about(policy, "", NetworkConfig()), shapes, observations, of_critic)
 
 
 def _about(policy: ActingPolicy, task: str, network: NetworkConfig) -> PolicySpec:

@@ -350,7 +350,7 @@ def train(session: Session[Run]) -> None:
     timers = session.timers
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init")).to(comm.device)
     ppo = PPO(run, policy, comm)
-    session.begin(policy, ppo, observation_moments=ppo.normalizers.observations)
+    session.begin(policy, ppo, observation_moments=ppo.normalizers.observations, critic_moments=ppo.normalizers.critic)
     collector = make_collector(session, ppo)
     announce_capture(session.journal, run, comm, ppo.flat)
     if run.compile:

@@ -15,6 +15,7 @@ from lockstep.record.evaluations import Evaluated
 from lockstep.run import AnyRun, Run, SomeRun
 from lockstep.session.debug_dump import save_debug_dump
 from lockstep.session.evaluation import Player
+from lockstep.session.normalizers import broadcast_moments
 from lockstep.session.session import BaseSession
 from lockstep.torch.comm import Comm
 from lockstep.torch.envs.interface import TensorVectorEnv
@@ -66,13 +67,19 @@ class Torch:
         share_cores(world, run.minibatch_rows(world) * multiplications(policy))
 
     def start_from(
-        self, path: Path, comm: Comm, policy: AnyPolicy, observation_moments: RunningMoments | None, learner: Learner
-    ) -> None:
-        """Load a policy file into the policy, equal on all ranks; *collective*."""
-        start_from(path, policy, observation_moments)
+        self,
+        path: Path,
+        comm: Comm,
+        policy: AnyPolicy,
+        observation_moments: RunningMoments | None,
+        critic_moments: Mapping[str, RunningMoments],
+        learner: Learner,
+    ) -> list[str]:
+        """Load a policy file into the policy and the normalizers, equal on all ranks; *collective*."""
+        notes = start_from(path, policy, observation_moments, critic_moments)
         comm.broadcast_(policy)
-        if observation_moments is not None:
-            observation_moments.restore(comm.broadcast_object(observation_moments.state()))
+        broadcast_moments(comm, observation_moments, critic_moments)
+        return notes
 
     def player(self, policy: AnyPolicy, comm: Comm, observation_moments: RunningMoments | None) -> Player:
         """The policy for evaluations, always with the newest parameters."""
@@ -91,11 +98,12 @@ class Torch:
         path: Path,
         policy: AnyPolicy,
         observation_moments: RunningMoments | None,
+        critic_moments: Mapping[str, RunningMoments],
         run: AnyRun,
         evaluation: Evaluated | None,
     ) -> None:
         """Write a policy file atomically."""
-        save_policy(path, policy, observation_moments, run, evaluation)
+        save_policy(path, policy, observation_moments, run, evaluation, critic_moments=critic_moments)
 
     def dump_error(self, error: BaseException, run_dir: Path, comm: Comm, tensors: Mapping[str, Any]) -> None:
         """Save the tensors or batches of a failed run's error."""

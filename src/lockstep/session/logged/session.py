@@ -120,6 +120,10 @@ class LoggedSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
             self.journal.attempt(lambda: write_atomically(self.journal.path / ESTIMATES_FILE, text))
         self.timers.enter(previous)
 
+    @property
+    def _policy_metadata(self) -> dict[str, Any]:
+        return self.policy_spec.to_dict()  # the features of its data are in no config
+
     def _finish(self) -> None:
         if self._estimated_at != self.progress.env_steps and not self.stopped_by:
             self.estimate()  # an evaluation in the simulator ended the run, or it had been finished before

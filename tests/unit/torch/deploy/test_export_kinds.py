@@ -131,9 +131,9 @@ def test_older_file_is_read(tmp_path):
 
 
 def test_newer_file_is_rejected(tmp_path):
-    written = json.dumps(about(SPEC, format=3, surprise="something new"))
+    written = json.dumps(about(SPEC, format=4, surprise="something new"))
     save_file({"a": torch.zeros(1)}, tmp_path / "policy.safetensors", metadata={"lockstep": written})
-    with pytest.raises(ConfigError, match=r"written by a newer version \(format 3\); upgrade lockstep-rl"):
+    with pytest.raises(ConfigError, match=r"written by a newer version \(format 4\); upgrade lockstep-rl"):
         load_policy(tmp_path)
 
 
