@@ -45,12 +45,8 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     world = World(size=on_ray.ranks, launcher="ray") if on_ray else requested_world(args, default_ranks, nodes)
     if several(nodes):  # the others may have other numbers of ranks: the ranks check what depends on their sum
         check_gpus(run, world)
-    elif num_shards is not None and world.size > num_shards:
-        raise ConfigError(
-            f"--ranks {world.size} is more than num_shards={num_shards} of the checkpoint; "
-            f"use at most --ranks {num_shards}"
-        )
     else:
+        _check_shards(world, num_shards)
         check_world(run, world, num_shards)
     if found is None and isinstance(run, Run) and not args.joined:
         check_before_run(run, tell=world.rank == 0)
@@ -94,6 +90,15 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
         profile=profile,
     )
     return exit_code(summary)
+
+
+def _check_shards(world: "World", num_shards: int | None) -> None:
+    """Raise `ConfigError` for more ranks than a checkpoint has shards."""
+    if num_shards is not None and world.size > num_shards:
+        raise ConfigError(
+            f"--ranks {world.size} is more than num_shards={num_shards} of the checkpoint; "
+            f"use at most --ranks {num_shards}"
+        )
 
 
 def _start_policy(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None") -> Path | None:
