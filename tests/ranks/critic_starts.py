@@ -68,7 +68,7 @@ def check_a_run_begins_with_the_normalizers_of_its_policy(run, trained, path, ca
         counts = {n: a for n, a in moments_at(path / name, 128).items() if n.endswith("count")}
         for counted, array in counts.items():
             assert array == last[counted] + 128, counted
-    assert "lockstep: note: --init-from" not in capfd.readouterr().err
+    assert "warning: --init-from" not in "".join(capfd.readouterr())
 
 
 def check_the_same_bits_on_any_number_of_ranks(run, trained, path, train_all, worlds):
@@ -87,9 +87,10 @@ def check_a_file_of_an_older_version_is_told(run, trained, path, capfd):
     old = without_critic(trained, path / POLICY_FILE)
     capfd.readouterr()
     train(override(run, {"total_steps": 128}), run_dir=path / "run", init_from=old)
-    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("lockstep: note: --init-from")]
+    lines = "".join(capfd.readouterr()).splitlines()
+    said = [line.partition("warning: ")[2] for line in lines if "warning: --init-from" in line]
     assert said == [
-        f"lockstep: note: --init-from {old} is of an older version and has no running statistics of the critic's own "
+        f"--init-from {old} is of an older version and has no running statistics of the critic's own "
         "observations, the discounted return (normalize_return), the targets of values (normalize_value): they begin "
         "anew, and the values of its value network are wrong until it has learned their new unit; a checkpoint of its "
         "run has them: RUN/checkpoints/step_N"

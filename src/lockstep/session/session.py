@@ -6,7 +6,6 @@ each in `lockstep.torch.session` and `lockstep.jax.session`.
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
@@ -262,8 +261,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             notes = self.backend.start_from(
                 self._init_from, self.comm, policy, observation_moments, self._critic_moments, learner
             )
-            for note in notes if self.world.rank == 0 else ():
-                print(f"lockstep: note: {note}", file=sys.stderr)
+            for note in notes:
+                self.journal.warn(note)
         if self._spec is not None:
             player = self.backend.player(policy, self.comm, observation_moments)
             self._evaluation = Evaluation(self.run, self.comm, self._spec, player, self.journal)
