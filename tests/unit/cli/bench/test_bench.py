@@ -3,11 +3,15 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lockstep.cli.bench import process
@@ -152,7 +156,7 @@ def test_an_environment_that_cannot_be_made_is_reported(venv, reason, arms, monk
         ("#!/bin/sh\necho 3\n", "ended with code 0 without a result; its last line: 3"),
         ("#!/bin/sh\necho '{}'\n", "ended with code 0 without a result; its last line: {}"),
         ("#!/bin/sh\nprintf '\\377'\n", "ended with code 0 without a result; its last line: \ufffd"),
-        ("#!/no/such/program\n", "cannot be run: No such file or directory"),
+        ("#!/no/such/program\n", "cannot be started: No such file or directory"),
     ],
 )
 def test_an_interpreter_that_gives_no_result_is_reported(peer, reason, arms, capsys):
@@ -162,6 +166,52 @@ def test_an_interpreter_that_gives_no_result_is_reported(peer, reason, arms, cap
     assert main([*words, "--python", f"sb3={arms / 'python'}"]) == 1
     out = capsys.readouterr().out
     assert "| Ours | 300" in out and reason in out
+
+
+# Stands for an arm that trains in a process of its own, as those of Lockstep do.
+WITH_CHILD = """
+import os, subprocess, sys, tempfile
+from pathlib import Path
+with tempfile.TemporaryDirectory(dir=Path(__file__).parent, prefix="temporary-"):
+    child = "import os, time, pathlib; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
+    words = [sys.executable, "-c", "import sys; " + child, str(Path(__file__).with_name("child"))]
+    subprocess.{call}
+"""
+WAITS = "run(words)"
+WAITS_WITHOUT_CARE = "Popen(words).wait(); os._exit(0)"
+
+
+@pytest.mark.parametrize("call", [WAITS, WAITS_WITHOUT_CARE])
+def test_an_arm_that_takes_too_long_ends_with_all_of_its_processes(call, arms, monkeypatch, capsys):
+    (arms / "arm.py").write_text(WITH_CHILD.format(call=call))
+    monkeypatch.setattr(process, "_TIMEOUT_S", 3.0)
+    assert main(["bench", "speed", "--only", "ours", "--run-dir", str(arms / "out"), "--repetitions", "1"]) == 1
+    assert "not done after 3 s" in capsys.readouterr().out
+    assert not alive(int((arms / "child").read_text())) and not list(arms.glob("temporary-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_arm_and_keeps_what_was_measured(number, arms, capsys):
+    assert main(["bench", "speed", "--only", "ours", "--run-dir", str(arms / "out"), "--repetitions", "1"]) == 0
+    (arms / "arm.py").write_text(WITH_CHILD.format(call=WAITS))
+
+    def interrupt() -> None:
+        while not ((arms / "child").exists() and (arms / "child").read_text()):
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    assert bench(arms, "speed", "--only", "ours") == 128 + number
+    thread.join()
+    assert f"interrupted by {number.name} (signal {number}); the same command goes on" in capsys.readouterr().err
+    assert not alive(int((arms / "child").read_text()))
+    assert len((arms / "out" / RESULTS_FILE).read_text().splitlines()) == 1
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended may still wait for its parent."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def _refuse(packages):
@@ -245,15 +295,15 @@ def test_the_list_names_works_arms_and_packages(capsys):
 
 def test_a_trial_measures_whole_updates_after_the_whole_warm_up(monkeypatch):
     commands = []
-    done = subprocess.CompletedProcess([], 0, stdout=json.dumps({"value": 1.0}), stderr="")
-    monkeypatch.setattr(process.subprocess, "run", lambda command, **more: commands.append(command) or done)
+    done = (0, json.dumps({"value": 1.0}), "")
+    monkeypatch.setattr(process, "_ended", lambda command, *_: commands.append(command) or done)
     for work in WORKS.values():
         for arm in work.arms:
-            process.measure(Path("python"), work, arm, 0.01)
+            process.measure(Path("python"), work, arm, 0.01, None)
             warm_up, measured = (int(commands[-1][i]) for i in (-3, -1))
             assert warm_up >= work.warm_up * arm.part * arm.ranks
             assert measured >= work.update * arm.ranks and measured % work.update == 0, work.title
-            process.measure(Path("python"), work, arm, 1.0)
+            process.measure(Path("python"), work, arm, 1.0, None)
             assert int(commands[-1][-1]) == round(work.measured * arm.part) * arm.ranks
 
 
