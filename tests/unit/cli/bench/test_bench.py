@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,7 +18,6 @@ from lockstep.cli.bench.results import RESULTS_FILE, TABLES_FILE
 from lockstep.cli.bench.works import ENVIRONMENTS, WORKS, Arm, Work
 from lockstep.cli.main import main
 
-TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 2 cores")
 SCRIPT = """
 import json, sys
 from pathlib import Path
@@ -326,72 +324,6 @@ def test_every_arm_has_its_script_and_every_target_its_arm():
             assert arm.one_rank is None or (arm.ranks > 1 and arm.one_rank in names)
             assert arm.part == 1 or arm.part * work.warm_up >= 1024  # one update of PPO
         assert work.arms[0].environment is None and work.arms[0].ranks == 1
-
-
-# Stands for the interpreter that runs `lockstep offline`: preparing takes more memory than training.
-OFFLINE = """
-import json, sys
-from pathlib import Path
-words = sys.argv[1:]
-memory = bytearray({"prepare": 700, "train": 500}[words[3]] << 20)
-if words[3] == "train":
-    run_dir = Path(words[words.index("--run-dir") + 1])
-    run_dir.mkdir()
-    lines = [{"step": step, "time_s": step} for step in (1, 2, 3)]
-    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + chr(10) for line in lines))
-"""
-TRAINED = """
-import sys, offline_dqn
-offline_dqn.write_log = lambda path: None
-sys.executable = sys.argv.pop(1)
-offline_dqn.main()
-"""
-LOADED = """
-import offline_dqn
-offline_dqn.by_loader = lambda *steps: float(len(bytearray(500 << 20)))
-offline_dqn.main()
-"""
-SYNCHRONIZED = """
-import subprocess, sys, gradient_sync
-
-def spawn(*given):
-    subprocess.run([sys.executable, "-c", "bytearray(500 << 20)"], check=True)
-    return [1.0, 2.0]
-
-gradient_sync.lockstep.spawn = spawn
-gradient_sync.main(gradient_sync.arguments("scheme", "parameters"))
-"""
-
-
-@pytest.mark.real_start  # the memory of a forked process is that of the one before, too
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (TRAINED, ["python", "lockstep", "--warm-up", "1", "--measured", "1"]),
-        (LOADED, ["loader", "--warm-up", "1", "--measured", "1"]),
-        pytest.param(SYNCHRONIZED, ["ddp", "1"], marks=TWO_CORES),
-    ],
-    ids=["offline train", "offline loader", "gradients"],
-)
-def test_the_memory_is_that_of_the_processes_that_do_the_work(code, words, tmp_path):
-    (tmp_path / "python").write_text(f"#!{sys.executable}\n{OFFLINE}")
-    (tmp_path / "python").chmod(0o755)
-    words = [str(tmp_path / word) if word == "python" else word for word in words]
-    row = printed("-c", code, *words)
-    assert 500 <= row["peak_mb"] < 700 if code == TRAINED else row["peak_mb"] >= 500
-
-
-@pytest.mark.real_start
-def test_the_memory_of_a_first_update_is_that_of_its_process():
-    assert printed(str(process.ARMS / "first_update.py"), "torch")["peak_mb"] > 100  # the script itself: 20
-
-
-def printed(*words: str) -> dict:
-    """The result that a script prints in a process of its own."""
-    environment = os.environ | {"PYTHONPATH": str(process.ARMS)}
-    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.mark.slow
