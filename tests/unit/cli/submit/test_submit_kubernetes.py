@@ -282,6 +282,17 @@ def test_a_later_attempt_goes_on_from_a_checkpoint(capsys, here, image):
     assert what() == ["--resume", f"{here}/cp.1"]
 
 
+def test_a_run_of_an_earlier_manifest_goes_on_with_the_settings_of_this_one(capsys, here, image):
+    """Those of its first start are the same as before; what only a new run is told is left out."""
+    (here / "cp/checkpoints").mkdir(parents=True)
+    (here / "cp/checkpoints/LATEST").touch()
+    given = ["--task", "CartPole-v1", "--seed", "3", "--set", "total_steps=9000", "--set", "env.kwargs={sutton_barto_reward: true}"]
+    words, _, _ = pod(capsys, here, given, JOB_COMPLETION_INDEX="0")
+    resumed = words[1 : words.index("--nnodes")]
+    assert resumed[:2] == ["--resume", f"{here}/cp"]
+    assert sorted(resumed[2:]) == sorted(given[2:])
+
+
 def test_the_entrypoint_of_a_rayjob_starts_or_resumes_the_run(capsys, here, image):
     def driver():
         spec = manifest(capsys, "--kind", "rayjob", "--mount", str(here), "--strategy", "SPREAD")["spec"]
