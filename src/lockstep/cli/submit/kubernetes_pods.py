@@ -22,7 +22,8 @@ def pod(job: Job, args: argparse.Namespace, container_name: str, script: str | N
     """The specification of a pod with one container; `script` None: the command is the operator's."""
     container: dict[str, Any] = {"name": container_name, "image": args.image}
     if script is not None:
-        container["command"] = ["/bin/sh", "-c", script]
+        # Kubernetes replaces $(NAME) and $$ in a command, in quotes too; a doubled $ reaches the shell as one.
+        container["command"] = ["/bin/sh", "-c", script.replace("$", "$$")]
     if job.chdir:
         container["workingDir"] = job.chdir
     if args.token_secret:
