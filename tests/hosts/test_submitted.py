@@ -80,7 +80,8 @@ def pods_of(made):
 
 def start_pod(host, spec, index):
     (container,) = spec["containers"]
-    isolated = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *container["command"]]
+    command = [word.replace("$$", "$") for word in container["command"]]  # as Kubernetes does
+    isolated = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *command]
     return host.start(isolated, {"JOB_COMPLETION_INDEX": str(index)})
 
 

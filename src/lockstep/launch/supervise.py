@@ -224,16 +224,25 @@ class RankGroup:
         environment: Mapping[str, str],
         *,
         output: int | None,
+        errors: int | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """Start the next rank; `output` is a descriptor for what it prints, None for where this process prints."""
+        """Start the next rank.
+
+        Args:
+            command: its words.
+            environment: all of its environment variables.
+            output: a descriptor for what it prints; None: where this process prints.
+            errors: a descriptor for its standard error; None: that of `output`.
+            pass_fds: descriptors that it keeps.
+        """
         try:
             process = subprocess.Popen(
                 command,
                 env=environment,
                 stdin=subprocess.DEVNULL,  # outside the terminal's session it could not be read
                 stdout=output,
-                stderr=output,
+                stderr=output if errors is None else errors,
                 pass_fds=pass_fds,
                 start_new_session=True,
             )

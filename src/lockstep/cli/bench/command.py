@@ -9,13 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lockstep.cli.bench.environments import InstallationError, pinned, python_of
-from lockstep.cli.bench.process import measure
+from lockstep.cli.bench.process import Interrupted, measure
 from lockstep.cli.bench.results import TABLES_FILE, Row, append_row, of_arm, read_rows, table
 from lockstep.cli.bench.works import ENVIRONMENTS, WORKS, Arm, Work
 from lockstep.cli.parser import did_you_mean
 from lockstep.cli.terminal import counted
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, positive
+from lockstep.launch.signals import signal_name
+from lockstep.launch.supervise import DEFAULT_BOUNDS, RankGroup
 from lockstep.system.cores import processor
 
 
@@ -57,11 +59,13 @@ class _Bench:
                 f"--run-dir {self._folder} cannot be made ({error.strerror}); name another folder"
             ) from None
         _check_scale(read_rows(self._folder), self._scale)
-        for name, arms in self._works.items():
-            for repetition in range(self._repetitions):
-                for arm in arms:
-                    self._measure(name, WORKS[name], arm, repetition)
-            print(f"\n{table(name, WORKS[name], read_rows(self._folder))}\n", flush=True)
+        try:
+            with RankGroup(DEFAULT_BOUNDS) as group:
+                self._measure_all(group)
+        except Interrupted as interrupted:
+            caught: int = interrupted.args[0]
+            print(f"lockstep: interrupted by {signal_name(caught)}; the same command goes on", file=sys.stderr)
+            return 128 + caught
         rows = read_rows(self._folder)
         tables = [table(name, WORKS[name], rows) for name in WORKS if any(row["work"] == name for row in rows)]
         (self._folder / TABLES_FILE).write_text("\n\n".join([_machine(), *tables]) + "\n")
@@ -69,7 +73,15 @@ class _Bench:
         newest = {(row["work"], row["arm"]): row for row in rows if row["work"] in self._works}
         return int(any("error" in row for row in newest.values()))
 
-    def _measure(self, name: str, work: Work, arm: Arm, repetition: int) -> None:
+    def _measure_all(self, group: RankGroup) -> None:
+        """Measure what is missing, and print the table of each work."""
+        for name, arms in self._works.items():
+            for repetition in range(self._repetitions):
+                for arm in arms:
+                    self._measure(name, WORKS[name], arm, repetition, group)
+            print(f"\n{table(name, WORKS[name], read_rows(self._folder))}\n", flush=True)
+
+    def _measure(self, name: str, work: Work, arm: Arm, repetition: int, group: RankGroup) -> None:
         """Measure an arm once, unless that was done or has failed."""
         known = of_arm(read_rows(self._folder), name, arm.name)
         failed = any("error" in row for row in known.values()) and not self._retry_failed
@@ -82,7 +94,7 @@ class _Bench:
         else:
             more = [self._purejaxrl] if arm.only_with is not None and self._purejaxrl else []
             try:
-                found = measure(self._python(arm), work, arm, self._scale, more)
+                found = measure(self._python(arm), work, arm, self._scale, group, more)
             except InstallationError as error:
                 found = {"error": f"not installed: {error}"}
         row = {"work": name, "arm": arm.name, "repetition": repetition, "scale": self._scale, **found}

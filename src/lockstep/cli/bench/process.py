@@ -2,15 +2,21 @@
 
 import json
 import os
-import subprocess
+import signal
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep.cli.bench.works import Arm, Work
+from lockstep.errors import ConfigError, RunError
+from lockstep.launch.signals import caught_signals
+from lockstep.launch.supervise import RankGroup
 
 ARMS = Path(__file__).parent / "arms"
 _TIMEOUT_S = 1800.0
+_POLL_S = 0.2  # within which a signal is noticed
 _ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -22,38 +28,74 @@ _ONE_THREAD = {
 """Every library computes with one thread per process, on the CPU."""
 
 
-def measure(python: Path, work: Work, arm: Arm, scale: float, more: Sequence[str] = ()) -> dict[str, Any]:
+class Interrupted(Exception):  # noqa: N818  # requested by the user
+    """A signal, the argument, ended the measurement."""
+
+
+def measure(
+    python: Path, work: Work, arm: Arm, scale: float, group: RankGroup, more: Sequence[str] = ()
+) -> dict[str, Any]:
     """Run the arm's script; returns its result, the last line that it prints, or {"error": why there is none}.
+
+    None of its processes outlives the call: they would take time from the next arm.
 
     Args:
         python: the interpreter of the arm's environment.
         work: what is done.
         arm: by whom.
         scale: factor of the measured steps.
+        group: starts it, and ends it if this process is killed. Open while all arms are measured: so its guardian
+            starts beside none of them but the first.
         more: further arguments of the script.
+
+    Raises:
+        Interrupted: by a signal to this process.
     """
     updates = max(1, round(work.measured * scale * arm.part / work.update))
     warm_up = max(1, round(work.warm_up * arm.part))  # not scaled: learning must have begun
     steps = [str(count * arm.ranks) for count in (warm_up, updates * work.update)]
     words = [*arm.words, *more, "--warm-up", steps[0], "--measured", steps[1]]
-    command = [str(python), str(ARMS / arm.script), *words]
-    own = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(own)[: arm.cores])  # inherited by the process
     try:
-        done = subprocess.run(
-            command, env=_environment(arm), capture_output=True, text=True, errors="replace", check=False,
-            timeout=_TIMEOUT_S,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
+        code, output, errors = _ended([str(python), str(ARMS / arm.script), *words], arm, group)
+    except TimeoutError:
         return {"error": f"not done after {_TIMEOUT_S:.0f} s"}
-    except OSError as error:
-        return {"error": f"{python} cannot be run: {error.strerror}"}
-    finally:
-        os.sched_setaffinity(0, own)
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        return {"error": lines[-1] if lines else f"ended with code {done.returncode}"}
-    return _result(done.stdout)
+    except (ConfigError, RunError) as error:
+        return {"error": str(error)}
+    if code:
+        lines = (errors or output).strip().splitlines()
+        return {"error": lines[-1] if lines else f"ended with code {code}"}
+    return _result(output)
+
+
+def _ended(command: Sequence[str], arm: Arm, group: RankGroup) -> tuple[int, str, str]:
+    """Run a command on the cores of an arm; returns its exit code, its output and its standard error.
+
+    Raises:
+        ConfigError, RunError: it cannot be started.
+        Interrupted: by a signal to this process.
+        TimeoutError: it takes too long.
+    """
+    own = os.sched_getaffinity(0)
+    with caught_signals() as caught, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        try:
+            os.sched_setaffinity(0, sorted(own)[: arm.cores])  # inherited by the process
+            try:
+                group.start(command, _environment(arm), output=output.fileno(), errors=errors.fileno())
+            finally:
+                os.sched_setaffinity(0, own)
+            deadline = time.monotonic() + _TIMEOUT_S
+            while group.running():
+                if caught:
+                    raise Interrupted(caught[0])
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+                group.sleep(_POLL_S)
+        finally:  # after an arm that succeeded, too: of what it has left
+            group.stop(signal.SIGINT, group.bounds.stop_s)  # a script removes its temporary files at SIGINT only
+        code = group.ranks[-1].code or 0
+        for file in (output, errors):
+            file.seek(0)
+        return code, output.read().decode(errors="replace"), errors.read().decode(errors="replace")
 
 
 def _result(output: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _LEAST_GRACE_S = 10  # ranks without a checkpoint to write exit within 8 s
 _LAUNCHER_EXIT_S = 15  # from SIGKILL of the ranks to the exit of the launchers of all nodes
 _LEFT_OUT = ("ranks", "run_dir")  # replaced by --nnodes and --nproc-per-node, and by `Job.run_dir`
+_OF_NEW_RUNS = ("task", "agent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class Job:
     train: list[str]
     """Arguments of a new run: target and settings."""
     changes: list[str]
-    """Arguments for `--resume`: the settings without the target."""
+    """Arguments for `--resume`: the settings without what only a new run is told."""
     run_dir: str
     """The run directory; empty: the main node chooses one."""
     resume: str
@@ -234,6 +235,8 @@ def _words(args: argparse.Namespace, *, target: bool) -> list[str]:
     for action in flags._actions:  # pyright: ignore[reportPrivateUsage]
         value = getattr(args, action.dest)
         if not action.option_strings or action.dest in _LEFT_OUT or value == action.default:
+            continue
+        if not target and action.dest in _OF_NEW_RUNS:
             continue
         flag = action.option_strings[0]
         if action.nargs == 0:

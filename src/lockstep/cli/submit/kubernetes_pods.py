@@ -22,7 +22,8 @@ def pod(job: Job, args: argparse.Namespace, container_name: str, script: str | N
     """The specification of a pod with one container; `script` None: the command is the operator's."""
     container: dict[str, Any] = {"name": container_name, "image": args.image}
     if script is not None:
-        container["command"] = ["/bin/sh", "-c", script]
+        # Kubernetes replaces $(NAME) and $$ in a command, in quotes too; a doubled $ reaches the shell as one.
+        container["command"] = ["/bin/sh", "-c", script.replace("$", "$$")]
     if job.chdir:
         container["workingDir"] = job.chdir
     if args.token_secret:
@@ -92,7 +93,11 @@ def launcher_script(job: Job, args: argparse.Namespace, main: str | None) -> str
 
 
 def new_or_resumed(job: Job, args: argparse.Namespace) -> list[str]:
-    """Lines of a script that set its parameters to the arguments of a new run, or of one that has a checkpoint."""
+    """Lines of a script that set its parameters to the arguments of a new run, or of one that has a checkpoint.
+
+    That one may be of an earlier manifest: its settings change to those of this one, or the launcher refuses.
+    """
+    changes = f" {shlex.join(job.changes)}" if job.changes else ""
     mount = (args.mount or "/runs").rstrip("/")
     return [
         f"run_dir={shlex.quote(job.run_dir or f'{mount}/{job.name}')}",
@@ -100,6 +105,6 @@ def new_or_resumed(job: Job, args: argparse.Namespace) -> list[str]:
         'while [ -e "$new" ]; do n=$((n + 1)); new=$run_dir.$n; done',
         f'set -- {shlex.join(job.train)} --run-dir "$new"',
         'for found in "$run_dir" "$run_dir".[0-9]*; do',
-        '  if [ -e "$found/checkpoints/LATEST" ]; then set -- --resume "$found"; fi',
+        f'  if [ -e "$found/checkpoints/LATEST" ]; then set -- --resume "$found"{changes}; fi',
         "done",
     ]

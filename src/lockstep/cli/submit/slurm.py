@@ -8,9 +8,11 @@ and shows its log, can restart all ranks within the allocation, and assigns GPUs
 import argparse
 import re
 import shlex
+from pathlib import Path
 
 from lockstep.cli.submit.job import Job, submit_text
 from lockstep.errors import ConfigError
+from lockstep.record.run_dir import RUN_FILE
 
 _OURS = {
     "nodes": "--nnodes",
@@ -27,6 +29,11 @@ _TIME_LIMIT_CODE = 128 + 10  # exit code of a launcher that wrote a checkpoint a
 
 def submit(job: Job, args: argparse.Namespace) -> int:
     """Print the script, or pass it to `sbatch`."""
+    if job.run_dir and Path(job.chdir, job.run_dir, RUN_FILE).exists():
+        raise ConfigError(
+            f"--run-dir {job.run_dir} already holds a run; go on with it by --resume {shlex.quote(job.run_dir)}, which "
+            "takes the place of the task, or choose another"
+        )
     where = "SLURM jobs are submitted from, or add --dry-run to see the script"
     return submit_text(script(job, args.slurm), ["sbatch"], args, where)
 
@@ -103,6 +110,7 @@ def _rendezvous(job: Job) -> list[str]:
     ]
 
 
+_AGAIN = '[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]'  # whether SLURM has started this job before
 _ATTEMPTS = [
     "base=$run_dir  # an attempt without a checkpoint is not resumed: it would begin without the policy",
     'n=0; while [ -e "$run_dir/run.yaml" ]; do n=$((n + 1)); run_dir=$base.$n; done',
@@ -116,11 +124,15 @@ def _new_or_resumed(job: Job) -> list[str]:
     """The arguments of a new run, or of a resumed one if the job was requeued."""
     if job.resume:
         return [f"what=({shlex.join(['--resume', job.resume, *job.changes])})"]
-    default = f"runs/{job.name}-$SLURM_JOB_ID"
+    attempts = _ATTEMPTS if "--init-from" in job.train else []
+    run_dir, again = f"runs/{job.name}-$SLURM_JOB_ID", ""
+    if job.run_dir:  # it may hold the run of another job, beside which the launcher refuses to start
+        run_dir, again = shlex.quote(job.run_dir), f"{_AGAIN} && "
+        attempts = [f"if {_AGAIN}; then", *(f"  {line}" for line in attempts), "fi"] if attempts else []
     return [
-        f"run_dir={shlex.quote(job.run_dir) if job.run_dir else default}",
-        *(_ATTEMPTS if "--init-from" in job.train else []),
-        'if [ -e "$run_dir/run.yaml" ]; then  # this job was here before',
+        f"run_dir={run_dir}",
+        *attempts,
+        f'if {again}[ -e "$run_dir/run.yaml" ]; then  # this job was here before',
         '  what=(--resume "$run_dir")',
         "else",
         f'  what=({shlex.join(job.train)} --run-dir "$run_dir")',

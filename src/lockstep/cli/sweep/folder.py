@@ -105,6 +105,16 @@ class SweepFolder:
                 "settings: choose another directory with --run-dir"
             )
 
+    def total_steps(self, member: Member) -> int | None:
+        """The environment steps of a run of an earlier start; None if its config has none, or is gone."""
+        from lockstep.run import Run, load
+
+        try:
+            run = load(self.config_path(member))
+        except ConfigError:
+            return None
+        return run.total_steps if isinstance(run, Run) else None
+
     def write_config(self, member: Member, run: "AnyRun") -> None:
         """Write the config of a run that has none."""
         from lockstep.run import dump

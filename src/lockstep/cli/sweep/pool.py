@@ -163,8 +163,10 @@ class Pool:
         for member in members:
             if pruned and member.status == "queued":  # of a seed that was added later
                 self._record_pruned(member)
-            else:
+            elif member.status == "queued":
                 self._prepare(member)
+            else:  # not checked again: what this machine lacks now does not undo a run that has ended
+                member.total_steps = self.folder.total_steps(member)
         self.members += members
         self._trials[trial] = _Running(members)
         self._queue.extend(member for member in members if member.status == "queued")

@@ -3,11 +3,14 @@
 import json
 import os
 import re
-import subprocess
+import signal
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lockstep.cli.bench import process
@@ -15,7 +18,6 @@ from lockstep.cli.bench.results import RESULTS_FILE, TABLES_FILE
 from lockstep.cli.bench.works import ENVIRONMENTS, WORKS, Arm, Work
 from lockstep.cli.main import main
 
-TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 2 cores")
 SCRIPT = """
 import json, sys
 from pathlib import Path
@@ -152,7 +154,7 @@ def test_an_environment_that_cannot_be_made_is_reported(venv, reason, arms, monk
         ("#!/bin/sh\necho 3\n", "ended with code 0 without a result; its last line: 3"),
         ("#!/bin/sh\necho '{}'\n", "ended with code 0 without a result; its last line: {}"),
         ("#!/bin/sh\nprintf '\\377'\n", "ended with code 0 without a result; its last line: \ufffd"),
-        ("#!/no/such/program\n", "cannot be run: No such file or directory"),
+        ("#!/no/such/program\n", "cannot be started: No such file or directory"),
     ],
 )
 def test_an_interpreter_that_gives_no_result_is_reported(peer, reason, arms, capsys):
@@ -162,6 +164,52 @@ def test_an_interpreter_that_gives_no_result_is_reported(peer, reason, arms, cap
     assert main([*words, "--python", f"sb3={arms / 'python'}"]) == 1
     out = capsys.readouterr().out
     assert "| Ours | 300" in out and reason in out
+
+
+# Stands for an arm that trains in a process of its own, as those of Lockstep do.
+WITH_CHILD = """
+import os, subprocess, sys, tempfile
+from pathlib import Path
+with tempfile.TemporaryDirectory(dir=Path(__file__).parent, prefix="temporary-"):
+    child = "import os, time, pathlib; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
+    words = [sys.executable, "-c", "import sys; " + child, str(Path(__file__).with_name("child"))]
+    subprocess.{call}
+"""
+WAITS = "run(words)"
+WAITS_WITHOUT_CARE = "Popen(words).wait(); os._exit(0)"
+
+
+@pytest.mark.parametrize("call", [WAITS, WAITS_WITHOUT_CARE])
+def test_an_arm_that_takes_too_long_ends_with_all_of_its_processes(call, arms, monkeypatch, capsys):
+    (arms / "arm.py").write_text(WITH_CHILD.format(call=call))
+    monkeypatch.setattr(process, "_TIMEOUT_S", 3.0)
+    assert main(["bench", "speed", "--only", "ours", "--run-dir", str(arms / "out"), "--repetitions", "1"]) == 1
+    assert "not done after 3 s" in capsys.readouterr().out
+    assert not alive(int((arms / "child").read_text())) and not list(arms.glob("temporary-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_arm_and_keeps_what_was_measured(number, arms, capsys):
+    assert main(["bench", "speed", "--only", "ours", "--run-dir", str(arms / "out"), "--repetitions", "1"]) == 0
+    (arms / "arm.py").write_text(WITH_CHILD.format(call=WAITS))
+
+    def interrupt() -> None:
+        while not ((arms / "child").exists() and (arms / "child").read_text()):
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    assert bench(arms, "speed", "--only", "ours") == 128 + number
+    thread.join()
+    assert f"interrupted by {number.name} (signal {number}); the same command goes on" in capsys.readouterr().err
+    assert not alive(int((arms / "child").read_text()))
+    assert len((arms / "out" / RESULTS_FILE).read_text().splitlines()) == 1
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended may still wait for its parent."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def _refuse(packages):
@@ -245,15 +293,15 @@ def test_the_list_names_works_arms_and_packages(capsys):
 
 def test_a_trial_measures_whole_updates_after_the_whole_warm_up(monkeypatch):
     commands = []
-    done = subprocess.CompletedProcess([], 0, stdout=json.dumps({"value": 1.0}), stderr="")
-    monkeypatch.setattr(process.subprocess, "run", lambda command, **more: commands.append(command) or done)
+    done = (0, json.dumps({"value": 1.0}), "")
+    monkeypatch.setattr(process, "_ended", lambda command, *_: commands.append(command) or done)
     for work in WORKS.values():
         for arm in work.arms:
-            process.measure(Path("python"), work, arm, 0.01)
+            process.measure(Path("python"), work, arm, 0.01, None)
             warm_up, measured = (int(commands[-1][i]) for i in (-3, -1))
             assert warm_up >= work.warm_up * arm.part * arm.ranks
             assert measured >= work.update * arm.ranks and measured % work.update == 0, work.title
-            process.measure(Path("python"), work, arm, 1.0)
+            process.measure(Path("python"), work, arm, 1.0, None)
             assert int(commands[-1][-1]) == round(work.measured * arm.part) * arm.ranks
 
 
@@ -276,72 +324,6 @@ def test_every_arm_has_its_script_and_every_target_its_arm():
             assert arm.one_rank is None or (arm.ranks > 1 and arm.one_rank in names)
             assert arm.part == 1 or arm.part * work.warm_up >= 1024  # one update of PPO
         assert work.arms[0].environment is None and work.arms[0].ranks == 1
-
-
-# Stands for the interpreter that runs `lockstep offline`: preparing takes more memory than training.
-OFFLINE = """
-import json, sys
-from pathlib import Path
-words = sys.argv[1:]
-memory = bytearray({"prepare": 700, "train": 500}[words[3]] << 20)
-if words[3] == "train":
-    run_dir = Path(words[words.index("--run-dir") + 1])
-    run_dir.mkdir()
-    lines = [{"step": step, "time_s": step} for step in (1, 2, 3)]
-    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + chr(10) for line in lines))
-"""
-TRAINED = """
-import sys, offline_dqn
-offline_dqn.write_log = lambda path: None
-sys.executable = sys.argv.pop(1)
-offline_dqn.main()
-"""
-LOADED = """
-import offline_dqn
-offline_dqn.by_loader = lambda *steps: float(len(bytearray(500 << 20)))
-offline_dqn.main()
-"""
-SYNCHRONIZED = """
-import subprocess, sys, gradient_sync
-
-def spawn(*given):
-    subprocess.run([sys.executable, "-c", "bytearray(500 << 20)"], check=True)
-    return [1.0, 2.0]
-
-gradient_sync.lockstep.spawn = spawn
-gradient_sync.main(gradient_sync.arguments("scheme", "parameters"))
-"""
-
-
-@pytest.mark.real_start  # the memory of a forked process is that of the one before, too
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (TRAINED, ["python", "lockstep", "--warm-up", "1", "--measured", "1"]),
-        (LOADED, ["loader", "--warm-up", "1", "--measured", "1"]),
-        pytest.param(SYNCHRONIZED, ["ddp", "1"], marks=TWO_CORES),
-    ],
-    ids=["offline train", "offline loader", "gradients"],
-)
-def test_the_memory_is_that_of_the_processes_that_do_the_work(code, words, tmp_path):
-    (tmp_path / "python").write_text(f"#!{sys.executable}\n{OFFLINE}")
-    (tmp_path / "python").chmod(0o755)
-    words = [str(tmp_path / word) if word == "python" else word for word in words]
-    row = printed("-c", code, *words)
-    assert 500 <= row["peak_mb"] < 700 if code == TRAINED else row["peak_mb"] >= 500
-
-
-@pytest.mark.real_start
-def test_the_memory_of_a_first_update_is_that_of_its_process():
-    assert printed(str(process.ARMS / "first_update.py"), "torch")["peak_mb"] > 100  # the script itself: 20
-
-
-def printed(*words: str) -> dict:
-    """The result that a script prints in a process of its own."""
-    environment = os.environ | {"PYTHONPATH": str(process.ARMS)}
-    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.mark.slow

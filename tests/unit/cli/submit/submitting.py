@@ -1,6 +1,7 @@
 """What `lockstep submit` prints, stand-ins for programs of a cluster, and the schemas of Kubernetes' objects."""
 
 import json
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -49,6 +50,18 @@ def pods_of(made):
     elif kind == "PyTorchJob":
         for replica in spec["pytorchReplicaSpecs"].values():
             yield replica["template"]["spec"]
+
+
+def as_started(command: list[str], environment: dict[str, str]) -> list[str]:
+    """The words of a container's command as Kubernetes starts them, with the container's environment variables.
+
+    `$$` is a `$`, `$(NAME)` is the value of a variable, and stays where there is none; a shell's quotes do not matter.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else environment.get(found[1], found[0])
+
+    return [re.sub(r"\$\$|\$\(([^)]*)\)", value, word) for word in command]
 
 
 def published_schemas():

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
-from submitting import pods_of, program, published_schemas, refusal, text_of
+from submitting import as_started, pods_of, program, published_schemas, refusal, text_of
 
 from lockstep.cli import main as cli
 
@@ -80,7 +80,8 @@ def test_manifests_follow_the_published_schemas(capsys, schema_of, kind, words):
             }
             if "command" in container:
                 assert "--grace-s 120" in container["command"][2], "the launcher kills ranks before the pod is killed"
-                assert subprocess.run(["sh", "-n", "-c", container["command"][2]]).returncode == 0
+                _, flag, script = as_started(container["command"], {})
+                assert subprocess.run(["sh", "-n", flag, script]).returncode == 0
 
 
 def test_schemas_refuse_unknown_and_missing_fields(capsys, schema_of):
@@ -234,7 +235,7 @@ def pod(capsys, folder, words=(), **environment):
     made = manifest(capsys, "--mount", str(folder), *words)
     container = list(containers(made))[-1]
     done = subprocess.run(
-        container["command"],
+        as_started(container["command"], environment),
         env={"PATH": os.environ["PATH"], **environment},
         capture_output=True,
         text=True,
@@ -260,6 +261,15 @@ def test_launcher_replaces_the_shell(capsys, here, image):
     assert int(words[words.index("--join-timeout") + 1]) >= 600, "pods need not be scheduled together"
 
 
+@pytest.mark.parametrize("kind", ["jobset", "job", "trainjob", "pytorchjob"])
+def test_dollar_signs_reach_the_shell_as_they_were_typed(capsys, here, image, kind):
+    """Kubernetes replaces some in the command of a container, also where a shell would not."""
+    operator = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "cp-master-0", "MASTER_PORT": "29500"}
+    typed = ["--kind", kind, "--lockstep", "lockstep '$(LOCKSTEP_TOKEN)' '$$' $", "--setup", "[ $$ -gt 0 ]"]
+    words, _, _ = pod(capsys, here, typed, LOCKSTEP_TOKEN="secret", JOB_COMPLETION_INDEX="0", **operator)
+    assert words[:4] == ["$(LOCKSTEP_TOKEN)", "$$", "$", "train"]
+
+
 def test_pods_of_an_operator_are_no_ranks(capsys, here, image):
     operator = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "cp-master-0", "MASTER_PORT": "29500"}
     words, _, is_rank = pod(capsys, here, ["--kind", "pytorchjob"], **operator)
@@ -280,6 +290,26 @@ def test_a_later_attempt_goes_on_from_a_checkpoint(capsys, here, image):
     assert what() == ["cartpole", "--run-dir", f"{here}/cp.2"]
     (here / "cp.1/checkpoints/LATEST").touch()
     assert what() == ["--resume", f"{here}/cp.1"]
+
+
+def test_a_run_of_an_earlier_manifest_goes_on_with_the_settings_of_this_one(capsys, here, image):
+    """Those of its first start are the same as before; what only a new run is told is left out."""
+    (here / "cp/checkpoints").mkdir(parents=True)
+    (here / "cp/checkpoints/LATEST").touch()
+    given = [
+        "--task",
+        "CartPole-v1",
+        "--seed",
+        "3",
+        "--set",
+        "total_steps=9000",
+        "--set",
+        "env.kwargs={sutton_barto_reward: true}",
+    ]
+    words, _, _ = pod(capsys, here, given, JOB_COMPLETION_INDEX="0")
+    resumed = words[1 : words.index("--nnodes")]
+    assert resumed[:2] == ["--resume", f"{here}/cp"]
+    assert sorted(resumed[2:]) == sorted(given[2:])
 
 
 def test_the_entrypoint_of_a_rayjob_starts_or_resumes_the_run(capsys, here, image):

@@ -106,6 +106,33 @@ def test_a_requeued_job_goes_on(capsys, here, cluster):
     assert [words[:4] for words, _ in calls] == [["train", "--resume", "runs/cp-4711", "--nnodes"]] * 2
 
 
+@pytest.mark.parametrize("policy", [False, True])
+def test_a_job_with_a_directory_goes_on_with_its_own_run_only(capsys, here, cluster, policy):
+    """Another job's run, with other settings, is left to the launcher, which refuses to start in its directory."""
+    write_empty(here / "earlier.safetensors")
+    text = text_of(capsys, *GIVEN, "--run-dir", "a b", *(["--init-from", "earlier.safetensors"] if policy else []))
+
+    def trained(restarts=None):
+        words = run(text, restarts)[0][0][0]
+        return words[1 : words.index("--nnodes")]
+
+    (here / "a b/checkpoints").mkdir(parents=True)
+    (here / "a b/run.yaml").write_text("task: CartPole-v1\n")
+    (here / "a b/checkpoints/LATEST").write_text("step_1\n")
+    assert trained()[0] == "cartpole" and trained()[-2:] == ["--run-dir", "a b"]
+    assert trained(1) == ["--resume", "a b"]
+
+
+@pytest.mark.parametrize("chdir", [[], ["--chdir", "there"]])
+def test_a_directory_that_holds_a_run_is_refused(capsys, here, chdir):
+    folder = here / (chdir[1] if chdir else ".") / "one"
+    folder.mkdir(parents=True)
+    text_of(capsys, *GIVEN, *chdir, "--run-dir", "one")
+    (folder / "run.yaml").write_text("task: CartPole-v1\n")
+    said = refusal(capsys, *GIVEN, *chdir, "--run-dir", "one")
+    assert "--run-dir one already holds a run; go on with it by --resume one" in said
+
+
 def test_a_job_begins_with_a_policy_until_it_has_a_checkpoint(capsys, here, cluster):
     policy = here / "earlier.safetensors"
     write_empty(policy)

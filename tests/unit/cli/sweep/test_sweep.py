@@ -14,6 +14,7 @@ from lockstep.cli.sweep import pool, slots, train_command
 from lockstep.cli.sweep.progress import ProgressLines
 from lockstep.cli.sweep.slots import Needs, Slot, make_slots
 from lockstep.cli.sweep.trial import Member, Trial
+from lockstep.errors import ConfigError
 from lockstep.record.run_dir import lock_run_dir
 
 GRID = """
@@ -176,6 +177,33 @@ def test_random_combination_that_cannot_work_fails_and_the_others_go_on(sweeps):
     runs = {trial["settings"]["num_envs"]: trial["runs"][0] for trial in sweeps.results("runs/my")["trials"]}
     assert {value: run["status"] for value, run in runs.items()} == {32: "done", 64: "done", 0: "failed"}
     assert "num_envs=0 must be at least 1" in runs[0]["reason"]
+
+
+def test_runs_that_have_ended_keep_their_end_where_their_settings_cannot_work_now(sweeps, monkeypatch):
+    """Memory, packages or data that the machine lacks when the sweep is continued."""
+    sweeps.behave({"trial_001/seed_0": "fail"})
+    sweeps.write("train: cartpole\nsampler: random\ntrials: 3\nsettings:\n  num_envs: [16, 32, 64]\n")
+    assert sweeps.run("sweep", "my.yaml") == 1
+    results, events = sweeps.results("runs/my"), sweeps.events("runs/my")
+    works = results["trials"][0]["settings"]
+    run_of = train_command.TrainCommand.run_of
+
+    def lacks_memory(self, settings, seed):
+        if settings != works:
+            raise ConfigError("num_envs need more memory than is free")
+        return run_of(self, settings, seed)
+
+    monkeypatch.setattr(train_command.TrainCommand, "run_of", lacks_memory)
+    assert sweeps.run("sweep", "runs/my") == 1
+    assert sweeps.results("runs/my") == results and sweeps.events("runs/my") == events
+
+
+def test_last_evaluation_of_a_finished_run_does_not_end_the_runs_of_seeds_that_were_added(sweeps, monkeypatch):
+    monkeypatch.setattr("lockstep.cli.sweep.trial.ListedTrials.should_prune", lambda self, trial, step, _: step >= 300)
+    words = ("train", "cartpole", "--set", "total_steps=300", "--run-dir", "two", "--seeds")
+    assert sweeps.run(*words, "0") == 0
+    assert sweeps.run(*words, "0:2") == 0
+    assert [run["status"] for run in sweeps.results("two")["trials"][0]["runs"]] == ["done", "done"]
 
 
 def test_dry_run_lists_the_runs_and_starts_none(sweeps, capsys):

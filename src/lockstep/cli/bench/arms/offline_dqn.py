@@ -67,13 +67,14 @@ def by_lockstep(ranks: int, batch_size: int, warm_up: int, measured: int) -> tup
         call(["offline", "prepare", str(log), "--columns", str(names), "--out", str(data)])
         # `lockstep bench` multiplies the steps by the ranks, which is right where the batch grows with them.
         parts = ranks * BATCH // batch_size
-        epochs = max(1, (warm_up + measured) // parts // ROWS)
-        settings = SETTINGS | {"batch_size": batch_size, "epochs": epochs, "log_every": warm_up // parts}
+        every = warm_up // parts
+        epochs = max(2 * every // ROWS + 1, (warm_up + measured) // parts // ROWS)  # two lines before the last one
+        settings = SETTINGS | {"batch_size": batch_size, "epochs": epochs, "log_every": every}
         words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         words += ["--algo", "dqn", "--ranks", str(ranks), "--run-dir", str(run_dir)]
         peak_mb = call(["offline", "train", str(data), *words])  # preparing takes more, once, and is not measured
         lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    first, last = lines[0], lines[-2]  # the last line has the estimates, too
+    first, last = lines[0], lines[-2]  # the last line has the time of the estimates, too
     return (last["step"] - first["step"]) / (last["time_s"] - first["time_s"]), peak_mb
 
 

@@ -16,7 +16,12 @@ def main() -> None:
     warm_up, measured = int(words[-3]), int(words[-1])
     words = words[:-4]
     ranks = words[words.index("--ranks") + 1]
-    settings = {**COMMON, "total_steps": warm_up + measured, "log_every": warm_up, "evaluate_episodes": ranks}
+    # A line falls on both ends of the measured steps: one that is written after the last of them has the time of the
+    # final evaluation and checkpoint.
+    every = measured // max(1, measured // warm_up)
+    begin = -(-warm_up // every) * every
+    total = begin + measured // every * every
+    settings = {**COMMON, "total_steps": total, "log_every": every, "evaluate_episodes": ranks}
     for name, value in settings.items():
         words += ["--set", f"{name}={value}"]
     with tempfile.TemporaryDirectory() as folder:
@@ -27,7 +32,7 @@ def main() -> None:
             sys.exit(done.stdout + done.stderr)
         lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         summary = json.loads((run_dir / "summary.json").read_text())
-    first, last = lines[0], lines[-1]
+    first, last = next(line for line in lines if line["step"] >= begin), lines[-1]
     value = (last["step"] - first["step"]) / (last["time_s"] - first["time_s"])
     peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024  # of the largest process: a rank
     print(json.dumps({"value": value, "peak_mb": round(peak_mb, 1), "versions": summary["versions"]}))
