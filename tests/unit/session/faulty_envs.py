@@ -177,6 +177,12 @@ class NanReward(Grid):
         return observation, float("nan"), *rest
 
 
+class HugeReward(Grid):
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, 1e300, *rest
+
+
 class RewardIsAnArray(Grid):
     def step(self, action):
         observation, reward, *rest = super().step(action)

@@ -62,6 +62,7 @@ def test_the_report_has_the_sizes_of_the_policy_s_and_of_the_critic_s_observatio
         ("KeysAreMissing", "reset returned a dict of cell as observation; return a dict of cell, steps"),
         ("NanSeen", "reset returned an observation that holds nan at index 1; return finite numbers"),
         ("NanReward", "step returned nan as reward; return a finite number"),
+        ("HugeReward", "step returned 1e+300 as reward; return a number that float32 can hold"),
         ("RewardIsAnArray", "step returned an array of shape (2,) and type float64 as reward; return a number"),
         ("FlagIsNone", "step returned None as truncated; return True or False"),
         ("StateIsASet", "state returned what no checkpoint can hold: cells is a set"),

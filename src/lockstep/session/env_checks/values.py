@@ -176,9 +176,8 @@ def check_reward(reward: Any, report: Report) -> float:
     except (TypeError, ValueError, RuntimeError):  # torch raises the last
         report.fatal(f"step returned {describe_value(reward)} as reward; return a number: float(reward)")
     if not np.isfinite(np.float32(number)):
-        report.not_finite(
-            f"step returned {number} as reward; return a finite number that float32 can hold", about="reward"
-        )
+        what = "a number that float32 can hold" if math.isfinite(number) else "a finite number"
+        report.not_finite(f"step returned {number} as reward; return {what}", about="reward")
     return number
 
 

@@ -65,7 +65,7 @@ def test_options_reach_the_data(tmp_path, log, capsys):
         (["--set", "quantiles=3"], "unknown setting quantiles"),
         (["--set", "foo=3"], "unknown setting foo; there are num_samples, max_unique_enum_values"),
         (["--state-features", "none.json"], "none.json"),
-        (["--kind", "parametric"], "row 1: action holds names"),
+        (["--kind", "parametric"], "log.jsonl are names; leave it out"),
         (["--like", "nothing"], "nothing does not exist"),
         (["--like", "nothing", "--actions", "left,right"], "--like nothing already sets --actions"),
         (["--acts", "left,right"], "unknown argument --acts; did you mean --actions?"),
