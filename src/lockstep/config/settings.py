@@ -250,7 +250,8 @@ def _nested(mapping: Mapping[str, Any], keys: list[str], value: Any) -> dict[str
 
 def converted(name: str, value: Any, hint: Any) -> Any:
     """Convert a value to the type of a setting; raises `ConfigError`, which names the setting."""
-    value = plain(value)
+    if get_origin(hint) is not dict:  # values within a mapping are the user's own
+        value = plain(value)
     if isinstance(value, float) and value.is_integer() and hint in (int, int | None):
         value = int(value)  # 3e6 steps
     try:
