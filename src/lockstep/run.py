@@ -319,6 +319,7 @@ def _fill_in(run: AnyRun, network_of: Callable[[str], Any]) -> None:
         if default is not None and not is_dataclass(given := getattr(run, name)):
             raise ConfigError(f"{name}={given!r} must be an instance of {type(default()).__name__}, or left out")
     settings.convert_fields(run)
+    settings.convert_fields(run.algorithm)  # networks and environments have converted their own
     if type(run.algorithm) is not wanted:
         raise ConfigError(
             f"algo={run.algo} does not go with a {type(run.algorithm).__name__}; set both algo and algorithm"

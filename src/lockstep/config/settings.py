@@ -114,10 +114,10 @@ def updated(node: Tree, leaves: Mapping[str, Any], prefix: str = "") -> Tree:
 
 
 def convert_fields(node: object, prefix: str = "") -> None:
-    """Convert the leaves of a frozen tree to the types of its settings, in place: 3e6 to 3000000, lists to tuples.
+    """Convert the leaves of a frozen node to the types of its settings, in place: 3e6 to 3000000, lists to tuples.
 
     Args:
-        node: just made, from Python, where nothing checks the types.
+        node: just made, from Python, where nothing checks the types; its inner nodes are left as they are.
         prefix: the dotted name of `node` in errors, with a final dot.
 
     Raises:
@@ -125,9 +125,7 @@ def convert_fields(node: object, prefix: str = "") -> None:
     """
     for name, hint in _hints(type(node)).items():
         value = getattr(node, name)
-        if is_dataclass(value):
-            convert_fields(value, "" if name == "algorithm" else f"{prefix}{name}.")
-        else:
+        if not is_dataclass(value):
             object.__setattr__(node, name, converted(prefix + name, value, hint))
 
 

@@ -113,8 +113,10 @@ class Tables:
 
 
 def _without_blank(rows: pl.DataFrame, where: Where, text: bool) -> tuple[pl.DataFrame, Where]:
+    if not text:
+        return rows, where
     blank = rows.select(pl.all_horizontal(pl.all().is_null())).to_series()
-    if not text or not blank.any():
+    if not blank.any():
         return rows, where
     return rows.filter(~blank), where.take(np.flatnonzero(~blank.to_numpy()))
 

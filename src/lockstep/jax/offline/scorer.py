@@ -122,9 +122,8 @@ class PolicyScorer:
         at_bound = least_at_bound(bounds)
         scaled = (action - mean) * np.exp(-log_std)
         inside = -(0.5 * scaled**2 + log_std + _HALF_LOG_TAU) - np.log(np.subtract(bounds.high, bounds.low) / 2)
-        outwards = (np.sign(action) * mean - at_bound) * np.exp(
-            -log_std
-        )  # deviations by which the mean is at the bound
+        # Deviations by which the mean is beyond the first number at the bound.
+        outwards = (np.sign(action) * mean - at_bound) * np.exp(-log_std)
         clipped = special.log_ndtr(outwards)
         return np.where(np.abs(action) >= at_bound, clipped, inside).sum(-1)
 
