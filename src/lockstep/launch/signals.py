@@ -7,6 +7,10 @@ from collections.abc import Generator
 from types import FrameType
 
 
+class Interrupted(Exception):  # noqa: N818  # requested by the user
+    """A signal, the argument, ended what a command was doing."""
+
+
 @contextlib.contextmanager
 def caught_signals() -> Generator[list[int], None, None]:
     """A list that fills with the termination signals this process receives instead of ending it."""

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lockstep.cli.bench.environments import InstallationError, pinned, python_of
-from lockstep.cli.bench.process import Interrupted, measure
+from lockstep.cli.bench.process import measure
 from lockstep.cli.bench.results import TABLES_FILE, Row, append_row, of_arm, read_rows, table
 from lockstep.cli.bench.works import ENVIRONMENTS, WORKS, Arm, Work
 from lockstep.cli.parser import did_you_mean
 from lockstep.cli.terminal import counted
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, positive
-from lockstep.launch.signals import signal_name
+from lockstep.launch.signals import Interrupted, signal_name
 from lockstep.launch.supervise import DEFAULT_BOUNDS, RankGroup
 from lockstep.system.cores import processor
 

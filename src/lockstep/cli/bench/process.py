@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.cli.bench.works import Arm, Work
 from lockstep.errors import ConfigError, RunError
-from lockstep.launch.signals import caught_signals
+from lockstep.launch.signals import Interrupted, caught_signals
 from lockstep.launch.supervise import RankGroup
 
 ARMS = Path(__file__).parent / "arms"
@@ -26,10 +26,6 @@ _ONE_THREAD = {
     "CUDA_VISIBLE_DEVICES": "",
 }
 """Every library computes with one thread per process, on the CPU."""
-
-
-class Interrupted(Exception):  # noqa: N818  # requested by the user
-    """A signal, the argument, ended the measurement."""
 
 
 def measure(

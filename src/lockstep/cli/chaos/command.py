@@ -15,9 +15,9 @@ from typing import Any
 
 from lockstep.algorithms.replay import ReplayConfig
 from lockstep.cli.chaos.faults import KINDS, InjectedFault
-from lockstep.cli.chaos.trial import CONFIG_FILE, HEAD, Interrupted, Trial, Trials
+from lockstep.cli.chaos.trial import CONFIG_FILE, HEAD, Trial, Trials
 from lockstep.errors import ConfigError
-from lockstep.launch.signals import caught_signals
+from lockstep.launch.signals import Interrupted, caught_signals
 from lockstep.record.console import redraws
 from lockstep.record.run_dir import RunDir
 from lockstep.run import Run, dump, override

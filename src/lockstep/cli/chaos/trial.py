@@ -15,6 +15,7 @@ import psutil
 from lockstep.cli.chaos.faults import NOTE, InjectedFault
 from lockstep.cli.sweep.processes import start_run
 from lockstep.errors import RunError
+from lockstep.launch.signals import Interrupted
 from lockstep.record.follow import read_json
 from lockstep.run import Run
 
@@ -27,10 +28,6 @@ _SAID_WIDTH = 160
 _COLUMNS = ("fault", 11), ("rank", 5), ("update", 7), ("step", 10), ("noticed", 8), ("restarts", 9), ("lost", 8)
 HEAD = "".join(f"{name:{width}}" for name, width in _COLUMNS) + f"{'code':5}{'same':13}{'verdict':14}said"
 """The header of the table."""
-
-
-class Interrupted(Exception):  # noqa: N818  # requested by the user
-    """A signal, the argument, ended the trials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
