@@ -68,6 +68,15 @@ def test_a_script_may_hold_its_environment(tmp_path):
     assert f"RESULT finished 2 {tmp_path}/script.py:Grid" in done.stdout, done.stdout + done.stderr
 
 
+def test_a_script_may_hold_its_wrappers(tmp_path):
+    text = SCRIPT.replace("TASK", "'CartPole-v1'").replace("GUARD", GUARDED)
+    text = text.replace("RUN =", "class Wrapper(gymnasium.Wrapper):\n    pass\n\nRUN =")
+    text = text.replace("num_envs=4", "num_envs=4, env=lockstep.EnvConfig(wrappers=['__main__:Wrapper'])")
+    (tmp_path / "script.py").write_text(text)
+    done = python(tmp_path, "script.py")
+    assert "RESULT finished 2 CartPole-v1" in done.stdout, done.stdout + done.stderr
+
+
 def test_a_script_that_would_import_itself_again_is_told_of_the_guard(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT.replace("TASK", "'__main__:Grid'").replace("GUARD", "if True"))
     done = python(tmp_path, "script.py")

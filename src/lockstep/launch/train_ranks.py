@@ -176,21 +176,28 @@ def train_on_ranks(
 
 
 def _with_script_paths(run: "AnyRun") -> "AnyRun":
-    """Replace `__main__` in the settings by the file of the calling script: the ranks have another `__main__`."""
-    from lockstep.config.settings import leaves
-    from lockstep.run import override, to_dict
+    """Replace `__main__` in the settings by the file of the calling script: the ranks have another `__main__`.
+
+    The file is imported here, as the ranks will: one that cannot be, or calls `train` again, is refused.
+    """
+    from lockstep.envs.load import load_module
+    from lockstep.preflight.setting_paths import with_code
 
     main = getattr(sys.modules["__main__"], "__file__", None)
-    changes: dict[str, str] = {}
-    for name, value in leaves(to_dict(run)).items():
-        if isinstance(value, str) and value.startswith("__main__:"):
-            if main is None or not os.path.isfile(main):
-                raise ConfigError(
-                    f"{name}={value} was typed into a session, and ranks are processes of their own; write it to a "
-                    "file and name that: path/to/file.py:Name"
-                )
-            changes[name] = f"{os.path.abspath(main)}:{value.removeprefix('__main__:')}"
-    return override(run, changes) if changes else run
+
+    def in_script(setting: str, name: str) -> str:
+        if not name.startswith("__main__:"):
+            return name
+        if main is None or not os.path.isfile(main):
+            raise ConfigError(
+                f"{setting}={name} was typed into a session, and ranks are processes of their own; write it to a "
+                "file and name that: path/to/file.py:Name"
+            )
+        file = os.path.abspath(main)
+        load_module(file, f"{setting}={name}")
+        return f"{file}:{name.removeprefix('__main__:')}"
+
+    return with_code(run, in_script)
 
 
 def search_path() -> str:

@@ -12,12 +12,12 @@ from lockstep.run import OfflineRun, Run, SomeRun
 
 def with_absolute_paths(run: SomeRun) -> SomeRun:
     """The run with absolute paths, which resolve from any directory."""
-    return _with_folders(_with_code(run, absolute), lambda path: str(Path(path).absolute()))
+    return _with_folders(with_code(run, lambda _, name: absolute(name)), lambda path: str(Path(path).absolute()))
 
 
 def with_portable_code(run: SomeRun) -> SomeRun:
     """The run with the user's code by file names only, which are equal on all hosts."""
-    return _with_code(run, portable)
+    return with_code(run, lambda _, name: portable(name))
 
 
 def with_portable_paths(run: SomeRun) -> SomeRun:
@@ -25,17 +25,18 @@ def with_portable_paths(run: SomeRun) -> SomeRun:
     return _with_folders(with_portable_code(run), lambda path: Path(path).name)
 
 
-def _with_code(run: SomeRun, change: Callable[[str], str]) -> SomeRun:
+def with_code(run: SomeRun, change: Callable[[str, str], str]) -> SomeRun:
+    """The run with other names of the user's code: `change(setting, name)` of each."""
     renamed: dict[str, Any] = {
-        "env": replace(run.env, wrappers=tuple(change(name) for name in run.env.wrappers)),
-        "trackers": tuple(change(name) for name in run.trackers),
+        "env": replace(run.env, wrappers=tuple(change("env.wrappers", name) for name in run.env.wrappers)),
+        "trackers": tuple(change("trackers", name) for name in run.trackers),
     }
     if run.task is not None:
-        renamed["task"] = change(run.task)
+        renamed["task"] = change("task", run.task)
     if isinstance(run, Run) and run.network.module is not None:
-        renamed["network"] = replace(run.network, module=change(run.network.module))
+        renamed["network"] = replace(run.network, module=change("network.module", run.network.module))
     if isinstance(run.algorithm, PPOConfig) and run.algorithm.symmetry is not None:
-        renamed["algorithm"] = replace(run.algorithm, symmetry=change(run.algorithm.symmetry))
+        renamed["algorithm"] = replace(run.algorithm, symmetry=change("symmetry", run.algorithm.symmetry))
     return replace(run, **renamed)
 
 
