@@ -175,27 +175,20 @@ def online_run(run: "AnyRun", what: str) -> "Run":
 def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
     """Check the framework, the task and the data of a run; returns it with absolute paths.
 
-    Sets `args.notes`, which `start` prints: the kind of task that default settings were chosen for, if any, and
-    settings without effect.
+    Sets `args.notes`, which `start` prints.
     """
     from lockstep.preflight.setting_paths import with_absolute_paths
     from lockstep.run import Run
     from lockstep.session.run_checks import check_run
-    from lockstep.session.task_defaults import default_settings, defaults_note
-    from lockstep.session.unused_settings import unused_settings
+    from lockstep.session.start_notes import start_notes
 
     if not isinstance(run, Run):
-        check_run(run)
-        args.notes = unused_settings(run)
+        args.notes = start_notes(run, check_run(run), task_alone=False)
         return with_absolute_paths(run)
     run = _with_current_task(run)
     with _suggest_recipes(run.task) if run.task == (args.target or args.task) else nullcontext():
         spec = check_run(run)
-    assert spec is not None
-    alone = has_task_defaults(args, run)
-    note = defaults_note(run, spec) if alone else None
-    unused = unused_settings(run, spec, default_settings(run, spec) if alone else None)
-    args.notes = [*([] if note is None else [f"{note}; run.yaml has them all"]), *unused]
+    args.notes = start_notes(run, spec, task_alone=has_task_defaults(args, run))
     return with_absolute_paths(run)
 
 

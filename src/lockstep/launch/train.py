@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.envs.load import check_not_imported
-from lockstep.envs.make import env_spec
 from lockstep.errors import ConfigError, exits_are_errors
 from lockstep.launch.restarts import (
     Gather,
@@ -34,8 +33,8 @@ from lockstep.session.env_checks.before_run import check_before_run
 from lockstep.session.profile import check_profile
 from lockstep.session.resume import ended_summary, load_resumption, nothing_left
 from lockstep.session.run_checks import check_run
-from lockstep.session.task_defaults import default_settings, defaults_note, task_defaults
-from lockstep.session.unused_settings import unused_settings
+from lockstep.session.start_notes import start_notes
+from lockstep.session.task_defaults import task_defaults
 from lockstep.system.files import shown_path
 from lockstep.world import World
 
@@ -90,9 +89,9 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
     """
     check_not_imported("train")
     _check_types(run, ranks=ranks, profile=profile)
-    run, defaults = _named(run, overrides) if isinstance(run, str) else (override(run, overrides), None)
+    run, task_alone = _named(run, overrides) if isinstance(run, str) else (override(run, overrides), False)
     if world is None and not joined:  # else the command has checked the run
-        _print_notes(unused_settings(run, check_run(run), defaults))
+        _print_notes(start_notes(run, check_run(run), task_alone=task_alone))
     run = with_absolute_paths(run)
     alone, world = world is None, world or World.from_environment()
     if resume is not None and not joined and is_complete(load_resumption(Path(resume), run), world):
@@ -124,23 +123,17 @@ def _check_types(run: object, **counts: object) -> None:
             raise ConfigError(f"{name}={count!r} must be a whole number")
 
 
-def _named(target: str, changes: Mapping[str, Any]) -> tuple[AnyRun, Mapping[str, Any] | None]:
+def _named(target: str, changes: Mapping[str, Any]) -> tuple[AnyRun, bool]:
     """The run that `target` names, as in `lockstep train`.
 
     Returns:
-        The run, and the default settings that a task alone begins with; None of a recipe or a file.
+        The run, and whether it is that of a task alone, with the default settings of its kind.
     """
     from lockstep import recipes
 
     run = recipes.named(target)
-    if not isinstance(run, Run) or run.task != target:
-        return override(run, changes), None
-    run = override(task_defaults(target, changes), changes)
-    spec = env_spec(run.task, run.env)
-    note = defaults_note(run, spec)
-    if note is not None:
-        _print_notes([f"{note}; run.yaml has them all"])
-    return run, default_settings(run, spec)
+    task_alone = isinstance(run, Run) and run.task == target
+    return override(task_defaults(target, changes) if task_alone else run, changes), task_alone
 
 
 def _print_notes(notes: list[str]) -> None:
