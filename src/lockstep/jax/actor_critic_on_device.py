@@ -130,10 +130,10 @@ class DeviceLoop(DeviceSource):
         for wanted, free in budgets:
             if free is not None and wanted > free:
                 fitting = int(config.capacity * free / wanted) // comm.world.num_shards * comm.world.num_shards
+                less = f"algorithm.capacity={fitting} or less, " if fitting >= config.batch_size else ""
                 problem = problem or (
                     f"algorithm.capacity={config.capacity} needs {in_words(wanted)} of memory for environments on the "
-                    f"device, and {in_words(free)} are free; use algorithm.capacity={fitting} or less, "
-                    "checkpoint_replay=false, or env.placement=host"
+                    f"device, and {in_words(free)} are free; use {less}checkpoint_replay=false, or env.placement=host"
                 )
         if problems := [one for one in comm.gather_object(problem, "replay") if one]:
             raise ConfigError(problems[0])

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from lockstep.errors import ConfigError
 from lockstep.session import checkpoint_manager
 
 
@@ -15,10 +16,15 @@ class CheckpointManager(checkpoint_manager.CheckpointManager):
     `jax.tree.unflatten(jax.tree.structure(state), leaves)`.
     """
 
-    def to_numpy(self, value: Any) -> tuple[np.ndarray, str] | None:
+    def to_numpy(self, value: Any, place: str) -> tuple[np.ndarray, str] | None:
         """The bits of a replicated array, and its dtype; None for other values."""
         if not isinstance(value, jax.Array):
             return None
+        if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+            raise ConfigError(
+                f"{place} is a typed random key of JAX, which a checkpoint cannot hold; save jax.random.key_data(key), "
+                "and restore it with jax.random.wrap_key_data"
+            )
         array = np.asarray(value)
         bits = array.view(np.int16) if array.dtype.name == "bfloat16" else array  # npz has no bfloat16
         return bits, array.dtype.name

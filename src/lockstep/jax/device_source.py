@@ -102,6 +102,11 @@ class DeviceSource:
             "memory": state.get("memory", parts[k].memory),
         }
         current = {name: getattr(parts[k], name) for name in saved}
+        if _shapes(saved) != _shapes(current):
+            raise ConfigError(
+                f"task={self._run.task}: its environments' state or observations have other shapes than in the "
+                "checkpoint; resume with the task as it was, or start a new run (--init-from RUN takes over its policy)"
+            )
         typed = jax.tree.map(lambda old, new: np.asarray(new, old.dtype), current, saved)
         parts[k] = parts[k]._replace(**typed)
         self._own = self._comm.shard(parts)
@@ -118,3 +123,8 @@ class DeviceSource:
                 words = f"environment {env} gave {what} that is not finite ({float(fault.value)})"
                 found[shard] = Finding(0, int(fault.step), env, words)
         return nearest(self._comm, found)
+
+
+def _shapes(tree: Any) -> tuple[Any, list[tuple[int, ...]]]:
+    """The structure of a tree of arrays, and their shapes."""
+    return jax.tree.structure(tree), [np.shape(leaf) for leaf in jax.tree.leaves(tree)]

@@ -9,16 +9,14 @@ Shapes: N rows, O numbers of a vector, C channels, H height and W width of an im
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lockstep.envs.load import load_object
 from lockstep.envs.spec import EnvSpec, ImagePart, number_columns
-from lockstep.errors import ConfigError
 from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.run import NetworkConfig
 from lockstep.session.checks import CONVOLUTIONS, check_encoder, encoder_of
@@ -267,56 +265,6 @@ def _image_encoder(
         return Impala(image, features)
     plain = kind != "wide"  # whose reference has uniform initial weights and no last activation
     return Convolutions(image, CONVOLUTIONS[kind], features, activate_last=plain, orthogonal=plain)
-
-
-class UserNetwork:
-    """The user's `network.module`, made as `YourClass(observation_size, num_outputs)`.
-
-    It has `init(seed)`, which returns float32 parameters by name, the same on every machine, and a pure
-    `apply(params, observation)`.
-    """
-
-    def __init__(self, path: str, observation_size: int, num_outputs: int) -> None:
-        self._path = path
-        self._network: Any = load_object(path, "network.module")(observation_size, num_outputs)
-        if not all(callable(getattr(self._network, name, None)) for name in ("init", "apply")):
-            raise ConfigError(
-                f"network.module={path} made a {type(self._network).__name__} without init(seed) and "
-                "apply(params, observation), which a network for JAX has; see docs/jax.md"
-            )
-
-    def initialize(self, seed: int) -> dict[str, np.ndarray]:
-        """The checked result of the user's `init`."""
-        given: Any = self._network.init(seed)
-        if not isinstance(given, dict) or not given:
-            raise ConfigError(
-                f"network.module={self._path}: init(seed) gave a {type(cast(Any, given)).__name__}; "
-                "it must give a dict of parameters by name"
-            )
-        named = cast("dict[str, Any]", given)
-        params: dict[str, np.ndarray] = {name: np.array(value) for name, value in named.items()}
-        for name, value in params.items():
-            if value.dtype != np.float32:
-                raise ConfigError(f"network.module={self._path}: init(seed) gave {name} as {value.dtype}; use float32")
-        return params
-
-    def apply(self, params: Params, observation: Array) -> Any:
-        """The user's `apply`."""
-        return self._network.apply(params, observation)
-
-    def check_outputs(self, params: Params, spec: EnvSpec, shapes: str, needed: str) -> None:
-        """Trace `apply` on 2 observations; raises `ConfigError` that states `needed` unless it returns `shapes`."""
-        observation = jax.ShapeDtypeStruct((2, *spec.observation_shape), spec.observation_dtype)
-        actual = _shapes(jax.eval_shape(self.apply, params, observation))
-        if actual != shapes:
-            raise ConfigError(f"network.module={self._path} made {actual} of 2 observations; {needed}: see docs/jax.md")
-
-
-def _shapes(given: Any) -> str:
-    """The shape of an array, or those of several, for messages."""
-    if isinstance(given, (tuple, list)):
-        return ", ".join(_shapes(output) for output in cast("Sequence[Any]", given))
-    return str(list(given.shape)) if hasattr(given, "shape") else f"a {type(given).__name__}"
 
 
 def linear(params: Params, name: str, x: Array) -> Array:

@@ -22,7 +22,6 @@ from lockstep.jax.encoders import (
     ImagesAndNumbers,
     InitStreams,
     Mlp,
-    UserNetwork,
     as_numbers,
     cast_inputs,
     init_streams,
@@ -33,6 +32,7 @@ from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.jax.q_networks import QNetwork, QPolicy
 from lockstep.jax.recurrent import RecurrentLayers, Sequences
 from lockstep.jax.scoring.logged_policy import LoggedPolicy
+from lockstep.jax.user_network import UserNetwork
 from lockstep.run import NetworkConfig
 from lockstep.session.checks import check_critic_observation
 

@@ -21,7 +21,6 @@ from lockstep.jax.encoders import (
     ACTIVATIONS,
     InitStreams,
     Mlp,
-    UserNetwork,
     cast_inputs,
     init_streams,
     linear,
@@ -29,6 +28,7 @@ from lockstep.jax.encoders import (
     uniform_layer,
 )
 from lockstep.jax.flat import Params, subtree, with_prefix
+from lockstep.jax.user_network import UserNetwork
 from lockstep.run import NetworkConfig
 from lockstep.session.checks import check_custom_heads
 

@@ -156,8 +156,11 @@ class CheckpointManager:
             {shard: self._unpack(state) for shard, state in shards.items()},
         )
 
-    def to_numpy(self, value: Any) -> tuple[np.ndarray, str] | None:
-        """Convert a tensor of the backend to an array and the name of its dtype; None for anything else."""
+    def to_numpy(self, value: Any, place: str) -> tuple[np.ndarray, str] | None:
+        """Convert a tensor of the backend to an array and the name of its dtype; None for anything else.
+
+        Errors name the `place` of the value in what the user saves.
+        """
         return None
 
     def from_numpy(self, array: np.ndarray, kind: str) -> Any:
@@ -225,7 +228,7 @@ class CheckpointManager:
             array = _storable(cast("np.ndarray | np.generic", value), place)
             leaves[place] = np.asarray(array)
             return array
-        tensor = self.to_numpy(value)
+        tensor = self.to_numpy(value, place)
         if tensor is None:
             raise ConfigError(
                 f"{place} is a {type(value).__name__}, which a checkpoint cannot hold; give numbers, text, lists, "

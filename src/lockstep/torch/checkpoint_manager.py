@@ -17,7 +17,7 @@ class CheckpointManager(checkpoint_manager.CheckpointManager):
     `load_state_dict` of modules and optimizers copies them to their devices.
     """
 
-    def to_numpy(self, value: Any) -> tuple[np.ndarray, str] | None:
+    def to_numpy(self, value: Any, place: str) -> tuple[np.ndarray, str] | None:
         """Convert a tensor to an array of the same bits."""
         if not isinstance(value, torch.Tensor):
             return None

@@ -5,7 +5,7 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
-from lockstep import World  # noqa: E402
+from lockstep import ConfigError, World  # noqa: E402
 from lockstep.jax.checkpoint_manager import CheckpointManager  # noqa: E402
 from lockstep.jax.comm import Comm  # noqa: E402
 
@@ -24,3 +24,13 @@ def test_arrays_come_back_with_their_bits(tmp_path):
     restored = jax.tree.unflatten(jax.tree.structure(state), found.shared["optimizer"])
     assert type(restored[0]) is type(state[0])
     np.testing.assert_array_equal(restored[0].mu["weight"], np.zeros(3))
+
+
+def test_a_typed_random_key_is_refused_with_the_way_to_save_it(tmp_path):
+    key = jax.random.key(3)
+    with Comm(World(), device="cpu") as comm, CheckpointManager(comm, tmp_path) as checkpoints:
+        with pytest.raises(ConfigError, match=r"shared\.key is a typed random key .*save jax\.random\.key_data\(key\)"):
+            checkpoints.save(1, {"key": key})
+        checkpoints.save(2, {"key": jax.random.key_data(key)})
+        found = checkpoints.restore()
+    assert jax.random.wrap_key_data(found.shared["key"]) == key

@@ -70,6 +70,41 @@ class Column(Own):
         return parameters, value[:, None]
 
 
+class Broken(Own):
+    """Cannot be made."""
+
+    def __init__(self, observation_size, num_parameters):
+        raise ValueError("no such size")
+
+
+class NoLayers(Own):
+    """Cannot be initialized."""
+
+    def init(self, seed):
+        return {"weight": {}["layers"]}
+
+
+class Transposed(Own):
+    """Multiplies matrices that do not fit."""
+
+    def apply(self, params, observation):
+        return observation @ params["weight"], observation[:, 0]
+
+
+class Stopped(Own):
+    """Learns nothing."""
+
+    def apply(self, params, observation):
+        return jax.lax.stop_gradient(super().apply(params, observation))
+
+
+class Zeros(Own):
+    """Begins with zeros, which its gradient is not."""
+
+    def init(self, seed):
+        return {name: np.zeros_like(value) for name, value in super().init(seed).items()}
+
+
 def text(observation_size, num_parameters):
     return "network"
 
@@ -195,6 +230,8 @@ def test_a_network_of_ones_own():
     np.testing.assert_allclose(actor(observations(2)), parameters, rtol=1e-6)
     box = Policy(BOX, NetworkConfig(module=f"{__file__}:Own"))
     assert box.params.keys() == {"network.weight", LOG_STD}
+    zeros = Policy(SPEC, NetworkConfig(module=f"{__file__}:Zeros"))
+    assert not zeros.params["network.weight"].any()
 
 
 @pytest.mark.parametrize(
@@ -205,6 +242,10 @@ def test_a_network_of_ones_own():
         ("Empty", r"init\(seed\) gave a NoneType; it must give a dict"),
         ("Values", r"made \[2, 3\] of 2 observations; algo=ppo needs .*, \[2, 3\], \[2\]: see docs"),
         ("Column", r"made \[2, 3\], \[2, 1\] of 2 observations; algo=ppo needs .*, \[2, 3\], \[2\]: see docs"),
+        ("Broken", r"3\) failed: ValueError: no such size"),
+        ("NoLayers", r"init\(0\) failed: KeyError: 'layers'"),
+        ("Transposed", r"failed with observations \[2, 6\]: TypeError"),
+        ("Stopped", r"gave outputs without gradients; remove jax\.lax\.stop_gradient"),
     ],
 )
 def test_a_network_that_is_none_is_refused(name, words):

@@ -7,6 +7,7 @@ pytest.importorskip("jax")
 
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.config.env import EnvConfig
+from lockstep.errors import ConfigError
 from lockstep.jax.comm import Comm
 from lockstep.jax.envs.make import make_device_env
 from lockstep.jax.envs.packed import PackedEnv
@@ -81,6 +82,22 @@ def test_advantages_far_from_zero_keep_their_scale(comm):
     assert DeviceLoop(run, env, ppo).run_until_due(Progress(run.total_steps)) == 1
     found = ppo.read_metrics()
     assert found["optim/skipped"] == 0 and 0.01 < found["optim/grad_norm"] < 2.0
+
+
+def test_environments_that_have_changed_since_the_checkpoint_are_refused(comm):
+    run = run_of()
+    env = PackedEnv(make_device_env(run.task, run.env))
+    loop = DeviceLoop(run, env, PPO(run, Policy(env.spec, run.network, seed=0), comm, in_loop=True))
+    saved = loop.shard_state(0)
+    changes = (
+        {"state": [*saved["state"], np.zeros(4)]},
+        {"state": [np.zeros((4, 9)), *saved["state"][1:]]},
+        {"observation": saved["observation"][:, :-1]},
+    )
+    for change in changes:
+        with pytest.raises(ConfigError, match=r"task=jax/CartPole-v1: .*other shapes than in the checkpoint; .*--init"):
+            loop.restore_shard(0, saved | change, 0)
+    assert loop.restore_shard(0, saved, 0)
 
 
 def test_what_a_process_reads_of_one_shard_is_that_shard(comm):
