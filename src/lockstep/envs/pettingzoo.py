@@ -87,7 +87,7 @@ def adapt(creator: Callable[..., Any], task: str, config: EnvConfig, num_envs: i
                 f"env.{name}={value} is for environments of Gymnasium; {task} is one of PettingZoo: remove it"
             )
     with config_errors(task):
-        refuse_unknown_kwargs(creator, dict(config.kwargs), task)
+        refuse_unknown_kwargs(creator, config, task, settings=False)
         kwargs = dict(config.kwargs) | ({"render_mode": "rgb_array"} if render else {})
         first = creator(**kwargs)
         count = -(-num_envs // max(len(first.possible_agents), 1))
