@@ -20,7 +20,7 @@ from lockstep.envs.groups import ObservationGroups, refuse_groups
 from lockstep.envs.load import load_object, near
 from lockstep.envs.mujoco_warnings import of_gymnasium, without_warnings
 from lockstep.envs.spaces import action_spec, image_shape, observation_size
-from lockstep.envs.spec import EnvSpec
+from lockstep.envs.spec import EnvSpec, threshold_of
 from lockstep.envs.vector import BUILT_IN, GROUPS, VectorEnv, refuse_single_env_settings, refuse_unknown_kwargs
 from lockstep.envs.workers import WorkerEnvs
 from lockstep.errors import ConfigError
@@ -67,7 +67,7 @@ def make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training:
             creator: Callable[..., Any] = partial(
                 gymnasium.make_vec, task, vectorization_mode="vector_entry_point", **kwargs, **limits
             )
-            made = _adapt_vector(creator, task, num_envs, _number(registered.reward_threshold), limit)
+            made = _adapt_vector(creator, task, num_envs, threshold_of(registered, task), limit)
             if not isinstance(made, str):
                 return made
             refusal = made
@@ -79,7 +79,7 @@ def make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training:
     with config_errors(task):
         refuse_unknown_kwargs(_creator(registered.entry_point), config, task, settings=False)
     env = _vectorize(creator_of_id(task, config, kwargs), task, config, num_envs)
-    return SingleEnvs(env, _number(registered.reward_threshold), limit, task)
+    return SingleEnvs(env, threshold_of(registered, task), limit, task)
 
 
 def _games(registered: Any, config: EnvConfig, num_envs: int, *, render: bool, training: bool) -> VectorEnv:
@@ -102,7 +102,7 @@ def adapt_class(cls: type, task: str, config: EnvConfig, num_envs: int, *, rende
     The class attribute `reward_threshold` is the mean return at which the task counts as solved.
     """
     kwargs = dict(config.kwargs) | ({"render_mode": "rgb_array"} if render else {})
-    limit, threshold = config.max_episode_steps, _number(getattr(cls, "reward_threshold", None))
+    limit, threshold = config.max_episode_steps, threshold_of(cls, task)
     if issubclass(cls, GymnasiumVectorEnv):
         refuse_groups(config, f"{task} is vectorized itself")
         refuse_single_env_settings(config, f"{task} is vectorized itself")
@@ -174,10 +174,6 @@ def _entry_point_refusal(registered: Any, config: EnvConfig, kwargs: Mapping[str
     return None
 
 
-def _number(threshold: float | None) -> float | None:
-    return None if threshold is None else float(threshold)  # some tasks register an int
-
-
 def _creator(entry_point: Any) -> Any:
     return entry_point if callable(entry_point) else load_env_creator(entry_point)
 
@@ -190,7 +186,8 @@ def _adapt_vector(
         env = creator(num_envs=num_envs)
         observation_space: Any = env.single_observation_space
     try:
-        mode = env.metadata.get("autoreset_mode")
+        metadata: Mapping[str, Any] = env.metadata or {}
+        mode = metadata.get("autoreset_mode")
         if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
             env.close()
             return "it does not say that it resets ended environments itself (metadata autoreset_mode)"
