@@ -142,7 +142,9 @@ class SingleEnvs:
             raise self._worker_error(error) from error
         final = _final(observation, terminated, truncated, info, np.asarray)
         observation, final = self._split(observation, final)
-        return observation, reward.astype(np.float32), terminated, truncated, final
+        with np.errstate(over="ignore"):  # one beyond float32 becomes infinite, which the rollout refuses
+            reward = reward.astype(np.float32)
+        return observation, reward, terminated, truncated, final
 
     def critic_observation(self) -> tuple[np.ndarray, np.ndarray | None]:
         """See `CriticEnv`."""
@@ -205,7 +207,7 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
         """Flatten `env`, number `index` of its shard."""
         action = action_spec(env.action_space, task)
         self.env = env
-        self.metadata, self.render_mode = env.metadata, env.render_mode
+        self.metadata, self.render_mode = dict(env.metadata or {}), env.render_mode
         space: Any = env.observation_space
         if isinstance(env, ObservationGroups) and env.image is not None:
             self.observation_space, self._flatten = space, np.asarray

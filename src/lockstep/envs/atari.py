@@ -70,7 +70,7 @@ def settings_of(registered: Any, config: EnvConfig) -> tuple[str, AtariOptions, 
 def _options_of(registered: Any, config: EnvConfig) -> AtariOptions:
     """Options from the task's id and `env.kwargs`."""
     kwargs = dict(config.kwargs)
-    refuse_unknown_kwargs(AtariOptions, kwargs, registered.id)
+    refuse_unknown_kwargs(AtariOptions, config, registered.id, settings=False)
     if not isinstance(registered.kwargs["frameskip"], int) and "frameskip" not in kwargs:
         steady = registered.id.replace("-v", "NoFrameskip-v")
         raise ConfigError(

@@ -20,10 +20,19 @@ from lockstep.envs.groups import ObservationGroups, refuse_groups
 from lockstep.envs.load import load_object, near
 from lockstep.envs.mujoco_warnings import of_gymnasium, without_warnings
 from lockstep.envs.spaces import action_spec, image_shape, observation_size
-from lockstep.envs.spec import EnvSpec
+from lockstep.envs.spec import EnvSpec, threshold_of
 from lockstep.envs.vector import BUILT_IN, GROUPS, VectorEnv, refuse_single_env_settings, refuse_unknown_kwargs
 from lockstep.envs.workers import WorkerEnvs
 from lockstep.errors import ConfigError
+
+_OF_MAKE = {
+    "max_episode_steps": "use env.max_episode_steps",
+    "disable_env_checker": "Gymnasium's own checks are always off (`lockstep check TASK` has ours); leave it out",
+    "id": "the setting task names the environment; leave it out",
+}
+"""The arguments of `gymnasium.make` itself, and what to do instead."""
+_OF_MAKE_VEC = ("vectorization_mode", "vector_kwargs", "wrappers")
+"""Those of `gymnasium.make_vec`, which no entry point receives."""
 
 
 def known_tasks() -> list[str]:
@@ -46,6 +55,7 @@ def make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training:
     if atari.is_game(registered):
         refuse_groups(config, f"{task} observes images")
         return _games(registered, config, num_envs, render=render, training=training)
+    _refuse_arguments_of_make(config)
     kwargs = dict(config.kwargs) | ({"render_mode": "rgb_array"} if render else {})
     limit = registered.max_episode_steps if config.max_episode_steps is None else config.max_episode_steps
     refusal = None
@@ -57,7 +67,7 @@ def make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training:
             creator: Callable[..., Any] = partial(
                 gymnasium.make_vec, task, vectorization_mode="vector_entry_point", **kwargs, **limits
             )
-            made = _adapt_vector(creator, task, num_envs, _number(registered.reward_threshold), limit)
+            made = _adapt_vector(creator, task, num_envs, threshold_of(registered, task), limit)
             if not isinstance(made, str):
                 return made
             refusal = made
@@ -67,9 +77,9 @@ def make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training:
         reason = refusal or f"env.vectorization={config.vectorization}; use auto"
         raise ConfigError(f"task={task} has only a vectorized entry point, which cannot be used: {reason}")
     with config_errors(task):
-        refuse_unknown_kwargs(_creator(registered.entry_point), dict(config.kwargs), task)
+        refuse_unknown_kwargs(_creator(registered.entry_point), config, task, settings=False)
     env = _vectorize(creator_of_id(task, config, kwargs), task, config, num_envs)
-    return SingleEnvs(env, _number(registered.reward_threshold), limit, task)
+    return SingleEnvs(env, threshold_of(registered, task), limit, task)
 
 
 def _games(registered: Any, config: EnvConfig, num_envs: int, *, render: bool, training: bool) -> VectorEnv:
@@ -92,12 +102,12 @@ def adapt_class(cls: type, task: str, config: EnvConfig, num_envs: int, *, rende
     The class attribute `reward_threshold` is the mean return at which the task counts as solved.
     """
     kwargs = dict(config.kwargs) | ({"render_mode": "rgb_array"} if render else {})
-    limit, threshold = config.max_episode_steps, _number(getattr(cls, "reward_threshold", None))
+    limit, threshold = config.max_episode_steps, threshold_of(cls, task)
     if issubclass(cls, GymnasiumVectorEnv):
         refuse_groups(config, f"{task} is vectorized itself")
         refuse_single_env_settings(config, f"{task} is vectorized itself")
+        refuse_unknown_kwargs(cls, config, task, settings=True)
         limits = {} if limit is None else {"max_episode_steps": limit}
-        refuse_unknown_kwargs(cls, dict(config.kwargs) | limits, task)
         made = _adapt_vector(partial(cast(Any, cls), **kwargs, **limits), task, num_envs, threshold, limit)
         if isinstance(made, str):
             raise ConfigError(f"task={task} cannot be used: {made}")
@@ -106,7 +116,7 @@ def adapt_class(cls: type, task: str, config: EnvConfig, num_envs: int, *, rende
         return None
     if config.vectorization == "entry_point":
         raise ConfigError(f"env.vectorization=entry_point: {task} is a single environment; use auto, sync or async")
-    refuse_unknown_kwargs(cls, dict(config.kwargs), task)
+    refuse_unknown_kwargs(cls, config, task, settings=False)
     create = creator_of_class(cast(Any, cls), config, kwargs)
     return SingleEnvs(_vectorize(create, task, config, num_envs), threshold, limit, task)
 
@@ -137,6 +147,13 @@ def env_factory(create: Callable[[], Env], task: str, config: EnvConfig) -> EnvF
     return EnvFactory(create, tuple(wrappers), task, os.getpid())
 
 
+def _refuse_arguments_of_make(config: EnvConfig) -> None:
+    """Refuse names under `env.kwargs` that `gymnasium.make` takes for itself, so that no environment receives them."""
+    for name, advice in _OF_MAKE.items():
+        if name in config.kwargs:
+            raise ConfigError(f"env.kwargs {name}={config.kwargs[name]}: {advice}")
+
+
 def _entry_point_refusal(registered: Any, config: EnvConfig, kwargs: Mapping[str, Any]) -> str | None:
     """Why the task's vectorized entry point does not support the config; `None` if it does."""
     if registered.vector_entry_point is None:
@@ -150,14 +167,11 @@ def _entry_point_refusal(registered: Any, config: EnvConfig, kwargs: Mapping[str
         return "its entry point takes no max_episode_steps"
     with config_errors(registered.id):
         parameters = inspect.signature(_creator(registered.vector_entry_point)).parameters
-    unknown = [name for name in kwargs if name not in parameters]
-    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    unknown = [name for name in kwargs if name in _OF_MAKE_VEC or not (takes_all or name in parameters)]
+    if unknown:
         return f"its entry point takes no {', '.join(unknown)}"
     return None
-
-
-def _number(threshold: float | None) -> float | None:
-    return None if threshold is None else float(threshold)  # some tasks register an int
 
 
 def _creator(entry_point: Any) -> Any:
@@ -172,7 +186,8 @@ def _adapt_vector(
         env = creator(num_envs=num_envs)
         observation_space: Any = env.single_observation_space
     try:
-        mode = env.metadata.get("autoreset_mode")
+        metadata: Mapping[str, Any] = env.metadata or {}
+        mode = metadata.get("autoreset_mode")
         if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
             env.close()
             return "it does not say that it resets ended environments itself (metadata autoreset_mode)"

@@ -16,6 +16,7 @@ from lockstep.envs.vector import (
     VectorEnv,
     kwargs_of,
     refuse_single_env_settings,
+    refuse_taken_kwargs,
     refuse_unknown_kwargs,
 )
 from lockstep.errors import ConfigError
@@ -197,10 +198,7 @@ def _check(config: EnvConfig, num_envs: int) -> None:
     """Refuse settings that are invalid for every task."""
     if num_envs < 1:
         raise ConfigError(f"num_envs={num_envs} must be at least 1")
-    if "render_mode" in config.kwargs:
-        raise ConfigError(
-            f"env.kwargs render_mode={config.kwargs['render_mode']} is set by Lockstep; remove it from env.kwargs"
-        )
+    refuse_taken_kwargs(config)
 
 
 def cannot_be_drawn(task: str) -> ConfigError:
@@ -218,7 +216,7 @@ def _build(cls: type, task: str, config: EnvConfig, num_envs: int, render: bool)
     refuse_single_env_settings(config, f"{task} is vectorized itself")
     kwargs = kwargs_of(config)
     _refuse_single(cls, task)
-    refuse_unknown_kwargs(cls, kwargs, task)
+    refuse_unknown_kwargs(cls, config, task, settings=True)
     try:
         env = cls(num_envs=num_envs, **kwargs)
     except ConfigError as error:

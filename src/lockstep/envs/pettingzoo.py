@@ -22,7 +22,7 @@ from lockstep.envs.spaces import (
     image_shape,
     restore_action,
 )
-from lockstep.envs.spec import EnvSpec
+from lockstep.envs.spec import EnvSpec, threshold_of
 from lockstep.envs.state import has_state_methods
 from lockstep.envs.vector import Step, VectorEnv, refuse_unknown_kwargs
 from lockstep.errors import ConfigError, RunError
@@ -87,7 +87,7 @@ def adapt(creator: Callable[..., Any], task: str, config: EnvConfig, num_envs: i
                 f"env.{name}={value} is for environments of Gymnasium; {task} is one of PettingZoo: remove it"
             )
     with config_errors(task):
-        refuse_unknown_kwargs(creator, dict(config.kwargs), task)
+        refuse_unknown_kwargs(creator, config, task, settings=False)
         kwargs = dict(config.kwargs) | ({"render_mode": "rgb_array"} if render else {})
         first = creator(**kwargs)
         count = -(-num_envs // max(len(first.possible_agents), 1))
@@ -120,7 +120,7 @@ class ParallelEnvs:
             action=action_spec(action, task),
             autoreset="same_step",
             separately_seedable=True,
-            reward_threshold=getattr(envs[0], "reward_threshold", None),
+            reward_threshold=threshold_of(envs[0], task),
             max_episode_steps=limit,
             num_agents=len(self._agents),
         )
@@ -160,7 +160,9 @@ class ParallelEnvs:
                     missing = [agent not in part for part in (observed, rewards, ended, cut)]
                     if any(missing):
                         raise RunError(f"environment {e}: step returned nothing for agent {agent}, which acted")
-                    reward[row], terminated[row] = rewards[agent], ended[agent]
+                    with np.errstate(over="ignore"):  # one beyond float32 becomes infinite, which the rollout refuses
+                        reward[row] = rewards[agent]
+                    terminated[row] = ended[agent]
                     truncated[row] = cut[agent] or (at_limit and not ended[agent])
                 if agent in observed and not self._ended[row]:
                     self._observation[row] = self._flat(e, agent, observed)

@@ -169,6 +169,15 @@ class EnvSpec:
         return cls(**fields)
 
 
+def threshold_of(owner: Any, task: str) -> float | None:
+    """The `reward_threshold` of a class, an environment or an entry of Gymnasium's registry; `None` if it has none."""
+    threshold = getattr(owner, "reward_threshold", None)
+    try:
+        return None if threshold is None else float(threshold)  # some tasks register an int
+    except (TypeError, ValueError):
+        raise ConfigError(f"task={task}: reward_threshold={threshold!r} is no number; give one, or None") from None
+
+
 def number_columns(parts: Sequence[ImagePart], size: int) -> list[slice]:
     """The columns of an observation of `size` numbers that belong to no image."""
     edges = [0, *(edge for part in parts for edge in (part.columns.start, part.columns.stop)), size]

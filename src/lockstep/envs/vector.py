@@ -115,8 +115,25 @@ def has_critic_observation(env: VectorEnv) -> TypeGuard[CriticEnv]:
 
 def kwargs_of(config: EnvConfig) -> dict[str, Any]:
     """The keyword arguments of an environment class: `env.kwargs`, and the settings of `SETTINGS` that are set."""
+    refuse_taken_kwargs(config)
+    return dict(config.kwargs) | _given_settings(config)
+
+
+def _given_settings(config: EnvConfig) -> dict[str, Any]:
+    """The settings of `SETTINGS` that are set, by name."""
     chosen = {name: getattr(config, name) for name in SETTINGS}
-    return dict(config.kwargs) | {name: value for name, value in chosen.items() if value not in (None, ())}
+    return {name: value for name, value in chosen.items() if value not in (None, ())}
+
+
+def refuse_taken_kwargs(config: EnvConfig) -> None:
+    """Refuse names under `env.kwargs` that Lockstep passes itself, or that a setting gives too."""
+    kwargs = config.kwargs
+    for name, advice in (("render_mode", "remove it from env.kwargs"), ("num_envs", "use num_envs")):
+        if name in kwargs:
+            raise ConfigError(f"env.kwargs {name}={kwargs[name]} is set by Lockstep; {advice}")
+    for name, value in _given_settings(config).items():
+        if name in kwargs:
+            raise ConfigError(f"env.kwargs {name}={kwargs[name]}: env.{name}={value} is given, too; leave out one")
 
 
 def refuse_single_env_settings(config: EnvConfig, reason: str) -> None:
@@ -128,8 +145,15 @@ def refuse_single_env_settings(config: EnvConfig, reason: str) -> None:
         raise ConfigError(f"{setting} is for single Gymnasium environments; {reason}: remove it")
 
 
-def refuse_unknown_kwargs(creator: Any, kwargs: dict[str, Any], task: str) -> None:
-    """Refuse keyword arguments that `creator` does not take; the error names those it takes."""
+def refuse_unknown_kwargs(creator: Any, config: EnvConfig, task: str, *, settings: bool) -> None:
+    """Refuse keyword arguments that `creator` does not take; the error names those it takes.
+
+    Args:
+        creator: of the environments.
+        config: of the environments.
+        task: the task.
+        settings: whether it takes the settings of `SETTINGS` as arguments; otherwise only `env.kwargs`.
+    """
     try:
         parameters = inspect.signature(creator).parameters.values()
     except (TypeError, ValueError):  # no signature available; the call itself will fail
@@ -138,13 +162,15 @@ def refuse_unknown_kwargs(creator: Any, kwargs: dict[str, Any], task: str) -> No
     known = [
         p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY and p.name not in ("num_envs", "render_mode")
     ]
-    for name in kwargs:
-        if name in GROUPS and name not in known:
+    for name, value in (kwargs_of(config) if settings else config.kwargs).items():
+        if name in known or (takes_all and name not in GROUPS):
+            continue
+        if name in SETTINGS and not settings:
+            raise ConfigError(f"env.kwargs {name}={value}: use env.{name}")
+        given = f"env.kwargs {name}" if name in config.kwargs else f"env.{name}"
+        if name in GROUPS:
             raise ConfigError(
-                f"env.{name}={list(kwargs[name])} is for tasks whose observations have groups; {task} has none: "
-                "leave it out"
+                f"{given}={list(value)} is for tasks whose observations have groups; {task} has none: leave it out"
             )
-        if not takes_all and name not in known:
-            setting = f"env.{name}" if name in SETTINGS else f"env.kwargs {name}"
-            takes = ", ".join(known) or "no keyword arguments"
-            raise ConfigError(f"{setting}={kwargs[name]!r} is unknown to {task}{near(name, known)} (it takes {takes})")
+        takes = ", ".join(known) or "no keyword arguments"
+        raise ConfigError(f"{given}={value!r} is unknown to {task}{near(name, known)} (it takes {takes})")

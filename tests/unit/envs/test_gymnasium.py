@@ -2,6 +2,7 @@
 
 import gymnasium
 import numpy as np
+import own_envs
 import pytest
 from gymnasium import spaces
 from own_envs import Counter
@@ -10,6 +11,9 @@ from lockstep.envs.gymnasium import SingleEnvs, VectorizedTask
 from lockstep.envs.make import env_spec, make_vector_env
 from lockstep.errors import ConfigError, RunError
 from lockstep.run import EnvConfig
+from lockstep.session.env_checks.episodes import Limits
+from lockstep.session.env_checks.report import Report
+from lockstep.session.env_checks.task import check_task
 
 SYNC = EnvConfig(vectorization="sync")
 
@@ -202,6 +206,39 @@ def test_a_gymnasium_vector_class_with_same_step_autoreset():
     assert terminated.all()
     np.testing.assert_array_equal(observation, np.zeros((2, 4)))
     np.testing.assert_array_equal(final, np.full((2, 4), 2))
+
+
+@pytest.mark.parametrize("threshold", ["high", (1, 2)])
+def test_a_threshold_that_is_no_number_is_refused(threshold, monkeypatch):
+    for cls in (own_envs.Counter, own_envs.GymVector):
+        monkeypatch.setattr(cls, "reward_threshold", threshold, raising=False)
+        with pytest.raises(ConfigError, match=r"task=own_envs:\w+: reward_threshold=.* is no number"):
+            env_spec(f"own_envs:{cls.__name__}", EnvConfig())
+        monkeypatch.setattr(cls, "reward_threshold", 3)
+        found = env_spec(f"own_envs:{cls.__name__}", EnvConfig()).reward_threshold
+        assert found == 3 and isinstance(found, float)
+
+
+def test_a_task_may_have_no_metadata(monkeypatch):
+    monkeypatch.setattr(own_envs.Counter, "metadata", None)
+    env = own()
+    assert env.reset([5]).tolist() == [[5, 0]]
+    assert env.frames_per_second == 30
+    monkeypatch.setattr(own_envs.GymVector, "metadata", None)
+    with pytest.raises(ConfigError, match="metadata autoreset_mode"):
+        env_spec("own_envs:GymVector", EnvConfig())
+    report = Report()
+    check_task("own_envs:GymVector", EnvConfig(), report, Limits(seconds=0))
+    assert any("autoreset_mode None" in fault for fault in report.faults)
+
+
+def test_a_reward_beyond_float32_becomes_infinite_without_a_warning_of_numpy(monkeypatch):
+    """The rollout then refuses it, with its environment and step; numpy's warning is an error here."""
+    step = Counter.step
+    monkeypatch.setattr(Counter, "step", lambda self, action: (step(self, action)[0], 1e300, False, False, {}))
+    env = own()
+    env.reset([5])
+    assert env.step(np.zeros(1, np.int64))[1].tolist() == [np.inf]
 
 
 def test_an_environment_that_raises_is_named_by_index(tmp_path):

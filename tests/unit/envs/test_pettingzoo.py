@@ -62,6 +62,28 @@ def test_video_has_the_speed_of_the_task(monkeypatch):
     assert env.frames_per_second == 10
 
 
+def test_threshold_of_a_class_is_a_number(monkeypatch):
+    cls = type(make_vector_env(LEAVING, THREE, 3)._envs[0])
+    monkeypatch.setattr(cls, "reward_threshold", 7, raising=False)
+    assert isinstance(env_spec(LEAVING, THREE).reward_threshold, float)
+    monkeypatch.setattr(cls, "reward_threshold", "high")
+    with pytest.raises(ConfigError, match="reward_threshold='high' is no number"):
+        env_spec(LEAVING, THREE)
+
+
+def test_reward_beyond_float32_becomes_infinite_without_a_warning_of_numpy(monkeypatch):
+    env = make_vector_env(LEAVING, THREE, 3)
+    step = env._envs[0].step
+
+    def beyond(action):
+        observed, rewards, *others = step(action)
+        return observed, dict.fromkeys(rewards, 1e300), *others
+
+    monkeypatch.setattr(env._envs[0], "step", beyond)
+    env.reset([0, 0, 0])
+    assert np.isinf(env.step(np.zeros(3, np.int64))[1]).all()
+
+
 def test_agent_that_ended_waits_for_the_others_with_weight_0():
     env, actor, collector, rollout = collected()
     assert (env.spec.num_agents, env.num_envs) == (3, 6)

@@ -41,7 +41,7 @@ def make_device_env(task: str, config: EnvConfig) -> DeviceEnv:
     refuse_single_env_settings(config, f"{task} lives on the device")
     kwargs = kwargs_of(config)
     maker = _find_maker(task)
-    refuse_unknown_kwargs(maker, kwargs, task)
+    refuse_unknown_kwargs(maker, config, task, settings=True)
     try:
         env = maker(**kwargs)
     except (ConfigError, RunError) as error:

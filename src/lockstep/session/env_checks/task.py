@@ -18,7 +18,7 @@ from lockstep.envs.limits import without_limits
 from lockstep.envs.load import load_module
 from lockstep.envs.make import is_jax_task, jax_module, make_vector_env
 from lockstep.envs.spec import EnvSpec
-from lockstep.envs.vector import VectorEnv, kwargs_of, refuse_unknown_kwargs
+from lockstep.envs.vector import VectorEnv, kwargs_of, refuse_taken_kwargs, refuse_unknown_kwargs
 from lockstep.session.env_checks.episodes import Limits, check_episodes
 from lockstep.session.env_checks.report import CheckEndedError, Report
 from lockstep.session.env_checks.single_env import check_single
@@ -46,6 +46,7 @@ def check_task(task: str, config: EnvConfig, report: Report, limits: Limits, *, 
     Raises:
         ConfigError: the task does not exist, or cannot be made with this config.
     """
+    refuse_taken_kwargs(config)
     config = without_limits(config)  # the faults are those of the environment itself
     with _preserve_random_state(), warnings.catch_warnings(), suppress(CheckEndedError):
         warnings.simplefilter("ignore")
@@ -63,7 +64,7 @@ def _check(task: str, config: EnvConfig, report: Report, limits: Limits, *, trac
     if cls is not None and _derives(cls, gymnasium.vector.VectorEnv):
         _check_vector_class(cls, task, config, report, limits)
     elif cls is not None and _derives(cls, gymnasium.Env):
-        refuse_unknown_kwargs(cls, dict(config.kwargs), task)
+        refuse_unknown_kwargs(cls, config, task, settings=False)
         create = tasks.creator_of_class(cls, config, config.kwargs)
         _check_single(create, task, config, config.max_episode_steps, report, limits)
     else:
@@ -135,7 +136,7 @@ def _check_single(
 
 def _check_vector_class(cls: type, task: str, config: EnvConfig, report: Report, limits: Limits) -> None:
     limit, kwargs = config.max_episode_steps, kwargs_of(config)
-    refuse_unknown_kwargs(cls, kwargs, task)
+    refuse_unknown_kwargs(cls, config, task, settings=True)
     create: Any = cls
     _check_gymnasium(lambda: create(num_envs=NUM_ENVS, **kwargs), limit, task, report, limits)
 

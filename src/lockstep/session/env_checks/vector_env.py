@@ -138,7 +138,7 @@ class GymnasiumVectorDriver(EnvDriver):
         self._space: Any = batch_space(env.single_observation_space, env.num_envs)
         self._action = action_spec(env.single_action_space, task)
         self._restore_action = restore_action(env.single_action_space, self._action)
-        self._same_step = env.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP
+        self._same_step = (env.metadata or {}).get("autoreset_mode") is AutoresetMode.SAME_STEP
 
     def reset(self, seed: int) -> Any:
         """Start new episodes everywhere."""
@@ -180,7 +180,7 @@ def check_modes(env: gymnasium.vector.VectorEnv[Any, Any, Any], report: Report) 
         report.fatal(
             f"num_envs is {getattr(env, 'num_envs', None)!r} after __init__(num_envs={NUM_ENVS}); set self.num_envs"
         )
-    mode: Any = env.metadata.get("autoreset_mode")
+    mode: Any = (env.metadata or {}).get("autoreset_mode")
     if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
         report.fatal(
             f"metadata says autoreset_mode {mode}; let the class reset ended environments itself and say how: "

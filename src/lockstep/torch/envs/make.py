@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -59,19 +61,11 @@ def make_tensor_env(
         render: make environments that can be drawn (`DrawnTensorEnv`).
     """
     refuse_single_env_settings(config, f"{task} is vectorized itself")
-    kwargs = kwargs_of(config)
-    for name in ("device", "num_envs"):
-        if name in kwargs:
-            raise ConfigError(f"env.kwargs {name}={kwargs[name]} is set by Lockstep; use the setting {name}")
+    _refuse_device(config)
     maker = _find_drawing_maker(task) if render else _find_maker(task)
-    refuse_unknown_kwargs(maker, kwargs, task)
-    try:
-        env = maker(num_envs=num_envs, device=device, **kwargs)
-    except (ConfigError, RunError) as error:
-        message = str(error)
-        raise ConfigError(message if message.startswith("task=") else f"task={task}: {message}") from error
-    except Exception as error:
-        raise ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}") from error
+    refuse_unknown_kwargs(maker, config, task, settings=True)
+    with _config_errors(task):
+        env = maker(num_envs=num_envs, device=device, **kwargs_of(config))
     checked = _check_protocol(env, task, num_envs)
     return LimitedEnv(checked, config, task) if has_limits(config) else checked
 
@@ -80,12 +74,32 @@ def tensor_env_spec(task: str, config: EnvConfig) -> EnvSpec:
     """The spec of `task`; unless its adapter has a cheaper way, one environment is made on the CPU and closed."""
     adapter = _adapter_of(task)
     if adapter is not None and hasattr(adapter, "env_spec"):
-        return limited_spec(adapter.env_spec(task, without_limits(config)), config, task)
+        _refuse_device(config)
+        with _config_errors(task):
+            spec = adapter.env_spec(task, without_limits(config))
+        return limited_spec(spec, config, task)
     env = make_tensor_env(task, config, 1, torch.device("cpu"))
     try:
         return env.spec
     finally:
         env.close()
+
+
+def _refuse_device(config: EnvConfig) -> None:
+    if "device" in config.kwargs:
+        raise ConfigError(f"env.kwargs device={config.kwargs['device']} is set by Lockstep; use device")
+
+
+@contextmanager
+def _config_errors(task: str) -> Generator[None]:
+    """Convert errors of making an environment, or of a suite that describes one, into a `ConfigError` with the task."""
+    try:
+        yield
+    except (ConfigError, RunError) as error:
+        message = str(error)
+        raise ConfigError(message if message.startswith("task=") else f"task={task}: {message}") from error
+    except Exception as error:
+        raise ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}") from error
 
 
 def _adapter_of(task: str) -> Any:

@@ -41,12 +41,18 @@ def flatten(space: Space, value: Any) -> Tensor:
         case gymnasium.spaces.Box():
             return cast(Tensor, value).reshape(len(value), -1).float()  # a space without dimensions is one number
         case gymnasium.spaces.Discrete():
-            return one_hot(cast(Tensor, value).flatten().long(), int(space.n)).float()
+            return _one_hot(cast(Tensor, value).flatten(), space.n, space.start)
         case gymnasium.spaces.MultiDiscrete():
-            columns = cast(Tensor, value).flatten(1).long().unbind(1)
-            return torch.cat([one_hot(x, int(n)).float() for x, n in zip(columns, space.nvec, strict=True)], 1)
+            columns = cast(Tensor, value).flatten(1).unbind(1)
+            choices = zip(columns, space.nvec.ravel(), space.start.ravel(), strict=True)
+            return torch.cat([_one_hot(*column) for column in choices], 1)
         case _:
             return torch.cat([flatten(part, value[name]) for name, part in named_parts(space)], 1)
+
+
+def _one_hot(choice: Tensor, n: Any, start: Any) -> Tensor:
+    """Choices [B] from `start` to `start + n - 1` as float32 [B, n]."""
+    return one_hot(choice.long() - int(start), int(n)).float()
 
 
 def image_shape(space: Space, *, floats: bool = False) -> tuple[int, int, int] | None:

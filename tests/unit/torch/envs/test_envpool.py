@@ -10,8 +10,9 @@ import torch
 from gymnasium import spaces
 
 from lockstep.config.env import EnvConfig
+from lockstep.envs.make import env_spec
 from lockstep.errors import ConfigError
-from lockstep.torch.envs import envpool
+from lockstep.torch.envs import envpool, spec_cache
 from lockstep.torch.envs.envpool import EnvPoolEnv
 from lockstep.torch.envs.host import without_training_aids
 
@@ -134,6 +135,27 @@ def test_unknown_names_are_refused(monkeypatch):
     monkeypatch.setattr(envpool, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"lockstep-rl\[envpool\]"):
         envpool.maker("envpool/Mine-v1")
+
+
+def test_what_the_pool_raises_while_its_spec_is_read_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(envpool, "find_spec", lambda name: name)
+    monkeypatch.setattr(spec_cache, "version", lambda package: "1")
+
+    def refusing(task, **options):
+        if "noise" in options:
+            raise TypeError("incompatible function arguments")
+        return SimpleNamespace(config=OPTIONS(1, 0, 3, 0.0))
+
+    monkeypatch.setattr(sys.modules["envpool"], "make_spec", refusing)
+    for kwargs, message in (
+        ({"noise": "x"}, "task=envpool/Mine-v1 could not be made: TypeError: incompatible function arguments"),
+        ({"nois": 1}, "task=envpool/Mine-v1: env.kwargs nois is no option"),
+        ({"device": "cpu"}, "env.kwargs device=cpu is set by Lockstep; use device"),
+        ({"num_envs": 3}, "env.kwargs num_envs=3 is set by Lockstep; use num_envs"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            env_spec("envpool/Mine-v1", EnvConfig(kwargs=kwargs))
 
 
 def test_evaluations_play_whole_games_for_their_own_score():

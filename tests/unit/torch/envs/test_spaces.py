@@ -6,6 +6,7 @@ import torch
 from gymnasium import spaces
 
 from lockstep.envs.spaces import action_spec as numpy_action_spec
+from lockstep.envs.spaces import flatten_observation
 from lockstep.envs.spec import ActionSpec
 from lockstep.errors import ConfigError
 from lockstep.torch.envs.spaces import (
@@ -32,6 +33,10 @@ BOX = spaces.Box(-1, 1, (2,))
         (spaces.Discrete(3), [[2]], [[0, 0, 1]]),
         (spaces.Discrete(3), [1], [[0, 1, 0]]),
         (spaces.MultiDiscrete([2, 3]), [[1, 0]], [[0, 1, 1, 0, 0]]),
+        (spaces.Discrete(3, start=-1), [-1], [[1, 0, 0]]),
+        (spaces.Discrete(3, start=1), [3], [[0, 0, 1]]),
+        (spaces.MultiDiscrete([2, 3], start=[5, -1]), [[6, -1]], [[0, 1, 1, 0, 0]]),
+        (spaces.MultiDiscrete([[2], [3]], start=[[5], [-1]]), [[[6], [-1]]], [[0, 1, 1, 0, 0]]),
     ],
 )
 def test_a_space_is_flattened(space, value, expected):
@@ -39,6 +44,7 @@ def test_a_space_is_flattened(space, value, expected):
     assert flat.dtype == torch.float32
     assert flat.tolist() == expected
     assert flat_size(space) == len(expected[0])
+    assert flatten_observation(space)(np.array(value[0])).tolist() == expected[0], "as on the host"
 
 
 def test_parts_follow_each_other_in_the_order_of_the_space():

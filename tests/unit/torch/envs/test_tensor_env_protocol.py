@@ -28,8 +28,8 @@ def test_a_class_is_found_by_its_attribute():
     ("task", "config", "message"),
     [
         (WALK, EnvConfig(kwargs={"autorest": "next_step"}), "did you mean autoreset"),
-        (WALK, EnvConfig(kwargs={"device": "cpu"}), "use the setting device"),
-        (WALK, EnvConfig(kwargs={"num_envs": 3}), "use the setting num_envs"),
+        (WALK, EnvConfig(kwargs={"device": "cpu"}), "device=cpu is set by Lockstep; use device"),
+        (WALK, EnvConfig(kwargs={"num_envs": 3}), "num_envs=3 is set by Lockstep; use num_envs"),
         (WALK, EnvConfig(vectorization="async"), "is vectorized itself"),
         (WALK.replace("Walk", "WithoutDevice"), EnvConfig(), "lacks device"),
         (WALK.replace("Walk", "Capturable"), EnvConfig(), "lacks generators, which `capturable = True` needs"),
