@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, cast
 
+from lockstep.config import settings
 from lockstep.envs import isaac
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import OneLineParser, without_flags
+from lockstep.system.files import read_text
 from lockstep.world import World
 
 ENTRY_POINTS = {
@@ -143,8 +146,24 @@ def _agent(library: str, agent: str | None, task: str) -> str:
     if agent.endswith((".yaml", ".yml")):
         if not Path(agent).is_file():
             raise ConfigError(f"--agent {agent}: the file does not exist")
+        read_agent_file(agent)
     elif not isaac.is_isaac(task):
         raise ConfigError(f"--agent {agent} is no YAML file, and only tasks of Isaac Lab publish settings by name")
+    return agent
+
+
+def read_agent_file(path: str) -> dict[str, Any]:
+    """The settings in a YAML file of a library. Raises `ConfigError` if they cannot be such a library's."""
+    found = settings.parse(read_text(Path(path)), path)
+    if not isinstance(found, dict):
+        raise ConfigError(f"--agent {path} holds no settings")
+    agent = cast("dict[str, Any]", found)
+    params = agent.get("params", agent)
+    if not isinstance(params, dict):
+        raise ConfigError(f"--agent {path}: params={params} must hold the settings of rl_games by name")
+    seed = cast("dict[str, Any]", params).get("seed")
+    if not isinstance(seed, int | None) or (seed or 0) < 0:
+        raise ConfigError(f"--agent {path}: seed={seed} must be a whole number of at least 0; --seed S goes before it")
     return agent
 
 

@@ -28,7 +28,7 @@ from lockstep.record.failure import record_failure
 from lockstep.record.run_dir import RunDir, mark_failed
 from lockstep.record.summary import empty_summary, seconds_since_process_start
 from lockstep.system.files import shown_path
-from lockstep.workflows.library_arguments import DISTRIBUTIONS, ENTRY_POINTS, LibraryRequest
+from lockstep.workflows.library_arguments import DISTRIBUTIONS, ENTRY_POINTS, LibraryRequest, read_agent_file
 from lockstep.world import World
 
 if TYPE_CHECKING:
@@ -333,14 +333,6 @@ def check_equal(gather: Gather, arrays: Mapping[str, np.ndarray]) -> None:
 def run_name(request: LibraryRequest) -> str:
     """Task and library as the name of a folder."""
     return re.sub(r"[^\w.-]+", "-", f"{request.task}-{request.library}").strip("-.")
-
-
-def read_agent_file(path: str) -> dict[str, Any]:
-    """The settings in a YAML file of a library."""
-    found = settings.parse(Path(path).read_text(encoding="utf-8"), path)
-    if not isinstance(found, dict):
-        raise ConfigError(f"--agent {path} holds no settings")
-    return cast("dict[str, Any]", found)
 
 
 def plain(value: Any) -> Any:

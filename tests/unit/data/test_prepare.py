@@ -326,17 +326,27 @@ def test_late_bad_row_leaves_nothing_and_is_reported(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
-def test_leftovers_of_killed_processes_are_removed(tmp_path):
-    log, out = write_log(tmp_path / "log.jsonl", many(trajectories=4)), tmp_path / "out"
+@pytest.mark.parametrize("name", ["out", "out[1]*"])
+def test_leftovers_of_killed_processes_are_removed(tmp_path, name):
+    log, out = write_log(tmp_path / "log.jsonl", many(trajectories=4)), tmp_path / name
     prepare_dataset([log], out, PrepareOptions(), show=silent)
-    (tmp_path / ".out.abc.unfinished").mkdir()
-    (tmp_path / ".out.abc.unfinished" / "run_00000").write_bytes(b"half")
-    (tmp_path / ".out.abc.replaced").mkdir()
-    out.rename(tmp_path / ".out.abc.replaced" / "data")  # killed between the two renames of a replacement
+    (tmp_path / f".{name}.abc.unfinished").mkdir()
+    (tmp_path / f".{name}.abc.unfinished" / "run_00000").write_bytes(b"half")
+    (tmp_path / f".{name}.abc.replaced").mkdir()
+    out.rename(tmp_path / f".{name}.abc.replaced" / "data")  # killed between the two renames of a replacement
     printed = []
     prepare_dataset([log], out, PrepareOptions(), show=printed.append)
     assert printed == [f"{out} is prepared already"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "out"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", name]
+
+
+def test_a_place_where_no_lock_can_be_made_is_refused(tmp_path):
+    """The lock times out there, as where another process has it."""
+    log = write_log(tmp_path / "log.jsonl", many(trajectories=4))
+    with pytest.raises(
+        ConfigError, match=r"--out /proc/lockstep-none cannot be written \(.*\); name another directory"
+    ):
+        prepare_dataset([log], Path("/proc/lockstep-none"), PrepareOptions(), show=silent)
 
 
 def test_too_small_disk_is_reported_in_advance(tmp_path, monkeypatch):

@@ -57,6 +57,23 @@ def test_wrong_usage_is_one_line_and_code_2(words, message, capsys):
     assert len(lines) == 1 and message in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"seed: \xe9\n", "cannot read agent.yaml: 'utf-8' codec can't decode byte 0xe9"),
+        (b"params:\n", "--agent agent.yaml: params=None must hold the settings of rl_games by name"),
+        (b"params: {seed: abc}\n", "--agent agent.yaml: seed=abc must be a whole number of at least 0"),
+        (b"- 1\n", "--agent agent.yaml holds no settings"),
+    ],
+)
+def test_agent_files_that_cannot_be_are_refused_before_the_run_directory(content, message, tmp_path, capsys):
+    (tmp_path / "agent.yaml").write_bytes(content)
+    assert main("rl_games", lambda run: None, ["--task=Pendulum-v1", "--agent=agent.yaml"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not (tmp_path / "runs").exists()
+
+
 def test_run_directory_is_named_by_task_and_library():
     request, _ = parse("rsl_rl", ["--task=lockstep/Cartpole-v0", "--agent", "agent.yaml"])
     assert run_name(request) == "lockstep-Cartpole-v0-rsl_rl"

@@ -173,7 +173,10 @@ def _kinds(block: bytes) -> dict[str, str]:
     """The kinds of the columns in the first rows: `number`, `map` or `other`."""
     found: dict[str, str] = {}
     for text in block.split(b"\n", _LOOKED_AT)[:_LOOKED_AT]:
-        row: dict[str, Any] = msgspec.json.decode(text) if text.strip() else {}
+        try:
+            row: dict[str, Any] = msgspec.json.decode(text) if text.strip() else {}
+        except ValueError:
+            continue  # a value that is not UTF-8, in a column that may not be read
         for name, value in row.items():
             if value is not None:
                 is_number = isinstance(value, int | float) and not isinstance(value, bool)

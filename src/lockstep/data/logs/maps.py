@@ -204,7 +204,9 @@ def is_text(dtype: Any) -> bool:
 
 
 def error_text(error: Exception) -> str:
-    """The message of a msgspec error, without the path."""
+    """The message of a msgspec error, without the path; with the way out where the text is not UTF-8."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"is not text in UTF-8 ({error.reason}); save the file as UTF-8"
     return str(error).partition(" - at `")[0]
 
 

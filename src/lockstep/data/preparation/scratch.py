@@ -1,6 +1,7 @@
 """The lock and the scratch directory of a preparation, and the disk space that it needs."""
 
 import errno
+import glob
 import os
 import shutil
 import tempfile
@@ -23,6 +24,7 @@ def locked(out: Path, show: Callable[[str], None]) -> Generator[None]:
         try:
             lock.acquire(blocking=False)
         except Timeout:
+            path.touch()  # the lock also times out where its file cannot be made
             show(f"another process prepares {out}; waiting for it")
             lock.acquire()
     except OSError as error:
@@ -36,11 +38,12 @@ def locked(out: Path, show: Callable[[str], None]) -> Generator[None]:
 
 def remove_leftovers(out: Path) -> None:
     """Remove files that killed processes left behind. The caller holds the lock."""
-    for path in out.parent.glob(f".{out.name}.*.replaced"):
+    name = glob.escape(out.name)
+    for path in out.parent.glob(f".{name}.*.replaced"):
         if not out.exists() and (path / "data").exists():
             os.rename(path / "data", out)  # killed between the two renames: the old data is complete
         shutil.rmtree(path, ignore_errors=True)
-    for path in out.parent.glob(f".{out.name}.*.unfinished"):
+    for path in out.parent.glob(f".{name}.*.unfinished"):
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -42,8 +42,8 @@ class GreedyPolicy(nn.Module):
             self.register_buffer("mean", torch.from_numpy(observations.mean).float())
             self.register_buffer("scale", torch.from_numpy(1 / deviation).float())
         low, high = self.action.float32_bounds
-        self.register_buffer("low", torch.from_numpy(low))
-        self.register_buffer("high", torch.from_numpy(high))
+        self.register_buffer("low", torch.tensor(low))  # a copy: torch.export cannot save an empty array of numpy's
+        self.register_buffer("high", torch.tensor(high))
         self.register_buffer("start", torch.tensor(self.action.start))
 
     def forward(self, observation: Tensor, state: Tensor | None = None) -> dict[str, Tensor]:

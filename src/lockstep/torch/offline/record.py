@@ -85,6 +85,8 @@ def _by_policy(policy: Any, observations: Any, spec: EnvSpec, recording: Recordi
     actor = cast(Actor, actor_of(policy, torch.device("cpu")))
     if epsilon and spec.action.kind != "discrete":
         raise ConfigError(f"--epsilon {epsilon} is for tasks with named actions; leave it out, or use --sampled")
+    if isinstance(policy, LoggedPolicy) and recording.how == "sampled":
+        _check_density(policy, spec.action, recording)
     clip = clipper(spec.action)
     generator = stream(recording.seed, "record policy")
 
@@ -99,6 +101,22 @@ def _by_policy(policy: Any, observations: Any, spec: EnvSpec, recording: Recordi
         return clip(drawn), _log_density(distribution, parameters, drawn, spec.action)
 
     return choose
+
+
+def _check_density(policy: LoggedPolicy, action: ActionSpec, recording: Recording) -> None:
+    """Raise `ConfigError` if the task would clip numbers that the policy draws: they have the density of others."""
+    distribution = policy.distribution
+    if not isinstance(distribution, ActionsOfActor) or distribution.deterministic:
+        return
+    drawn = policy.policy_spec.action_spec
+    bounds = zip(*drawn.float32_bounds, *action.float32_bounds, strict=True)
+    for k, (least, most, low, high) in enumerate(bounds):
+        if least < low or most > high:
+            raise ConfigError(
+                f"--sampled: {recording.source} draws number {k} of an action from [{least:g}, {most:g}], of which its "
+                f"task takes [{low:g}, {high:g}], so that their densities would not be those of what is done; prepare "
+                f"its log with --set 'action_bounds=[{low:g}, {high:g}]' and train again, or leave --sampled out"
+            )
 
 
 def _log_density(distribution: Any, parameters: np.ndarray, drawn: np.ndarray, bounds: ActionSpec) -> np.ndarray | None:

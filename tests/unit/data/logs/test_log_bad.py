@@ -134,7 +134,7 @@ def test_invalid_utf8_is_rejected(tmp_path, text):
     if text == '"note"':
         assert len(table(path)) == 2  # nobody reads it
         return
-    with pytest.raises(ConfigError, match=r"row 1: .*utf-8"):
+    with pytest.raises(ConfigError, match=r"row 1: .*is not text in UTF-8 \(.*\); save the file as UTF-8"):
         table(path)
 
 
@@ -520,3 +520,11 @@ def test_deep_json_is_refused(tmp_path, text):
     (tmp_path / "a.jsonl").write_text(text)
     with pytest.raises(ConfigError, match=r"a\.jsonl"):
         whole(read_log([tmp_path / "a.jsonl"]))
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_rows_that_are_not_utf8_and_lack_columns_are_refused(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(b'[{"mdp_id": "\xe9", "sequence_number": 0}]' if name == "a.json" else b'{"mdp_id": "\xe9"}\n')
+    with pytest.raises(ConfigError, match="has no column"):
+        table(path)

@@ -120,6 +120,13 @@ def test_exported_file_acts_like_policy(tmp_path, name):
         np.testing.assert_allclose(found["action"], action[rows], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["choice", "choices of a matrix", "dqn"])
+def test_pt2_file_chooses_like_policy(tmp_path, name):
+    make, _ = POLICIES[name]
+    done = export_acting(make(), None, tmp_path / "policy.pt2", "torch")
+    assert (done.rows, done.num_same_action) == (1000, 1000)
+
+
 def test_pt2_file_acts_like_policy(tmp_path):
     make, observations = POLICIES["normalized"]
     done = export_acting(make(), observations, tmp_path / "policy.pt2", "torch")

@@ -1,16 +1,19 @@
 """Recorded log-densities near and at the bounds of actions: those by which estimates judge the same actions."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import made_data
+from lockstep.config.env import EnvConfig
 from lockstep.data.dataset import Dataset
 from lockstep.data.prepare import PrepareOptions, prepare_dataset
 from lockstep.envs.make import env_spec
 from lockstep.envs.spec import ActionSpec
+from lockstep.errors import ConfigError
 from lockstep.experience.rollout import clipper
 from lockstep.experience.sampling import DiagonalGaussian, NoisyDeterministic
 from lockstep.run import OfflineRun, dump, override
@@ -19,7 +22,7 @@ from lockstep.session.logged.recording import Recording
 from lockstep.session.policy_file import POLICY_FILE
 from lockstep.torch.distributions import SquashedGaussian
 from lockstep.torch.export import save_policy
-from lockstep.torch.offline.record import _log_density, record
+from lockstep.torch.offline.record import _by_policy, _log_density, record
 from lockstep.torch.offline.scorer import PolicyScorer
 from lockstep.torch.scoring.continuous_networks import GaussianActor
 from lockstep.torch.scoring.logged_policy import policy_of
@@ -82,7 +85,7 @@ def test_recorded_density_of_a_squashed_policy_is_that_of_its_draws_where_float3
     assert found.mean() == pytest.approx(float(wanted.mean()) - math.log(2.0), abs=1e-4)
 
 
-def a_run(tmp_path, algo, mean, log_std):
+def a_run(tmp_path, algo, mean, log_std, spec=None):
     """A run directory of a policy with this distribution in every state of Pendulum, and the policy."""
     path = made_data.continuous(tmp_path / "data", 50, state_size=3, action_size=1)
     run = override(OfflineRun(data=str(path), algo=algo, task="Pendulum-v1", network=SMALL), {"policy": "sampled"})
@@ -94,7 +97,7 @@ def a_run(tmp_path, algo, mean, log_std):
         network=SMALL,
         algo=algo,
         algorithm=run.algorithm,
-        spec=env_spec("Pendulum-v1", run.env),
+        spec=spec or env_spec("Pendulum-v1", run.env),
     )
     policy = policy_of(about, seed=1)
     outputs = [mean] if algo == "iql" else [mean, log_std]
@@ -126,6 +129,21 @@ def test_ratios_of_a_policy_to_its_own_log_are_one(tmp_path, algo, mean, log_std
     rows = dataset.rows(np.arange(len(dataset)))
     ratio = PolicyScorer(policy, run).score(rows, with_ratio=True, unlogged=np.zeros(0, np.int64)).ratio
     np.testing.assert_allclose(ratio, 1.0, rtol=1e-5)
+
+
+def test_densities_of_numbers_that_the_task_would_clip_are_not_recorded(tmp_path):
+    """The log of these policies has numbers from -1 to 1."""
+    sampled, greedy = (Recording(source="RUN", out=tmp_path / "log.jsonl", how=how) for how in ("sampled", "greedy"))
+    for number, (low, high) in enumerate([(-2.0, 2.0), (-1.0, 1.0), (-1.0, 0.5), (-0.5, 2.0)]):
+        spec = replace(env_spec("Pendulum-v1", EnvConfig()), action=bounded(low, high))
+        _, policy = a_run(tmp_path / str(number), "cql", 0.1, -0.5, spec)
+        assert _by_policy(policy, None, spec, greedy)
+        if low <= -1 and high >= 1:
+            assert _by_policy(policy, None, spec, sampled)
+            continue
+        said = rf"--sampled: RUN draws number 0 of an action from \[-1, 1\], of which .* takes \[{low:g}, {high:g}\]"
+        with pytest.raises(ConfigError, match=said):
+            _by_policy(policy, None, spec, sampled)
 
 
 def bound_pairs(count=2000):
