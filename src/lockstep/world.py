@@ -14,6 +14,7 @@ from lockstep.errors import SHARDS, ConfigError
 from lockstep.system.launchers import rank_fields
 
 _MIN_EXACT_ENVS = 4
+_LARGEST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,11 @@ class World:
             raise ConfigError(
                 f"local_rank={self.local_rank}, local_size={self.local_size} do not fit a world of size={self.size}; "
                 "the local rank counts the processes of one host from 0"
+            )
+        if not 0 <= self.port <= _LARGEST_PORT:
+            raise ConfigError(
+                f"port={self.port} is not a port; use a number from 1024 to {_LARGEST_PORT} "
+                "(in MASTER_PORT, or World(port=...))"
             )
         if self.num_shards < self.size:
             raise ConfigError(

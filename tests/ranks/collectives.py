@@ -98,10 +98,35 @@ def _odd_inputs(rank: int, name: str, port: int) -> dict[str, Any]:
             "source": said(comm, lambda: comm.broadcast_([torch.zeros(2)], source=2)),
             "object": said(comm, lambda: comm.broadcast_object(source=-1)),
             "weight": said(comm, lambda: comm.mean(torch.ones(1), weight=-1.0)),
+            "weights": said(comm, lambda: comm.mean(torch.ones(2), weight=torch.ones(2))),
+            "rows": said(comm, lambda: comm.sum_shards(torch.ones(len(world.shards) + 1, 2))),
             "computed": said(comm, lambda: comm.average_gradients_([alone * 2])),
             "still": comm.sum(torch.ones(1)).tolist(),
         }
     found["after"] = said(comm, lambda: comm.sum(torch.ones(1)))
+    return found
+
+
+def results_alone(rank: int, ports: dict[str, int]) -> dict[str, Any]:
+    """Which results have a gradient, and the given tensor after they were overwritten."""
+    found: dict[str, Any] = {}
+    for name, port in ports.items():
+        with opened(rank, port, name, 20) as comm:
+            value = torch.tensor([[1.0, rank]], requires_grad=True)
+            results = {
+                "sum": comm.sum(value),
+                "mean": comm.mean(value, weight=value[0, 0]),
+                "max": comm.max(value),
+                "sum_shards": comm.sum_shards(value),
+                "moments": torch.stack(comm.moments(value, value[0, :1])[1:]),
+            }
+            found[name] = [key for key, result in results.items() if result.requires_grad]
+            for result in results.values():
+                result.detach().zero_()
+            found[f"{name} given"] = value.tolist()
+            far = torch.arange(5, dtype=torch.float64) + 5 * rank + 1.7e9
+            ignored = comm.moments(torch.tensor([3.0 - 2 * rank, torch.nan]), torch.tensor([1.0, 0.0]))
+            found[f"{name} moments"] = [float(comm.moments(far)[2]), *(float(x) for x in ignored)]
     return found
 
 

@@ -100,6 +100,42 @@ def everything(rank: int, port: int, way: str, num_shards: int) -> dict[str, Any
         }
 
 
+def out_of_the_ordinary(rank: int, port: int, way: str) -> dict[str, Any]:
+    """Gradients, empty arrays, small integers, NaN of weight 0; and a collective under `jax.vmap`."""
+    import jax
+    import jax.numpy as jnp
+
+    with opened(rank, port, way, 2, startup_timeout_s=float("inf")) as comm:
+
+        def step(shared: Any, own: Any) -> Any:
+            rows, nothing = own["row"], jnp.zeros(0)
+
+            def slope(collective: Any) -> Any:
+                return jax.grad(lambda rows: collective(rows).sum())(rows)
+
+            return {
+                "slope of sum_shards": slope(comm.sum_shards),
+                "slope of sum": slope(comm.sum),
+                "slope of mean": slope(lambda rows: comm.mean(rows[0], rows[0, 0])),
+                "slope of max": slope(comm.max),
+                "slope of moments": slope(lambda rows: comm.moments(rows, jnp.exp(rows[:, 0]))[2]),
+                "empty": (comm.sum(nothing), comm.max(nothing), comm.mean(nothing), comm.sum_shards(rows[:, :0])),
+                "small": (comm.sum(jnp.full(1, 100, jnp.int8)), comm.max(rank * jnp.ones(1, jnp.uint8))),
+                "ignored": comm.moments(jnp.array([1.0 + 2 * rank, jnp.nan]), jnp.array([1.0, 0.0])),
+            }, own
+
+        def mapped(shared: Any, own: Any) -> Any:
+            return jax.vmap(comm.sum)(own["row"]), own
+
+        own = comm.shard([{"row": rows_of(2)[s]} for s in comm.world.shards])
+        found = comm.read(comm.spmd(step, donate=False)(comm.replicate({}), own)[0])
+        try:
+            comm.spmd(mapped, donate=False)(comm.replicate({}), own)
+        except ConfigError as error:
+            found["mapped"] = str(error)
+        return found
+
+
 def around_a_loop(rank: int, port: int, way: str, num_shards: int) -> dict[str, np.ndarray]:
     """Collectives before, in and after a loop, of ranks with unequal programs."""
     import jax

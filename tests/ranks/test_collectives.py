@@ -36,6 +36,7 @@ def told(folder):
         ("flat_gradients", (free_port(),)),
         ("module_gradients", (ports(*WAYS),)),
         ("odd_inputs", (ports(*WAYS),)),
+        ("results_alone", (ports(*WAYS),)),
         ("go_on_after_a_failure", (ports(*WAYS),)),
         ("overlapped_gradients", (free_port(),)),
         ("differ", (ports(*WAYS),)),
@@ -68,6 +69,8 @@ def test_inputs_that_are_out_of_the_ordinary(told, way):
     assert first["source"] == "source=2 is not a rank: there are 2, from 0 to 1"
     assert first["object"].startswith("source=-1 is not a rank")
     assert first["weight"] == "weight=-1.0 must be a finite number of at least 0"
+    assert first["weights"].startswith("weight has shape [2], but a rank has one weight")
+    assert first["rows"].startswith("rows given: ")
     assert first["computed"].startswith("a tensor that was computed has no gradient to average")
     assert first["still"] == [2.0], "a refused call must not end what follows"
 
@@ -105,6 +108,14 @@ def test_gradients_of_ordinary_modules(told, way):
         assert found["torch.float16"] == [[80002.0], True, [0.5, 0.5]], "a weight above what float16 holds"
         assert found["torch.bfloat16"] == [[516.0], True, [0.5, pytest.approx(259 / 516, rel=0.01)]]
         assert found["masked"] == [1.0, 2.0, 1.0, None], "NaN of weight 0, or a gradient that no rank has"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_results_are_new_tensors_without_a_gradient(told, way):
+    for rank, found in enumerate(told["results_alone"]):
+        assert found[way] == []
+        assert found[f"{way} given"] == [[1.0, rank]]
+        assert found[f"{way} moments"] == [8.25, 2.0, 2.0, 1.0], "far from zero, and of weight 0"
 
 
 @pytest.mark.parametrize("way", WAYS)

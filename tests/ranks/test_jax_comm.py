@@ -75,6 +75,17 @@ def test_collectives(way):
     assert ranks[0]["facts"].tobytes() == ranks[1]["facts"].tobytes()
 
 
+@pytest.mark.parametrize("way", others_slow(["memory", "messages", "gloo"], "memory"))
+def test_what_one_device_takes_several_processes_take(way):
+    for found in spawn(called.out_of_the_ordinary, 2, (free_port(), way), timeout_s=120):
+        assert [name for name, slope in found.items() if "slope" in name and slope.any()] == []
+        assert [one.shape for one in found["empty"]] == [(0,)] * 4
+        assert [(str(one.dtype), one.tolist()) for one in found["small"]] == [("int32", [200]), ("uint8", [1])]
+        assert [float(one) for one in found["ignored"]] == [2.0, 2.0, 1.0]
+        if way != "gloo":
+            assert found["mapped"].startswith("a collective was called inside jax.vmap")
+
+
 @pytest.mark.parametrize("way", others_slow(WAYS, "memory"))
 def test_collectives_around_a_loop_are_in_the_order_of_the_program(way):
     """With five shards the ranks' programs differ, and their compilers schedule them differently."""

@@ -69,6 +69,8 @@ def test_a_torchrun_inside_slurm_wins():
         ({"rank": 1, "size": 2, "local_rank": 1, "local_size": 1}, ["local_rank=1", "local_size=1"]),
         ({"size": 2, "local_size": 4}, ["local_size=4"]),
         ({"size": 4, "num_shards": 2}, ["num_shards=2", "4 ranks", "--ranks 2"]),
+        ({"size": 2, "port": 70000}, ["port=70000", "65535", "MASTER_PORT"]),
+        ({"size": 2, "port": -1}, ["port=-1"]),
     ],
 )
 def test_worlds_that_cannot_be_are_refused(fields, words):

@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+import numpy as np
+
 from lockstep.errors import ConfigError
 
 
@@ -13,6 +15,29 @@ def check_source(source: int, size: int) -> None:
 
 
 def check_weight(weight: Any) -> None:
-    """Raise `ConfigError` for a number that weighs nothing sensible; arrays on a device are not read."""
+    """Raise `ConfigError` for what weighs nothing sensible; arrays on a device are not read."""
+    shape = tuple(getattr(weight, "shape", ()))
+    if math.prod(shape) != 1:
+        raise ConfigError(
+            f"weight has shape {list(shape)}, but a rank has one weight: give a number, or an array of one element"
+        )
     if isinstance(weight, int | float) and not 0 <= weight < math.inf:
         raise ConfigError(f"weight={weight} must be a finite number of at least 0")
+
+
+def check_number(given: int, needed: int, what: str = "rows", each: str = "shard of this rank") -> None:
+    """Raise `ConfigError` unless as many of `what` were given as are needed, one for each of `each`."""
+    if given != needed:
+        raise ConfigError(f"{what} given: {given}; needed: {needed}, one for each {each}")
+
+
+def check_timeouts(timeout_s: Any, startup_timeout_s: Any) -> None:
+    """Raise `ConfigError` unless both are numbers above 0; only the second may be infinite."""
+    if not (_is_positive(timeout_s) and timeout_s < math.inf):
+        raise ConfigError(f"timeout_s={timeout_s} must be a finite number of seconds above 0")
+    if not _is_positive(startup_timeout_s):
+        raise ConfigError(f"startup_timeout_s={startup_timeout_s} must be a number of seconds above 0")
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and bool(value > 0)

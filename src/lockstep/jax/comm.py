@@ -3,7 +3,7 @@
 *Outside* compiled code, processes exchange numpy arrays and small objects. *Inside* a function compiled by `spmd`,
 devices exchange arrays; every device is a rank of the data axis. Every sum over shards follows the tree of
 `lockstep.distributed.tree`. In a world of one device every collective is the identity, and no server, connection or
-thread exists.
+thread exists. No gradient passes through a collective, on any number of devices.
 """
 
 import json
@@ -20,7 +20,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 
 from lockstep.distributed import agreement
-from lockstep.distributed.arguments import check_source, check_weight
+from lockstep.distributed.arguments import check_number, check_source, check_timeouts, check_weight
 from lockstep.distributed.timers import Timers
 from lockstep.distributed.tree import Node, owned_nodes, tree_sum
 from lockstep.distributed.watch import Observed
@@ -68,6 +68,7 @@ class Comm:
         startup_timeout_s: float = 300.0,
         timers: Timers | None = None,
     ) -> None:
+        check_timeouts(timeout_s, startup_timeout_s)
         self.world = world or World.from_environment()
         self._kind = hardware.kind_of(device)
         self.backend = hardware.backend_of(self._kind, backend)
@@ -196,29 +197,38 @@ class Comm:
     def sum_shards(self, rows: Array, tag: str = "sum_shards") -> Array:
         """The sum over all shards of one row [n] each, with the same bits on any number of ranks; *collective*.
 
+        Not differentiable.
+
         Args:
             rows: [num_slots, n].
             tag: names the collective in errors.
         """
+        check_number(len(rows), self.num_slots, each="slot of a device")
         # Barriers keep XLA from fusing products into the additions, which would round once instead of twice.
-        rows = lax.optimization_barrier(rows)
+        rows = lax.optimization_barrier(lax.stop_gradient(rows))
         return lax.optimization_barrier(self._inside(tag).sum_slots(rows, tag))
 
     def sum(self, value: Array, tag: str = "sum") -> Array:
-        """The sum over devices; that of booleans counts, as int32; *collective*."""
-        value = value.astype(jnp.int32) if value.dtype == bool else value
+        """The sum over devices; *collective*. Not differentiable.
+
+        Booleans, and integers of fewer than 32 bits, are added, and returned, as int32.
+        """
+        value = value.astype(jnp.int32) if value.dtype == bool or _is_narrow_integer(value) else value
         return self._over_devices(value, jnp.add, tag)
 
     def max(self, value: Array, tag: str = "max") -> Array:
-        """The largest value over devices; *collective*."""
+        """The largest value over devices; *collective*. Not differentiable."""
+        if _is_narrow_integer(value):
+            return self.max(value.astype(jnp.int32), tag).astype(value.dtype)
         return self._over_devices(value, jnp.maximum, tag)
 
     def mean(self, value: Array, weight: Array | float = 1.0, tag: str = "mean") -> Array:
         """The mean over devices, weighted by `weight`; a device of weight 0 is ignored; *collective*.
 
-        That of integers is float32. One device has the mean of its own value, whatever the weight.
+        That of integers is float32. One device has the mean of its own value, whatever the weight. Not differentiable.
         """
         check_weight(weight)
+        value = lax.stop_gradient(value)
         value = value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(jnp.float32)
         if self._has_one_device:
             return value
@@ -235,16 +245,21 @@ class Comm:
         """Count, mean and variance of the rows of `value` [N, *F] over all devices; *collective*, one message.
 
         The moments of each device are combined by the parallel algorithm (Chan et al., 1979), because float32 sums of
-        squares would lose digits. Where the count is 0, so are mean and variance. Moments of integers are float32.
+        squares would lose digits. Where the count is 0, so are mean and variance. Rows of weight 0 are
+        ignored, even NaN. Moments of integers are float32. Not differentiable.
 
         Args:
             value: this device's rows.
             weight: of each row [N]; default 1.
             tag: names the collective in errors.
         """
-        flat = value.reshape(len(value), math.prod(value.shape[1:])).astype(jnp.float32)
+        flat = lax.stop_gradient(value).reshape(len(value), math.prod(value.shape[1:])).astype(jnp.float32)
         kind = value.dtype if jnp.issubdtype(value.dtype, jnp.floating) else jnp.float32
-        weights = jnp.ones(len(flat), jnp.float32) if weight is None else weight.astype(jnp.float32)
+        weights = jnp.ones(len(flat), jnp.float32)
+        if weight is not None:
+            weights = lax.stop_gradient(weight).astype(jnp.float32)
+            flat = jnp.where(weights[:, None] == 0, 0.0, flat)  # 0 times NaN is NaN
+            flat = lax.optimization_barrier(flat)  # fused into the products below, it would change their bits
         own_mean = weights @ flat / divisor(weights.sum())
         squares = weights @ jnp.square(flat - own_mean[None])
         every = self._inside(tag).gather(jnp.concatenate([weights.sum()[None], own_mean, squares]), tag)
@@ -256,6 +271,8 @@ class Comm:
 
     def average_gradients(self, gradients: Tree, weight: Array | float = 1.0, tag: str = "average_gradients") -> Tree:
         """The mean gradient of the global batch, 0 if its weight is 0; *collective*, one message. Clip afterwards.
+
+        Not differentiable.
 
         Args:
             gradients: a pytree, of the *mean* loss of this device's part of the batch.
@@ -285,6 +302,7 @@ class Comm:
         return len(self._device_map.shards) == 1
 
     def _over_devices(self, value: Array, add: Any, tag: str) -> Array:
+        value = lax.stop_gradient(value)
         if self._has_one_device:
             return value  # without a barrier, which XLA's CPU compiler does not take within some loops
         if _is_narrow(value):
@@ -302,7 +320,7 @@ class Comm:
             rows: [K, n], one row for each shard of this process.
             tag: names the collective in errors.
         """
-        assert len(rows) == len(self.world.shards), f"{len(rows)} rows for {len(self.world.shards)} shards"
+        check_number(len(rows), len(self.world.shards))
         rows = np.asarray(rows, np.float64)
         leaves = {(shard, shard + 1): row for shard, row in zip(self.world.shards, rows, strict=True)}
         nodes = owned_nodes(self.world.shards, self.world.num_shards)
@@ -364,3 +382,8 @@ class Comm:
 def _is_narrow(value: Array) -> bool:
     """Whether these are floating-point numbers of fewer than 32 bits, whose sums over devices would lose digits."""
     return jnp.issubdtype(value.dtype, jnp.floating) and value.dtype.itemsize < 4
+
+
+def _is_narrow_integer(value: Array) -> bool:
+    """Whether these are integers of fewer than 32 bits, whose sums over devices could overflow."""
+    return jnp.issubdtype(value.dtype, jnp.integer) and value.dtype.itemsize < 4

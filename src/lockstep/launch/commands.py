@@ -74,7 +74,7 @@ def run_program(
     script = str(args.script)
     code = user_code([f"{script}:" if args.module else script])
     shown = identity(shlex.join([script, *args.script_args]), code, getattr(args, "ml_framework", "torch"))
-    log_dir = Path(args.log_dir) if args.log_dir is not None else None
+    log_dir = None if args.log_dir is None else _made_log_dir(args.log_dir)
     meeting: dict[str, str] = {}
     if nodes.maximum == 1 and nodes.rank_port:
         own = _address_here(nodes)
@@ -90,6 +90,18 @@ def run_program(
         given={**(environment or {}), **meeting},
         ml_framework=ml_framework,
     )
+
+
+def _made_log_dir(given: str) -> Path:
+    """The folder of `--log-dir`, with the folder for the ranks' logs in it. Raises `ConfigError` if it cannot be."""
+    logs = Path(given, "logs")
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--log-dir {given} cannot be made: {error.strerror}; give another folder") from None
+    if not os.access(logs, os.W_OK | os.X_OK):
+        raise ConfigError(f"--log-dir {given}: no file can be written in {logs}; give another folder")
+    return logs.parent
 
 
 def check_not_elsewhere(nodes: Nodes) -> None:

@@ -2,8 +2,8 @@
 
 Every sum over shards is taken along the tree of `lockstep.distributed.tree`. CPU ranks of one host reduce through
 shared memory, and hosts exchange one message (`lockstep.distributed.network.hosts`); otherwise each rank gathers the
-partial sums of all ranks and completes the tree. With one rank every collective is the identity, without process group,
-server or thread.
+partial sums of all ranks and completes the tree. With one rank every collective is the identity, or a copy, without
+process group, server or thread.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lockstep.distributed import messages, peers
 from lockstep.distributed.agreement import check_different, layout_hash, mismatch_error
-from lockstep.distributed.arguments import check_source, check_weight
+from lockstep.distributed.arguments import check_number, check_source, check_timeouts, check_weight
 from lockstep.distributed.network.host_layout import open_hosts
 from lockstep.distributed.shared_memory import ordered
 from lockstep.distributed.timers import SYNC, Timers
@@ -30,6 +30,7 @@ from lockstep.torch.collectives.buckets import GradientBuckets
 from lockstep.torch.collectives.checksum import checksum, identity, type_and_shape
 from lockstep.torch.collectives.group import Group, is_on_gpu
 from lockstep.torch.collectives.host_tensors import Add, HostTensors
+from lockstep.torch.collectives.moments import moments_of, sums_of
 from lockstep.torch.flat import FlatParameters, divisor
 from lockstep.torch.hardware import backend_of, device_of
 from lockstep.world import World
@@ -74,6 +75,7 @@ class Comm:
         shared_memory: bool = True,
         share_gpus: bool = False,
     ) -> None:
+        check_timeouts(timeout_s, startup_timeout_s)
         self.world = world or World.from_environment()
         self.device = device_of(self.world, device, share_gpus=share_gpus)
         self.backend = backend_of(self.device, backend, share_gpus=share_gpus)
@@ -134,11 +136,13 @@ class Comm:
     def sum_shards(self, rows: Tensor, tag: str = "sum_shards") -> Tensor:
         """The sum over all shards of one row [n] each, the same bits on any number of ranks; *collective*, one message.
 
+        Not differentiable; returns a new tensor.
+
         Args:
             rows: [K, n], one row for each shard of this rank.
             tag: name of the sum, for errors about ranks in different collectives.
         """
-        return self._sum_rows(rows, tag).clone()
+        return self._sum_rows(rows.detach(), tag).clone()
 
     def sum_statistics(self, rows: np.ndarray, tag: str = "sum_facts") -> np.ndarray:
         """`sum_shards` of numpy numbers, [K, n] float64; *collective*, one message."""
@@ -146,7 +150,7 @@ class Comm:
 
     def _sum_rows(self, rows: Tensor, tag: str) -> Tensor:
         """As `sum_shards`; the next collective may overwrite the result."""
-        assert len(rows) == len(self.world.shards), f"{len(rows)} rows for {len(self.world.shards)} shards"
+        check_number(len(rows), len(self.world.shards))
         if _is_narrow(rows):
             return self._sum_rows(rows.float(), tag).to(rows.dtype)
         leaves = {(shard, shard + 1): row for shard, row in zip(self.world.shards, rows, strict=True)}
@@ -159,14 +163,15 @@ class Comm:
         return tree_sum(self._exchange(partial, tag, torch.add), self._root, torch.add)
 
     def sum(self, value: Tensor, tag: str = "sum") -> Tensor:
-        """The sum over ranks; *collective*.
+        """The sum over ranks; *collective*. Not differentiable; returns a new tensor.
 
         Floating-point numbers of fewer than 32 bits are added as float32. Integers and booleans are added, and
         returned, as int64.
         """
+        value = value.detach()
         value = value if value.is_floating_point() or value.is_complex() else value.long()
         if self.world.size == 1:
-            return value
+            return value.clone()
         rows = value.new_zeros(len(self.world.shards), value.numel())
         rows[0] = value.reshape(-1)
         return self.sum_shards(rows, tag).view(value.shape)
@@ -175,12 +180,13 @@ class Comm:
         """The mean over ranks weighted by `weight`; values of weight 0 are ignored, even NaN; *collective*.
 
         That of integers is float32. One rank has the mean of its own value, whatever the weight; of several whose
-        weights are all 0 the mean is NaN.
+        weights are all 0 the mean is NaN. Not differentiable; returns a new tensor.
         """
         check_weight(weight)
+        value = value.detach()
         value = value if value.is_floating_point() or value.is_complex() else value.float()
         if self.world.size == 1:
-            return value
+            return value.clone()
         if _is_narrow(value):
             return self.mean(value.float(), weight, tag).to(value.dtype)
         weight = torch.as_tensor(weight, dtype=value.real.dtype, device=value.device)
@@ -189,9 +195,10 @@ class Comm:
         return (total[:-1] / total[-1].real).view(value.shape)
 
     def max(self, value: Tensor, tag: str = "max") -> Tensor:
-        """The largest value over ranks; *collective*."""
+        """The largest value over ranks; *collective*. Not differentiable; returns a new tensor."""
+        value = value.detach()
         if self.world.size == 1:
-            return value
+            return value.clone()
         if value.element_size() < 4:  # gloo has no sums of some of these types
             return self.max(value.float() if _is_narrow(value) else value.long(), tag).to(value.dtype)
         parts = self._exchange([value.reshape(-1) for _ in self._nodes[self.world.rank]], tag, torch.maximum)
@@ -208,7 +215,8 @@ class Comm:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Count, mean and variance of the rows of `value` [N, *F] of all ranks together; *collective*, one message.
 
-        A rank may have no rows. Moments of integers are float32.
+        A rank may have no rows. Rows of weight 0 are ignored, even NaN. Moments of integers are float32. Not
+        differentiable; returns new tensors.
 
         Args:
             value: this rank's rows.
@@ -217,13 +225,10 @@ class Comm:
         """
         shape = value.shape[1:]
         kind = value.dtype if value.is_floating_point() else torch.float32
-        wide = value.double().reshape(len(value), math.prod(shape))
-        weights = torch.ones_like(wide[:, 0]) if weight is None else weight.double()
-        sums = torch.cat([weights.sum().reshape(1), weights @ wide, weights @ wide.square()])
-        total = self.sum(sums, tag)
-        count, features = total[0], wide.shape[1]
-        mean = total[1 : 1 + features] / divisor(count)
-        variance = (total[1 + features :] / divisor(count) - mean.square()).clamp_min(0)
+        rows = value.detach().double().reshape(len(value), math.prod(shape))
+        weight = None if weight is None else weight.detach()
+        total = self.sum(sums_of(rows, weight, self.world.rank, self.world.size), tag)
+        count, mean, variance = moments_of(total, self.world.size)
         return count, mean.view(shape).to(kind), variance.view(shape).to(kind)
 
     def start_gradients_(self, flat: FlatParameters, tag: str = "average_gradients") -> None:

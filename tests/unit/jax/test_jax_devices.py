@@ -110,6 +110,81 @@ def test_moments_of_numbers_far_from_zero_keep_their_digits(devices):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
+def test_no_gradient_passes_through_a_collective(devices):
+    with comm_of(2, devices) as comm:
+
+        def step(shared, own):
+            def slope(collective):
+                return jax.grad(lambda rows: collective(rows).sum())(own)
+
+            return {
+                "sum_shards": slope(comm.sum_shards),
+                "sum": slope(comm.sum),
+                "mean": slope(lambda rows: comm.mean(rows[0], rows[0, 0])),
+                "max": slope(comm.max),
+                "moments": slope(lambda rows: jnp.stack(comm.moments(rows, jnp.exp(rows[:, 0]))[1:])),
+                "average_gradients": slope(lambda rows: comm.average_gradients(rows, rows[0, 0])),
+            }, own
+
+        slopes = comm.read(comm.spmd(step, donate=False)(comm.replicate({}), comm.shard(list(rows_of(2))))[0])
+    assert [name for name, slope in slopes.items() if slope.any()] == []
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_moments_in_a_loop_ignore_what_weighs_nothing(devices):
+    with comm_of(2, devices) as comm:
+
+        def step(shared, own):
+            rows = jnp.where(own["weight"][0][:, None] == 0, jnp.nan, own["rows"][0])
+            return jax.lax.scan(lambda _, x: (comm.moments(rows * x, own["weight"][0]), x), shared, jnp.ones(3))[0], own
+
+        part = {"rows": np.array([[1.0], [9.0], [3.0]], np.float32), "weight": np.array([1, 0, 1], np.float32)}
+        shared = comm.replicate((np.float32(0), np.zeros(1, np.float32), np.zeros(1, np.float32)))
+        found = comm.read(comm.spmd(step, donate=False)(shared, comm.shard([part, part]))[0])
+    assert [float(x.item()) for x in found] == [2.0 * devices, 2.0, 1.0]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_small_integers_are_added_as_int32_and_arrays_may_be_empty(devices):
+    with comm_of(2, devices) as comm:
+
+        def step(shared, own):
+            empty = comm.sum(own[0, :0]), comm.sum_shards(jnp.zeros((len(own), 0)))
+            return {"sum": comm.sum(own[0]), "max": comm.max(own[0]), "empty": empty}, own
+
+        own = comm.shard([np.full(1, 100, np.int8)] * 2)
+        found = comm.read(comm.spmd(step, donate=False)(comm.replicate({}), own)[0])
+    assert (found["sum"].dtype, found["sum"].tolist()) == (np.int32, [100 * devices])
+    assert (found["max"].dtype, found["max"].tolist()) == (np.int8, [100])
+    assert [one.shape for one in found["empty"]] == [(0,), (0,)]
+
+
+def test_one_device_refuses_what_several_would():
+    def step(shared, own):
+        with pytest.raises(ConfigError, match=r"weight has shape \[2\], but a rank has one weight"):
+            comm.mean(own[0], jnp.ones(2))
+        with pytest.raises(ConfigError, match="rows given: 3; needed: 2, one for each slot of a device"):
+            comm.sum_shards(jnp.ones((3, 2)))
+        return shared, own
+
+    with comm_of(2, 1) as comm:
+        comm.spmd(step, donate=False)(comm.replicate({}), comm.shard([np.ones(2, np.float32)] * 2))
+        with pytest.raises(ConfigError, match="rows given: 1; needed: 2, one for each shard of this rank"):
+            comm.sum_statistics(np.ones((1, 2)))
+        with pytest.raises(ConfigError, match="parts given: 1; needed: 2, one for each shard of this rank"):
+            comm.shard([np.ones(2)])
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, np.nan, np.inf, None, "10"])
+def test_timeouts_that_bound_nothing_are_refused(seconds):
+    with pytest.raises(ConfigError, match=f"^timeout_s={seconds} must be a finite number"):
+        Comm(World(), device="cpu", timeout_s=seconds)
+    if seconds != np.inf:
+        with pytest.raises(ConfigError, match=f"^startup_timeout_s={seconds} must be a number"):
+            Comm(World(), device="cpu", startup_timeout_s=seconds)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
 def test_a_function_is_compiled_once_for_host_arrays_and_for_what_came_out(devices):
     compiled_by_xla = []
 

@@ -51,6 +51,20 @@ def end(launcher):
     return launcher.returncode, out, err
 
 
+@pytest.mark.parametrize("launcher", [["launch"], None], ids=["any", "jax"])
+def test_a_log_directory_that_cannot_be_made_is_refused_before_ranks_start(launcher, tmp_path, capsys, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    (script := tmp_path / "script.py").write_text(f"open({str(tmp_path / 'started')!r}, 'w')")
+    (file := tmp_path / "file").touch()
+    for given, reason in ((file, "Not a directory"), ("/proc/none", "No such file or directory")):
+        words = ["--ranks", "2", "--log-dir", str(given), str(script)]
+        assert (jax_launcher(words) if launcher is None else cli([*launcher, *words])) == 2
+        said = f"lockstep: error: --log-dir {given} cannot be made: {reason}; give another folder\n"
+        assert capsys.readouterr().err == said
+    assert not (tmp_path / "started").exists()
+
+
 @pytest.mark.parametrize("killed", [False, True], ids=["fails", "killed"])
 def test_files_in_the_log_directory_are_the_users(launch, tmp_path, gone, killed):
     """None is removed, though the names are those of our partial files, by the launcher or by its guardian."""

@@ -35,9 +35,8 @@ def test_a_world_of_one_opens_nothing():
 
 def test_every_collective_is_the_identity(comm):
     value = torch.tensor([1.0, -2.0])
-    assert comm.sum(value) is value
-    assert comm.mean(value) is value
-    assert comm.max(value) is value
+    for collective in (comm.sum, comm.mean, comm.max):
+        assert torch.equal(collective(value), value)
     assert (comm.any(True), comm.any(False)) == (True, False)
     assert comm.gather_object({"a": [1, "x"]}) == [{"a": [1, "x"]}]
     assert comm.broadcast_object("x") == "x"
@@ -45,6 +44,16 @@ def test_every_collective_is_the_identity(comm):
     comm.barrier()
     comm.check_equal({"value": value})
     assert sum(comm.num_messages.values()) == 0
+
+
+def test_results_are_new_tensors_without_a_gradient(comm):
+    """As on several ranks: tests/ranks/test_collectives.py."""
+    value = torch.tensor([[1.0, -2.0]], requires_grad=True)
+    mean, variance = comm.moments(value, value[0, :1])[1:]
+    for result in (comm.sum(value), comm.mean(value), comm.max(value), comm.sum_shards(value), mean, variance):
+        assert not result.requires_grad
+        result.zero_()
+        assert value.tolist() == [[1.0, -2.0]]
 
 
 def test_what_could_not_be_sent_among_many_is_refused_by_one_too(comm):
@@ -61,6 +70,41 @@ def test_moments_are_weighted(comm):
     assert (mean.shape, variance.shape) == ((2, 3), (2, 3))
     torch.testing.assert_close(mean.double(), kept.mean(0), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(variance.double(), kept.var(0, unbiased=False), rtol=1e-5, atol=1e-5)
+
+
+def test_moments_far_from_zero_keep_their_digits(comm):
+    for rows in (torch.arange(10, dtype=torch.float64) + 1.7e9, torch.arange(10) + 1_700_000_000):
+        assert float(comm.moments(rows)[2]) == 8.25
+
+
+def test_moments_near_zero_have_the_bits_they_had(comm):
+    rows = torch.from_numpy(np.random.default_rng(0).normal(3.0, 2.0, (500, 7)).astype(np.float32))
+    weights = torch.ones(500, dtype=torch.float64)
+    _, mean, variance = comm.moments(rows)
+    expected = weights @ rows.double() / 500
+    assert torch.equal(mean, expected.float())
+    assert torch.equal(variance, (weights @ rows.double().square() / 500 - expected.square()).float())
+
+
+def test_moments_ignore_what_weighs_nothing(comm):
+    rows = torch.tensor([[1.0], [torch.nan], [3.0]])
+    assert [float(x) for x in comm.moments(rows, torch.tensor([1.0, 0.0, 1.0]))] == [2.0, 2.0, 1.0]
+
+
+def test_one_rank_refuses_what_several_would(comm):
+    with pytest.raises(ConfigError, match=r"weight has shape \[2\], but a rank has one weight"):
+        comm.mean(torch.ones(2), weight=torch.ones(2))
+    with pytest.raises(ConfigError, match="rows given: 3; needed: 1, one for each shard of this rank"):
+        comm.sum_shards(torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, np.nan, np.inf, None, "10"])
+def test_timeouts_that_bound_nothing_are_refused(seconds):
+    with pytest.raises(ConfigError, match=f"^timeout_s={seconds} must be a finite number"):
+        Comm(World(), device="cpu", timeout_s=seconds)
+    if seconds != np.inf:
+        with pytest.raises(ConfigError, match=f"^startup_timeout_s={seconds} must be a number"):
+            Comm(World(), device="cpu", startup_timeout_s=seconds)
 
 
 def test_shards_of_one_rank_are_summed_along_the_tree():

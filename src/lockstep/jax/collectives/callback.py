@@ -15,8 +15,9 @@ import jax
 import numpy as np
 from jax import Array
 from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax.interpreters import batching, mlir
 
+from lockstep.errors import ConfigError
 from lockstep.jax.collectives import native
 
 _METADATA, _EXECUTE, _INTERNAL = 1, 3, 13
@@ -167,11 +168,19 @@ def _lower(context: Any, *values: Any, target: str, shape: tuple[int, ...], numb
     return cast(Any, jax.ffi.ffi_lowering(target, has_side_effect=True))(context, *values, **attributes)
 
 
+def _refuse_vmap(*_values: Any, **_options: Any) -> Any:
+    raise ConfigError(
+        "a collective was called inside jax.vmap, where the processes cannot exchange arrays; call it outside of vmap, "
+        "once, with the whole array"
+    )
+
+
 # `jax.ffi.ffi_call` with a side effect makes JAX dispatch every call in Python, which takes several times as long. Here
 # only XLA sees the side effect, which is enough to keep it from dropping or merging calls.
 _call = Primitive("lockstep_callback")
 _call.def_abstract_eval(_output)
 mlir.register_lowering(_call, _lower, platform="cpu")
+batching.primitive_batchers[_call] = _refuse_vmap
 
 _registered: list[Callback] = []  # never freed: XLA may keep compiled code that refers to a handler
 
@@ -188,5 +197,6 @@ def _array(buffers: Any) -> np.ndarray:
     size = kind.itemsize
     for length in shape:
         size *= length
-    memory = cast(Any, (ctypes.c_char * size).from_address(buffer.data) if size else b"")
-    return np.frombuffer(memory, kind).reshape(shape)
+    if not size:
+        return np.empty(shape, kind)
+    return np.frombuffer(cast(Any, (ctypes.c_char * size).from_address(buffer.data)), kind).reshape(shape)

@@ -15,6 +15,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lockstep.distributed import agreement
+from lockstep.distributed.arguments import check_number
 from lockstep.distributed.tree import Node, owned_nodes
 from lockstep.errors import ConfigError
 from lockstep.world import World, block
@@ -131,7 +132,7 @@ class DeviceArrays:
     def shard(self, parts: Sequence[Tree]) -> Tree:
         """Arrays [devices * num_slots, ...] from one pytree of equal shapes per local shard."""
         shards = self._device_map.own_shards
-        assert len(parts) == shards[-1].stop - shards[0].start, f"{len(parts)} parts for shards {shards}"
+        check_number(len(parts), shards[-1].stop - shards[0].start, "parts")
         return jax.tree.map(lambda *leaves: self._shard_leaf(leaves), *parts)
 
     def _shard_leaf(self, leaves: Sequence[Any]) -> Array:

@@ -35,6 +35,7 @@ from lockstep.system.processes import identity, private_folder, torchrun_agent
 from lockstep.world import World
 
 _POLL_S = 0.002
+_LONGEST_STARTUP_S = 1_000_000  # startup_timeout_s may be infinite, JAX's may not
 
 
 class Processes:
@@ -102,7 +103,7 @@ class Processes:
                 self._world.size,
                 self._world.rank,
                 local_device_ids=local_devices,
-                initialization_timeout=max(1, int(startup_timeout_s)),
+                initialization_timeout=max(1, int(min(startup_timeout_s, _LONGEST_STARTUP_S))),
                 heartbeat_timeout_seconds=max(10, int(self._timeout_s)),
                 shutdown_timeout_seconds=max(1, int(self._timeout_s)),
                 coordinator_bind_address=coordinator,

@@ -83,12 +83,12 @@ class MeshTransport:
         """Each device sums its complete subtrees if all run the same program; every device finishes the tree."""
         shards, nodes = self._device_map.shards, self._device_map.nodes
         if nodes is None:
-            every = self.gather(rows.reshape(-1), tag).reshape(-1, *rows.shape)
+            every = _shaped(self.gather(rows.reshape(-1), tag), rows)
             known = [_leaves(owned, every[device]) for device, owned in enumerate(shards)]
             return _sum_nodes(known, self._device_map.num_shards)
         leaves = _leaves(shards[0], rows)  # the program is traced once, with the numbering of the first device
         partial_sums = jnp.stack([tree_sum(leaves, node, jnp.add) for node in nodes[0]])
-        every = self.gather(partial_sums.reshape(-1), tag).reshape(-1, *partial_sums.shape)
+        every = _shaped(self.gather(partial_sums.reshape(-1), tag), partial_sums)
         known = [dict(zip(own, every[device], strict=True)) for device, own in enumerate(nodes)]
         return _sum_nodes(known, self._device_map.num_shards)
 
@@ -171,7 +171,7 @@ class ProcessTransport:
         if self._local is None:
             known = rows[: len(self._shards)]
         else:
-            every = self._local.gather(rows.reshape(-1), tag).reshape(-1, *rows.shape)
+            every = _shaped(self._local.gather(rows.reshape(-1), tag), rows)
             own_shards = enumerate(self._device_map.own_shards)
             known = jnp.concatenate([every[device, : len(shards)] for device, shards in own_shards])
         leaves, nodes = _leaves(self._shards, known), owned_nodes(self._shards, self._device_map.num_shards)
@@ -307,6 +307,11 @@ def _attribute_failures(compiled: Function, processes: Processes, function: Func
 def _sum_nodes(known: Sequence[Mapping[Node, Array]], num_shards: int) -> Array:
     values = {node: value for sums in known for node, value in sums.items()}
     return tree_sum(values, (0, num_shards), jnp.add)
+
+
+def _shaped(every: Array, like: Array) -> Array:
+    """The flat arrays of all devices, each of the shape of `like`, which may be empty."""
+    return every.reshape(len(every), *like.shape)
 
 
 def _leaves(shards: range, rows: Array) -> dict[Node, Array]:
