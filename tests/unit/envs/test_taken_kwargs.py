@@ -84,18 +84,6 @@ def test_taken_names_are_refused_by_training_and_by_the_check(task, config, mess
         check_task(task, config, Report(), Limits(seconds=0))
 
 
-@pytest.mark.parametrize("task", ["jax/CartPole-v1", "lockstep/Cartpole-v0"])
-def test_taken_names_are_refused_on_the_device(task):
-    pytest.importorskip("jax")
-    from lockstep.jax.envs.make import make_device_env
-
-    for name in ("num_envs", "render_mode"):
-        with pytest.raises(ConfigError, match=f"env.kwargs {name}=3 is set by Lockstep"):
-            make_device_env(task, EnvConfig(kwargs={name: 3}))
-    with pytest.raises(ConfigError, match=r"max_episode_steps=5: env.max_episode_steps=9 is given, too"):
-        make_device_env(task, EnvConfig(kwargs=LIMIT, max_episode_steps=9))
-
-
 def test_a_class_keeps_a_limit_of_its_own():
     env = make_vector_env(f"{HERE}:OwnLimit", EnvConfig(kwargs=LIMIT), 1)
     env.reset([1])

@@ -14,6 +14,7 @@ from lockstep.envs.state import can_save
 from lockstep.errors import ConfigError
 from lockstep.jax.comm import Comm
 from lockstep.jax.envs.host import HostEnv
+from lockstep.jax.envs.make import make_device_env
 from lockstep.run import EnvConfig, Run
 from lockstep.session.evaluation import Evaluation
 from lockstep.world import World
@@ -182,3 +183,12 @@ def test_evaluations_are_compiled_when_their_environments_are_made(monkeypatch):
         evaluation.make_envs()
         evaluation.close()
     assert [call.__name__ for call in compiled] == ["reset", "step"]
+
+
+@pytest.mark.parametrize("task", ["jax/CartPole-v1", "lockstep/Cartpole-v0"])
+def test_taken_names_are_refused_on_the_device(task):
+    for name in ("num_envs", "render_mode"):
+        with pytest.raises(ConfigError, match=f"env.kwargs {name}=3 is set by Lockstep"):
+            make_device_env(task, EnvConfig(kwargs={name: 3}))
+    with pytest.raises(ConfigError, match=r"max_episode_steps=5: env.max_episode_steps=9 is given, too"):
+        make_device_env(task, EnvConfig(kwargs={"max_episode_steps": 5}, max_episode_steps=9))
