@@ -35,6 +35,8 @@ class Job:
     """Arguments of a new run: target and settings."""
     changes: list[str]
     """Arguments for `--resume`: the settings without what only a new run is told."""
+    identity: list[str]
+    """Task and algorithm, as settings for `--resume`: a run that has others is refused. Empty with `resume`."""
     run_dir: str
     """The run directory; empty: the main node chooses one."""
     resume: str
@@ -82,7 +84,8 @@ def requested_job(args: argparse.Namespace) -> Job:
     _check_flags(args)
     minimum, maximum = _nodes(args)
     gpus = number(args.gpus_per_node, "--gpus-per-node", least=0)
-    run, num_shards, policy = _checked_run(args)
+    new_run = requested_run(args) if args.resume is None else None
+    run, num_shards, policy = _checked_run(args, new_run)
     processes = max(1, gpus // run.devices_per_process)
     nproc = args.nproc_per_node or ("auto" if args.on == "ssh" else str(processes))
     if nproc != "auto":
@@ -94,6 +97,7 @@ def requested_job(args: argparse.Namespace) -> Job:
         name=_name(args, run),
         train=_words(args, target=True) + ([] if policy is None else ["--init-from", policy]),
         changes=_words(args, target=False),
+        identity=[] if new_run is None else _identity(new_run),
         run_dir=args.run_dir or "",
         resume=args.resume or "",
         minimum=minimum,
@@ -147,9 +151,9 @@ def _nodes(args: argparse.Namespace) -> tuple[int, int]:
     return node_counts(args.nnodes)
 
 
-def _checked_run(args: argparse.Namespace) -> tuple["AnyRun", int | None, str | None]:
+def _checked_run(args: argparse.Namespace, new_run: "AnyRun | None") -> tuple["AnyRun", int | None, str | None]:
     """The run, its shards if it is resumed, and the policy that it begins with."""
-    if args.resume is not None:
+    if new_run is None:
         found = resumption(args)
         if found.exact is not None:
             raise ConfigError(
@@ -157,7 +161,7 @@ def _checked_run(args: argparse.Namespace) -> tuple["AnyRun", int | None, str | 
                 f"use --resume {shlex.quote(str(found.run_dir))}"
             )
         return checked(args, found.run), found.num_shards, None
-    run = checked(args, requested_run(args))
+    run = checked(args, new_run)
     if args.init_from is None:
         return run, None, None
     if args.on != "kubernetes":  # a path in the containers cannot be checked here
@@ -167,6 +171,12 @@ def _checked_run(args: argparse.Namespace) -> tuple["AnyRun", int | None, str | 
         assert source is not None
         check_start_policy(source, run)
     return run, None, _one_line(args.init_from, "--init-from")
+
+
+def _identity(run: "AnyRun") -> list[str]:
+    """Paths in it are the user's own, not absolute: a container has the code somewhere else."""
+    task = [] if run.task is None else ["--set", f"task={run.task}"]
+    return [*task, "--set", f"algo={run.algo}"]
 
 
 def _check_world(run: "AnyRun", nodes: list[int], nproc: str, num_shards: int | None) -> None:

@@ -95,9 +95,10 @@ def launcher_script(job: Job, args: argparse.Namespace, main: str | None) -> str
 def new_or_resumed(job: Job, args: argparse.Namespace) -> list[str]:
     """Lines of a script that set its parameters to the arguments of a new run, or of one that has a checkpoint.
 
-    That one may be of an earlier manifest: its settings change to those of this one, or the launcher refuses.
+    That one may be of an earlier manifest: its settings change to those of this one, or the launcher refuses. Of another
+    task or algorithm it always does.
     """
-    changes = f" {shlex.join(job.changes)}" if job.changes else ""
+    changes = shlex.join([*job.identity, *job.changes])
     mount = (args.mount or "/runs").rstrip("/")
     return [
         f"run_dir={shlex.quote(job.run_dir or f'{mount}/{job.name}')}",
@@ -105,6 +106,6 @@ def new_or_resumed(job: Job, args: argparse.Namespace) -> list[str]:
         'while [ -e "$new" ]; do n=$((n + 1)); new=$run_dir.$n; done',
         f'set -- {shlex.join(job.train)} --run-dir "$new"',
         'for found in "$run_dir" "$run_dir".[0-9]*; do',
-        f'  if [ -e "$found/checkpoints/LATEST" ]; then set -- --resume "$found"{changes}; fi',
+        f'  if [ -e "$found/checkpoints/LATEST" ]; then set -- --resume "$found" {changes}; fi',
         "done",
     ]

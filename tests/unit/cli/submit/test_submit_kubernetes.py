@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 
 import pytest
@@ -10,9 +11,12 @@ import yaml
 from jsonschema import Draft202012Validator
 from submitting import as_started, pods_of, program, published_schemas, refusal, text_of
 
+from lockstep import recipes, train
 from lockstep.cli import main as cli
+from lockstep.run import override
 
 pytestmark = pytest.mark.usefixtures("here")
+CARTPOLE = ["--set", "task=CartPole-v1", "--set", "algo=ppo"]
 GIVEN = ("cartpole", "--on", "kubernetes", "--image", "a/b:1", "--claim", "runs", "--nnodes", "4", "--name", "cp")
 KINDS = {
     "job": ["Service", "Job"],
@@ -289,7 +293,7 @@ def test_a_later_attempt_goes_on_from_a_checkpoint(capsys, here, image):
     (here / "cp.1/checkpoints").mkdir(parents=True)
     assert what() == ["cartpole", "--run-dir", f"{here}/cp.2"]
     (here / "cp.1/checkpoints/LATEST").touch()
-    assert what() == ["--resume", f"{here}/cp.1"]
+    assert what() == ["--resume", f"{here}/cp.1", *CARTPOLE]
 
 
 def test_a_run_of_an_earlier_manifest_goes_on_with_the_settings_of_this_one(capsys, here, image):
@@ -309,7 +313,25 @@ def test_a_run_of_an_earlier_manifest_goes_on_with_the_settings_of_this_one(caps
     words, _, _ = pod(capsys, here, given, JOB_COMPLETION_INDEX="0")
     resumed = words[1 : words.index("--nnodes")]
     assert resumed[:2] == ["--resume", f"{here}/cp"]
-    assert sorted(resumed[2:]) == sorted(given[2:])
+    assert sorted(resumed[2:]) == sorted(CARTPOLE + given[2:])
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("cartpole", "nothing is left to do"),
+        ("Acrobot-v1", "task=Acrobot-v1 differs from the CartPole-v1 that the checkpoint was made with"),
+        ("cartpole_dqn", "algo=dqn, but this run trains with ppo"),
+    ],
+)
+def test_a_run_of_another_task_or_algorithm_is_not_gone_on_with(capsys, here, target, says):
+    few = {"total_steps": 32, "num_envs": 4, "num_shards": 4, "algorithm.num_steps": 8, "algorithm.num_minibatches": 1}
+    train(override(recipes.load("cartpole"), {**few, "evaluate_every": None, "evaluate_episodes": 1}), run_dir="cp")
+    text = text_of(capsys, target, *GIVEN[1:], "--set", "total_steps=32")
+    resumed = re.search(r'set -- --resume "\$\$found" (.*); fi', text)
+    assert resumed
+    cli.main(["train", "--resume", "cp", *shlex.split(resumed[1])])
+    assert says in "".join(capsys.readouterr())
 
 
 def test_the_entrypoint_of_a_rayjob_starts_or_resumes_the_run(capsys, here, image):
@@ -326,7 +348,7 @@ def test_the_entrypoint_of_a_rayjob_starts_or_resumes_the_run(capsys, here, imag
     assert words == ["train", "cartpole", "--run-dir", f"{here}/cp", *flags.split()]
     (here / "cp/checkpoints").mkdir(parents=True)
     (here / "cp/checkpoints/LATEST").touch()
-    assert driver()[0] == ["train", "--resume", f"{here}/cp", *flags.split()]
+    assert driver()[0] == ["train", "--resume", f"{here}/cp", *CARTPOLE, *flags.split()]
 
 
 @pytest.mark.parametrize(
