@@ -95,8 +95,8 @@ def launcher_script(job: Job, args: argparse.Namespace, main: str | None) -> str
 def new_or_resumed(job: Job, args: argparse.Namespace) -> list[str]:
     """Lines of a script that set its parameters to the arguments of a new run, or of one that has a checkpoint.
 
-    That one may be of an earlier manifest: its settings change to those of this one, or the launcher refuses. Of another
-    task or algorithm it always does.
+    That one may be of an earlier manifest: its settings change to those of this one, or the launcher refuses, as it
+    always does of another task or algorithm.
     """
     changes = shlex.join([*job.identity, *job.changes])
     mount = (args.mount or "/runs").rstrip("/")
