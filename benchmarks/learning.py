@@ -8,7 +8,8 @@
 Rows are lines of docs/results/learning.jsonl. A run that has a row is not repeated, so an interrupted command can be
 repeated. The table is written between the two marks of docs/results/learning.md, and the curves of each task to
 docs/pictures/learning. `--library sb3` trains Stable-Baselines3 for as many steps, with the settings of RL Baselines3
-Zoo, in the environment that `lockstep bench halfcheetah_sac --only sb3` installs; `sbx` is its version in JAX.
+Zoo, in the environment that `lockstep bench halfcheetah_sac --only sb3` installs; `sbx` is its version in JAX. If its
+SAC or TD3 was cut off, it goes on where it was saved last, in .bench/learning.
 """
 
 import argparse
@@ -66,7 +67,8 @@ def train_sb3(library: str, target: str, seed: int, changes: list[str]) -> dict:
     """Train Stable-Baselines3 or sbx on one rank; of `changes`, it follows `algo` and `total_steps`."""
     settings = dict(change.split("=", 1) for change in changes)
     python, script = BENCH / library / "bin" / "python", Path(__file__).parent / "learning_of_sb3.py"
-    command = [str(python), str(script), target, settings["algo"], str(seed), settings["total_steps"]]
+    run = (target, settings["algo"], str(seed), settings["total_steps"])
+    command = [str(python), str(script), *run, "--keep", str(BENCH / "learning" / "-".join([library, *run]))]
     result = json.loads(measure.call(command).splitlines()[-1])
     key = dict(zip(KEY, (target, 1, seed, changes, library), strict=True))
     ml_framework = "jax" if library == "sbx" else "torch"
