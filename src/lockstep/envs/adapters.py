@@ -72,9 +72,11 @@ class VectorizedTask:
         except Exception as error:
             raise RunError(f"{self._task} failed in step: {describe(error)}") from error
         observation = self._convert(observation)
+        with np.errstate(over="ignore"):  # one beyond float32 becomes infinite, which the rollout refuses
+            reward = np.asarray(reward, np.float32)
         return (
             observation,
-            np.asarray(reward, np.float32),
+            reward,
             np.asarray(terminated, np.bool_),
             np.asarray(truncated, np.bool_),
             None if self._next_step else _final(observation, terminated, truncated, info, self._convert),

@@ -239,6 +239,16 @@ def test_a_reward_beyond_float32_becomes_infinite_without_a_warning_of_numpy(mon
     env = own()
     env.reset([5])
     assert env.step(np.zeros(1, np.int64))[1].tolist() == [np.inf]
+    step_all = own_envs.GymVector.step
+
+    def huge(self, actions):
+        observation, _, *rest = step_all(self, actions)
+        return observation, np.full(len(actions), 1e300), *rest
+
+    monkeypatch.setattr(own_envs.GymVector, "step", huge)
+    env = make_vector_env("own_envs:GymVector", EnvConfig(), 2)
+    env.reset([5, 6])
+    assert env.step(np.zeros(2, np.int64))[1].tolist() == [np.inf, np.inf]
 
 
 def test_an_environment_that_raises_is_named_by_index(tmp_path):

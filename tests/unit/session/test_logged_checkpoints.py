@@ -113,6 +113,20 @@ def test_it_is_exported_evaluated_recorded_and_started_from(killed, tmp_path):
     check_start_policy(named, load(killed / "run.yaml"))
 
 
+def test_the_newest_is_judged_by_a_log_before_the_run_has_ended(ended, killed, capsys):
+    judged = {}
+    for path in (ended, killed):
+        assert main(["offline", "evaluate", str(path), "--json"]) == 0
+        said = capsys.readouterr()
+        judged[path] = json.loads(said.out)
+        newest = f"is judged by the checkpoint of step {3 * ROWS}, the newest of a run that has not ended"
+        assert (newest in said.err) == (path == killed)
+    assert judged[killed] == judged[ended]
+    shutil.rmtree(killed / "checkpoints" / f"step_{3 * ROWS}")
+    assert main(["offline", "evaluate", str(killed), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) != judged[ended]
+
+
 def test_one_of_an_older_version_is_described_by_a_policy_file_of_its_run(ended, killed):
     path = killed / "checkpoints" / f"step_{ROWS}"
     before = read(path)

@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from lockstep.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from lockstep.estimators.result import Estimates
+    from lockstep.run import OfflineRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +32,7 @@ def evaluate_command(args: argparse.Namespace) -> int:
     from lockstep.launch.local import spawn
     from lockstep.run import OfflineRun, load
     from lockstep.session.checks import check_package
+    from lockstep.session.which_policy import find_policy
     from lockstep.system.files import write_atomically
     from lockstep.world import World
 
@@ -46,16 +49,19 @@ def evaluate_command(args: argparse.Namespace) -> int:
     data, world = args.data or run.eval_data or run.data, World.from_environment()
     if args.data is None and not Path(data).exists():
         raise ConfigError(f"data={data}, which {path} learned from, is not there; add --data DIR, the prepared data")
+    policy = find_policy(path)
     ranks = requested_ranks(args.ranks, 1, run.ml_framework)
     if world.launcher != "none" and args.ranks is not None:
         raise ConfigError(f"--ranks {args.ranks}: {world.launcher} started these ranks already; leave --ranks out")
     if world.launcher == "none" and ranks > 1:
-        found = spawn(_evaluate, ranks, (path, data, run.ml_framework))[0]
+        estimates = spawn(_evaluate, ranks, (run, policy.path, data))[0]
     else:
-        found = _evaluate(world.rank, path, data, run.ml_framework)
+        estimates = _evaluate(world.rank, run, policy.path, data)
     if world.rank == 0:
-        as_json = json.dumps(found.to_dict(), indent=2)
-        print(as_json if args.json else found.text())
+        if policy.path.is_dir():
+            print(f"lockstep: note: {path} is judged by {policy.words}", file=sys.stderr)
+        as_json = json.dumps(estimates.to_dict(), indent=2)
+        print(as_json if args.json else estimates.text())
         try:
             write_atomically(path / ESTIMATES_FILE, as_json + "\n")
         except OSError as error:
@@ -63,11 +69,11 @@ def evaluate_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _evaluate(rank: int, path: Path, data: str, ml_framework: str) -> "Estimates":
+def _evaluate(rank: int, run: "OfflineRun", policy: Path, data: str) -> "Estimates":
     from lockstep.world import World
 
-    if ml_framework == "jax":
+    if run.ml_framework == "jax":
         from lockstep.jax.offline.evaluate import evaluate_run
     else:
         from lockstep.torch.offline.evaluate import evaluate_run
-    return evaluate_run(path, data, World.from_environment())
+    return evaluate_run(run, policy, data, World.from_environment())

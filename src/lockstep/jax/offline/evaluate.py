@@ -1,4 +1,4 @@
-"""Evaluate the policy of a finished run on logged data, in JAX."""
+"""Evaluate the policy of a run on logged data, in JAX."""
 
 import shlex
 from dataclasses import replace
@@ -12,20 +12,24 @@ from lockstep.jax.export import load_policy
 from lockstep.jax.hardware import pin
 from lockstep.jax.offline.scorer import PolicyScorer
 from lockstep.jax.scoring.logged_policy import LoggedPolicy
-from lockstep.run import OfflineRun, load
+from lockstep.run import OfflineRun
 from lockstep.session.logged.estimate import estimate
 from lockstep.session.logged.policy_spec import check_fits
 from lockstep.world import World
 
 
-def evaluate_run(path: Path, data: str, world: World) -> Estimates:
-    """All estimates of the final policy of a run directory from prepared data; *collective*.
+def evaluate_run(run: OfflineRun, path: Path, data: str, world: World) -> Estimates:
+    """All estimates of a policy from prepared data; *collective*.
+
+    Args:
+        run: its config.
+        path: a policy file, or the folder of a checkpoint.
+        data: a folder of prepared data.
+        world: the ranks.
 
     Raises:
         ConfigError: the data do not exist or do not fit the policy.
     """
-    run = load(path / "run.yaml")
-    assert isinstance(run, OfflineRun)
     world = replace(world, pinned=run.num_shards is not None)
     pin(run, world)
     with Comm(

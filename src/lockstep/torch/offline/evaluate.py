@@ -1,4 +1,4 @@
-"""Evaluate the policy of a finished run on logged data."""
+"""Evaluate the policy of a run on logged data."""
 
 import shlex
 from dataclasses import replace
@@ -7,7 +7,7 @@ from pathlib import Path
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ConfigError
 from lockstep.estimators.result import Estimates
-from lockstep.run import OfflineRun, load
+from lockstep.run import OfflineRun
 from lockstep.session.logged.estimate import estimate
 from lockstep.session.logged.policy_spec import check_fits
 from lockstep.torch.comm import Comm
@@ -18,14 +18,18 @@ from lockstep.torch.scoring.logged_policy import LoggedPolicy
 from lockstep.world import World
 
 
-def evaluate_run(path: Path, data: str, world: World) -> Estimates:
-    """All estimates of the final policy of a run directory from prepared data; *collective*.
+def evaluate_run(run: OfflineRun, path: Path, data: str, world: World) -> Estimates:
+    """All estimates of a policy from prepared data; *collective*.
+
+    Args:
+        run: its config.
+        path: a policy file, or the folder of a checkpoint.
+        data: a folder of prepared data.
+        world: the ranks.
 
     Raises:
         ConfigError: the data do not exist or do not fit the policy.
     """
-    run = load(path / "run.yaml")
-    assert isinstance(run, OfflineRun)
     policy, _ = load_policy(path)
     if not isinstance(policy, LoggedPolicy):
         raise ConfigError(
