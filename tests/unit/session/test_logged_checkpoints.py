@@ -119,12 +119,27 @@ def test_the_newest_is_judged_by_a_log_before_the_run_has_ended(ended, killed, c
         assert main(["offline", "evaluate", str(path), "--json"]) == 0
         said = capsys.readouterr()
         judged[path] = json.loads(said.out)
-        newest = f"is judged by the checkpoint of step {3 * ROWS}, the newest of a run that has not ended"
+        newest = f"the estimates are of the checkpoint of step {3 * ROWS}, the newest of a run that has not ended"
         assert (newest in said.err) == (path == killed)
+        assert json.loads((path / "estimates.json").read_text()) == judged[path]
     assert judged[killed] == judged[ended]
-    shutil.rmtree(killed / "checkpoints" / f"step_{3 * ROWS}")
-    assert main(["offline", "evaluate", str(killed), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) != judged[ended]
+
+
+def test_a_chosen_one_is_judged_by_a_log_and_its_estimates_are_printed_alone(ended, capsys):
+    place = ended / "checkpoints" / f"step_{ROWS}"
+    before = (ended / "estimates.json").read_text()
+    judged = []
+    for words in ([str(ended), "--checkpoint", str(ROWS)], [str(place)]):
+        assert main(["offline", "evaluate", *words, "--json"]) == 0
+        said = capsys.readouterr()
+        assert f"the estimates are of the checkpoint of step {ROWS}" in said.err
+        judged.append(json.loads(said.out))
+    assert judged[0] == judged[1] != json.loads(before)
+    for words in ([str(ended), "--best"], [str(ended / "policy_best.safetensors")]):
+        assert main(["offline", "evaluate", *words, "--json"]) == 0
+        judged.append(json.loads(capsys.readouterr().out))
+    assert judged[2] == judged[3] != judged[0]
+    assert (ended / "estimates.json").read_text() == before
 
 
 def test_one_of_an_older_version_is_described_by_a_policy_file_of_its_run(ended, killed):

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstep.cli.flags import add_policy_choice
 from lockstep.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `lockstep offline evaluate`."""
+    add_policy_choice(parser)
     add = parser.add_argument
-    add("run", metavar="RUN", help="directory of a run that learned from a log")
     add("--data", metavar="DIR", help="prepared data to judge by (default: the run's eval_data, else its data)")
     add("--ranks", metavar="N|auto", help="processes, one device each (default: 1)")
     add("--json", action="store_true", help="print everything as JSON instead of tables")
@@ -24,22 +25,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate_command(args: argparse.Namespace) -> int:
-    """`lockstep offline evaluate`: print the estimates and write `estimates.json` into the run directory."""
+    """`lockstep offline evaluate`: print the estimates, and write those of a run as its `estimates.json`.
+
+    Those of a chosen checkpoint, file or best policy are printed alone.
+    """
     import json
 
     from lockstep.cli.request import requested_ranks
     from lockstep.estimators.result import ESTIMATES_FILE
     from lockstep.launch.local import spawn
+    from lockstep.record.run_dir import RUN_FILE
     from lockstep.run import OfflineRun, load
     from lockstep.session.checks import check_package
+    from lockstep.session.policy_file import POLICY_FILE
     from lockstep.session.which_policy import find_policy
-    from lockstep.system.files import write_atomically
     from lockstep.world import World
 
     path = Path(args.run)
-    if not (path / "run.yaml").is_file():
-        raise ConfigError(f"{path} is not a run directory: it has no run.yaml; give a directory below runs/")
-    run = load(path / "run.yaml")
+    policy = find_policy(path, best=args.best, last=args.last, step=args.checkpoint)
+    if policy.run_dir is None:
+        raise ConfigError(f"{path} has no run.yaml beside it, which says how to judge; give a directory below runs/")
+    run = load(policy.run_dir / RUN_FILE)
     if not isinstance(run, OfflineRun):
         raise ConfigError(
             f"{path} learned from environments, not from a log; lockstep evaluate {shlex.quote(str(path))} "
@@ -49,7 +55,6 @@ def evaluate_command(args: argparse.Namespace) -> int:
     data, world = args.data or run.eval_data or run.data, World.from_environment()
     if args.data is None and not Path(data).exists():
         raise ConfigError(f"data={data}, which {path} learned from, is not there; add --data DIR, the prepared data")
-    policy = find_policy(path)
     ranks = requested_ranks(args.ranks, 1, run.ml_framework)
     if world.launcher != "none" and args.ranks is not None:
         raise ConfigError(f"--ranks {args.ranks}: {world.launcher} started these ranks already; leave --ranks out")
@@ -58,15 +63,22 @@ def evaluate_command(args: argparse.Namespace) -> int:
     else:
         estimates = _evaluate(world.rank, run, policy.path, data)
     if world.rank == 0:
-        if policy.path.is_dir():
-            print(f"lockstep: note: {path} is judged by {policy.words}", file=sys.stderr)
+        if policy.path.name != POLICY_FILE:
+            print(f"lockstep: note: the estimates are of {policy.words}", file=sys.stderr)
         as_json = json.dumps(estimates.to_dict(), indent=2)
         print(as_json if args.json else estimates.text())
-        try:
-            write_atomically(path / ESTIMATES_FILE, as_json + "\n")
-        except OSError as error:
-            raise RunError(f"{path / ESTIMATES_FILE} could not be written: {error.strerror}") from error
+        if path == policy.run_dir and not (args.best or args.checkpoint):
+            _write(path / ESTIMATES_FILE, as_json + "\n")
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    from lockstep.system.files import write_atomically
+
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise RunError(f"{path} could not be written: {error.strerror}") from error
 
 
 def _evaluate(rank: int, run: "OfflineRun", policy: Path, data: str) -> "Estimates":

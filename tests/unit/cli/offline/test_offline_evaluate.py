@@ -108,12 +108,16 @@ def make_without_candidates(here):
 
 
 MISTAKES = {
-    "no run": (lambda here: Path("missing"), [], "missing is not a run directory"),
+    "no run": (lambda here: Path("missing"), [], "missing does not exist; give a run directory"),
     "a run of another kind": (
         lambda here: of_environments(here),  # defined below
         [],
         "learned from environments, not from a log; lockstep evaluate",
     ),
+    "a file without its run": (lambda here: alone(here), [], "alone.safetensors has no run.yaml beside it"),
+    "no best policy": (run_dir, ["--best"], "--best: .*run has no policy_best.safetensors"),
+    "no such checkpoint": (run_dir, ["--checkpoint", "5"], "--checkpoint 5: .*run has no checkpoint of this step"),
+    "two choices": (run_dir, ["--best", "--last"], "--best and --last choose different policies"),
     "no data": (run_dir, ["--data", "nowhere"], "nowhere"),
     "other actions": (run_dir, make_other, "other differs in actions .* prepare it with --like"),
     "candidates that are not in the log": (
@@ -129,7 +133,13 @@ def of_environments(here):
     path = here / "online"
     path.mkdir()
     (path / "run.yaml").write_text(dump(Run(task="CartPole-v1")))
+    (path / "policy.safetensors").touch()
     return path
+
+
+def alone(here):
+    file = run_dir(here) / "policy.safetensors"
+    return file.rename(here / "alone.safetensors")
 
 
 @pytest.mark.parametrize("case", MISTAKES)
