@@ -6,7 +6,7 @@ import pytest
 
 import made_data
 from lockstep import World
-from lockstep.run import OfflineRun, ScoreNetworkConfig, override
+from lockstep.run import OfflineRun, ScoreNetworkConfig, load, override
 from lockstep.session.resume import prepare
 from lockstep.torch.offline.evaluate import evaluate_run
 from lockstep.train import train
@@ -33,7 +33,8 @@ def run(here):
 
 def is_of_final_policy(path, summary):
     """Whether `summary.json` and `estimates.json` have the estimates of the policy that the run left."""
-    whole = evaluate_run(path, str(path.parent / "data"), World()).to_dict()
+    run = load(path / "run.yaml")
+    whole = evaluate_run(run, path / "policy.safetensors", run.data, World()).to_dict()
     written = json.loads((path / "estimates.json").read_text())
     return summary["estimates"] == whole and written == {"step": ROWS + BATCH, **json.loads(json.dumps(whole))}
 
