@@ -194,10 +194,7 @@ class OfflineOptimizer:
         if len(other_gradient):
             skipped = skipped | ~torch.isfinite(other_gradient.sum())
         if self.config.max_grad_norm is not None:
-            factor = (self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0)
-            gradient.mul_(factor)
-            if combine is not None:  # the other networks take the same step
-                other_gradient.mul_(factor)
+            gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
         self.optimizer.step(skipped.float())
         return torch.where(skipped, self._if_skipped, totals), torch.cat([extra, skipped.float().reshape(1)]).double()
 

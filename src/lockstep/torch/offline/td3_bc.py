@@ -39,7 +39,8 @@ class TD3BC(LoggedLearner[ActorPolicy]):
 
     The gradient of the policy is alpha / mean |Q| times that of -Q, plus that of the imitation of the log. The mean
     is that of the global batch, which is known only after the message. So the message holds both gradients: that of
-    the imitation is computed with a copy of the actor, which has a part of the buffer for itself.
+    the imitation is computed with a copy of the actor, which has a part of the buffer for itself, and whose parameters
+    are copied again after each step.
 
     State across updates: `policy`, `target`, `actor_target`, `optimizer` and `actor_optimizer`.
 
@@ -117,16 +118,17 @@ class TD3BC(LoggedLearner[ActorPolicy]):
         self.metrics.add(("optim/skipped",), sums[-1:], torch.zeros_like(sums[0]))  # this step was counted already
         if skipped:
             return
+        actor, copied = self.actor_optimizer.flat.values.detach().chunk(2)
+        copied.copy_(actor)
         normalized_q = self._lambda(sums) * sums[2]
         self.metrics.add(_POLICY_METRICS, torch.stack([normalized_q + sums[3], sums[3]]), sums[0])
         self.target.move(self.config.target_rate)
         self.actor_target.move(self.config.target_rate)
 
     def _combine(self, gradient: Tensor, sums: Tensor) -> None:
-        """Join the gradients of both terms; the copy takes the same step as the actor, and so remains equal to it."""
+        """Join the gradients of both terms in that of the actor."""
         of_q, of_imitation = gradient.chunk(2)
         of_q.mul_(self._lambda(sums)).add_(of_imitation)
-        of_imitation.copy_(of_q)
 
     def _lambda(self, sums: Tensor) -> Tensor:
         """Lambda = alpha / mean |Q(s, pi(s))| of the global batch."""
