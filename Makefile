@@ -51,8 +51,8 @@ test-jax: setup .venv-jax/.installed  ## Run the quick tests of JAX in an enviro
 test-launch: setup  ## How ranks and nodes start, find each other, exchange messages, fail and restart.
 	$(BIN)/python -m pytest $(WAITING) $(LAUNCH) $(patsubst %,--ignore=%,$(JAX))
 
-test-planted: setup  ## Plant known bugs into copies of the source and see that the tests catch each.
-	$(BIN)/python -m pytest tests/planted -m planted -n $(JOBS)
+test-planted: setup  ## Plant known bugs into copies of the source and see that the tests catch each. PLANTED=seam: those so named.
+	$(BIN)/python -m pytest tests/planted -m planted -n $(JOBS) $(if $(PLANTED),-k '$(PLANTED)')
 
 test-chaos: setup  ## Kill, stop and starve real runs, and see that nothing is lost and nothing hangs.
 	$(BIN)/python -m pytest -m chaos
