@@ -194,7 +194,8 @@ class OfflineOptimizer:
         if len(other_gradient):
             skipped = skipped | ~torch.isfinite(other_gradient.sum())
         if self.config.max_grad_norm is not None:
-            gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
+            factor = (self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0)
+            gradient.mul_(factor)
         self.optimizer.step(skipped.float())
         return torch.where(skipped, self._if_skipped, totals), torch.cat([extra, skipped.float().reshape(1)]).double()
 
