@@ -59,9 +59,16 @@ def add_set_argument(
 
 
 def add_policy_choice(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that select a policy of a run."""
+    """Add the argument and the flags that select a policy of a run."""
+    parser.add_argument(
+        "run", metavar="RUN|CHECKPOINT|FILE", help="run directory, its checkpoints/step_N, or a policy file"
+    )
+    add_policy_flags(parser)
+
+
+def add_policy_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that select among the policies of a run."""
     add = parser.add_argument
-    add("run", metavar="RUN|CHECKPOINT|FILE", help="run directory, its checkpoints/step_N, or a policy file")
     add("--best", action="store_true", help="the policy of the best evaluation")
     last = "the final policy, or the newest checkpoint of a run that goes on (default)"
     add("--last", action="store_true", help=last)

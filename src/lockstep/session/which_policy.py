@@ -1,4 +1,4 @@
-"""The policy for `lockstep evaluate` and `lockstep export`: of a run, of one of its checkpoints, or of a file."""
+"""The policy that a command evaluates, exports or records: of a run, of one of its checkpoints, or of a file."""
 
 import json
 import os

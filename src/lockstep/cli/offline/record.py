@@ -1,7 +1,9 @@
 """`lockstep offline record`: write the decisions of a policy as a log."""
 
 import argparse
+import sys
 
+from lockstep.cli.flags import add_policy_flags
 from lockstep.errors import ConfigError
 
 
@@ -10,9 +12,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "source",
-        metavar="RUN|CHECKPOINT|TASK",
-        help="run directory, or its checkpoints/step_N, whose policy is played; or a task, played at random",
+        metavar="RUN|CHECKPOINT|FILE|TASK",
+        help="run directory, its checkpoints/step_N, or a policy file in it; or a task, played at random",
     )
+    add_policy_flags(parser)
     add("--out", metavar="FILE", required=True, help="log to write: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, ...")
     add("--episodes", metavar="N", help="how many (default: 100)")
     add("--steps", metavar="N", help="how many rows instead; the last episodes are cut off")
@@ -24,10 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def record_command(args: argparse.Namespace) -> int:
     """`lockstep offline record`; returns the exit code."""
+    from functools import partial
     from pathlib import Path
 
     from lockstep.launch.flags import number
     from lockstep.session.checks import check_package
+    from lockstep.session.policy_file import POLICY_FILE
+    from lockstep.session.which_policy import find_policy
 
     if args.episodes is not None and args.steps is not None:
         raise ConfigError(f"--episodes {args.episodes} and --steps {args.steps} both say how many; leave one out")
@@ -38,9 +44,15 @@ def record_command(args: argparse.Namespace) -> int:
     seed = number(args.seed, "--seed", least=0)
     from lockstep.session.logged.recording import Recording, record_at_random
 
-    if Path(args.source).is_dir():
+    path, chosen = Path(args.source), args.best or args.last or args.checkpoint is not None
+    if chosen or path.is_dir() or path.suffix == Path(POLICY_FILE).suffix:
         check_package("torch", what="to record the policy of a run", either=False)
-        from lockstep.torch.offline.record import record
+        from lockstep.torch.offline.record import record as record_policy
+
+        policy = find_policy(path, best=args.best, last=args.last, step=args.checkpoint)
+        if policy.path.name != POLICY_FILE:
+            print(f"lockstep: note: the log is of {policy.words}", file=sys.stderr)
+        record = partial(record_policy, policy=policy)
     else:
         record = record_at_random
     summary = record(

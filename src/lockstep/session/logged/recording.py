@@ -33,7 +33,7 @@ class Recording:
     """The policy to record, and the number of its decisions."""
 
     source: str
-    """A run directory, one of its `checkpoints/step_N`, or a task, in which actions are then uniformly random."""
+    """A run directory, a checkpoint, a policy file, or a task, in which actions are then uniformly random."""
     out: Path
     """The log file; its name determines the format."""
     episodes: int | None = None

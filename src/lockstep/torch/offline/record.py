@@ -4,7 +4,6 @@ Shapes: B environments, O observation, A actions, D dimensions of a continuous a
 """
 
 import math
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -16,13 +15,12 @@ from lockstep.experience.acting import Actor
 from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.experience.rollout import clipper
 from lockstep.experience.sampling import NoisyDeterministic
-from lockstep.record.checkpoint import MANIFEST
 from lockstep.record.run_dir import RUN_FILE
 from lockstep.run import load
 from lockstep.session.logged import recording as logs
 from lockstep.session.logged.policy_spec import as_prepared, bound_margin, least_at_bound
 from lockstep.session.logged.recording import Choice, Names, Recording, draw, names_of
-from lockstep.session.which_policy import find_policy
+from lockstep.session.which_policy import Found
 from lockstep.torch.distributions import Categorical, SquashedGaussian
 from lockstep.torch.export import load_policy
 from lockstep.torch.networks import Policy, actor_of
@@ -31,27 +29,25 @@ from lockstep.torch.scoring.logged_policy import LoggedPolicy
 from lockstep.world import stream
 
 
-def record(recording: Recording) -> dict[str, Any]:
+def record(recording: Recording, policy: Found) -> dict[str, Any]:
     """Write the log of a run's policy. Returns what `lockstep.session.logged.recording.record` does.
 
     Raises:
         ConfigError: the run cannot be played, or its task or actions cannot be logged.
         RunError: the environment gave a number that is not finite, or an episode does not end.
     """
-    path = Path(recording.source)
-    run_dir = path.parent.parent if (path / MANIFEST).is_file() else path
-    if not (run_dir / RUN_FILE).is_file():
-        raise ConfigError(f"{path} is not a run directory: it has no run.yaml; give a directory below runs/")
-    run = load(run_dir / RUN_FILE)
+    source = recording.source
+    if policy.run_dir is None:
+        raise ConfigError(f"{source} has no run.yaml beside it, which names the task; give a directory below runs/")
+    run = load(policy.run_dir / RUN_FILE)
     if run.task is None:
-        raise ConfigError(f"{path} learned from a log and has no task to play; train it with --set task=ID")
-    found = find_policy(path)
-    policy, observations = load_policy(found.path)
+        raise ConfigError(f"{source} learned from a log and has no task to play; train it with --set task=ID")
+    loaded, observations = load_policy(policy.path)
     return logs.record(
         recording,
         run.task,
         run.env,
-        lambda spec: (_by_policy(policy, observations, spec, recording), _names(spec, policy)),
+        lambda spec: (_by_policy(loaded, observations, spec, recording), _names(spec, loaded)),
     )
 
 

@@ -21,7 +21,8 @@ from lockstep.experience.normalize import RunningMoments
 from lockstep.run import EnvConfig, NetworkConfig, OfflineRun, Run, dump
 from lockstep.session.logged.policy_spec import PolicySpec
 from lockstep.session.logged.recording import Recording, _uniform, record_at_random
-from lockstep.session.policy_file import POLICY_FILE
+from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
+from lockstep.session.which_policy import find_policy
 from lockstep.torch.export import load_policy, save_policy
 from lockstep.torch.networks import Policy
 from lockstep.torch.offline.record import record
@@ -54,8 +55,8 @@ def a_run(path, task="CartPole-v1", algo="ppo", normalized=False, **env):
 
 
 def recorded(path, source, **options):
-    play = record if Path(source).is_dir() else record_at_random
-    told = play(Recording(source=str(source), out=path, **options))
+    recording = Recording(source=str(source), out=path, **options)
+    told = record(recording, find_policy(source)) if Path(source).is_dir() else record_at_random(recording)
     return told, made_logs.table(path)
 
 
@@ -218,6 +219,7 @@ def test_recording_uses_names_of_training_log(tmp_path):
 def test_a_policy_without_a_simulator(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.yaml").write_text(dump(OfflineRun(data="data")))
+    (tmp_path / "run" / POLICY_FILE).touch()
     with pytest.raises(ConfigError, match="learned from a log and has no task to play; train it with --set task=ID"):
         recorded(tmp_path / "a.jsonl", tmp_path / "run", episodes=1)
 
@@ -275,6 +277,21 @@ def test_the_command(tmp_path, capsys):
     assert set(made_logs.table(tmp_path / "b.parquet")["propensity"]) == {0.75, 0.25}
 
 
+def test_the_best_policy_and_a_file_are_recorded(tmp_path, capsys):
+    run, other = a_run(tmp_path / "run"), tmp_path / "run" / BEST_POLICY_FILE
+    about = Run(task="CartPole-v1", network=NetworkConfig(hidden=(8,)))
+    always_right = Policy(env_spec("CartPole-v1", EnvConfig()), about.network, seed=3)
+    with torch.no_grad():
+        for value in always_right.parameters():
+            value.copy_(torch.tensor([0.0, 1.0]) if value.shape == (2,) else torch.zeros(()))
+    save_policy(other, always_right, None, about)
+    for number, words in enumerate(([str(run), "--best"], [str(other)], [str(run)], [str(run / POLICY_FILE)])):
+        log = tmp_path / f"{number}.jsonl"
+        assert cli.main(["offline", "record", *words, "--out", str(log), "--steps", "200"]) == 0
+        assert (set(made_logs.table(log)["action"]) == {"1"}) == (number < 2), words
+        assert ("lockstep: note: the log is of " in capsys.readouterr().err) == (number < 2)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -285,7 +302,12 @@ def test_the_command(tmp_path, capsys):
         (["RUN", "--epsilon", "1.5"], "--epsilon 1.5 must be a probability, from 0 to 1"),
         (["RUN", "--episodes", "0"], "--episodes 0 must be"),
         (["PENDULUM", "--epsilon", "0.5"], "is for tasks with named actions"),
-        (["EMPTY"], "is not a run directory: it has no run.yaml"),
+        (["EMPTY"], "has no policy.safetensors and no checkpoint"),
+        (["COPY"], "has no run.yaml beside it, which names the task; give a directory below runs/"),
+        (["RUN", "--best"], "has no policy_best.safetensors"),
+        (["RUN", "--checkpoint", "7"], "has no checkpoint of this step; it has none"),
+        (["CartPole-v1", "--best"], "CartPole-v1 does not exist; give a run directory, such as runs/NAME"),
+        (["nothing.safetensors"], "nothing.safetensors does not exist; give a run directory, such as runs/NAME"),
         (["NoSuchTask-v0"], "NoSuchTask"),
         (["lockstep/Match-v0"], "takes several choices at once, and a log names one"),
         (["lockstep/Cartpole-v0"], "actions have no bounds to draw from; record a run of it"),
@@ -297,6 +319,7 @@ def test_invalid_recording_is_rejected(tmp_path, capsys, words, says):
         "RUN": lambda: a_run(tmp_path / "run"),
         "PENDULUM": lambda: a_run(tmp_path / "pendulum", task="Pendulum-v1"),
         "EMPTY": lambda: tmp_path / "empty",
+        "COPY": lambda: (a_run(tmp_path / "run") / POLICY_FILE).rename(tmp_path / "empty" / POLICY_FILE),
     }
     words = [str(places[word]()) if word in places else word for word in words]
     assert cli.main(["offline", "record", *words, "--out", str(tmp_path / "a.jsonl")]) == 2

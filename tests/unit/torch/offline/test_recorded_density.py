@@ -20,6 +20,7 @@ from lockstep.run import OfflineRun, dump, override
 from lockstep.session.logged.policy_spec import PolicySpec, as_prepared, bound_margin, least_at_bound
 from lockstep.session.logged.recording import Recording
 from lockstep.session.policy_file import POLICY_FILE
+from lockstep.session.which_policy import find_policy
 from lockstep.torch.distributions import SquashedGaussian
 from lockstep.torch.export import save_policy
 from lockstep.torch.offline.record import _by_policy, _log_density, record
@@ -122,7 +123,8 @@ def test_ratios_of_a_policy_to_its_own_log_are_one(tmp_path, algo, mean, log_std
     """From the recording over the log file and prepared data to the scorer."""
     run, policy = a_run(tmp_path, algo, mean, log_std)
     log = tmp_path / "log.jsonl"
-    record(Recording(source=str(tmp_path / "run"), out=log, steps=300, how="sampled"))
+    recording = Recording(source=str(tmp_path / "run"), out=log, steps=300, how="sampled")
+    record(recording, find_policy(tmp_path / "run"))
     assert '"log_probability":null' not in log.read_text().replace(" ", "")
     prepared = prepare_dataset([log], tmp_path / "prepared", PrepareOptions(norm={"action_bounds": [-1, 1]}))
     dataset = Dataset.open(prepared)
