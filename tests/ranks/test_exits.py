@@ -53,7 +53,8 @@ def lockstep(tmp_path):
     ],
 )
 def test_training_that_the_environment_ends_is_a_failure(lockstep, tmp_path, flags, code, said):
-    found, text = lockstep("train", "env.py:Env", "--set", "num_envs=2", "--run-dir", "run", *flags)
+    short = ["--set", "num_envs=2", "--set", "num_epochs=1", "--set", "num_minibatches=1"]
+    found, text = lockstep("train", "env.py:Env", *short, "--run-dir", "run", *flags)
     assert (found, said in text) == (code, True), text
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed" and said.partition(":")[0] in summary["error"]
