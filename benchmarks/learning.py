@@ -6,7 +6,7 @@
     python benchmarks/learning.py --table                                # train nothing; from the rows there are
 
 Rows are lines of docs/results/learning.jsonl. A run that has a row is not repeated, so an interrupted command can be
-repeated. The table is written between the two marks of docs/results/learning.md, and the curves of each task to
+repeated. The tables are written between the marks of docs/results/learning.md, and the curves of each task to
 docs/pictures/learning. `--library sb3` trains Stable-Baselines3 for as many steps, with the settings of RL Baselines3
 Zoo, in the environment that `lockstep bench halfcheetah_sac --only sb3` installs; `sbx` is its version in JAX. If its
 SAC or TD3 was cut off, it goes on where it was saved last, in .bench/learning.
@@ -17,6 +17,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import learning_compared
 import learning_curves
 import measure
 import numpy as np
@@ -25,7 +26,7 @@ from lockstep.record.score_statistics import summarize
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCS / "results"
-BEGIN = "<!-- table of benchmarks/learning.py -->"
+BEGIN = "<!-- table of benchmarks/{}.py -->"
 END = "<!-- end of the table -->"
 KEY = ("target", "ranks", "seed", "changes", "library")
 """What identifies a run. Rows without a library are Lockstep's."""
@@ -98,11 +99,12 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def write_table(path: Path, rows: list[dict]) -> None:
-    """Replace what is between the marks of the page."""
-    text = path.read_text()
-    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    path.write_text(f"{before}\n{table(rows)}\n{after}")
+def write_table(path: Path, script: str, lines: str) -> None:
+    """Replace what is between the marks of this script's table on the page."""
+    text, begin = path.read_text(), BEGIN.format(script)
+    before, mark, rest = text.partition(begin)
+    after = rest[rest.index(END) :]
+    path.write_text(f"{before}{mark}\n{lines}\n{after}")
 
 
 def main() -> None:
@@ -135,7 +137,8 @@ def main() -> None:
     rows = read_rows(args.rows)
     print(table(rows))
     if args.rows == RESULTS / "learning.jsonl":
-        write_table(RESULTS / "learning.md", rows)
+        write_table(RESULTS / "learning.md", "learning", table(rows))
+        write_table(RESULTS / "learning.md", "learning_compared", learning_compared.table(rows, TITLES))
         learning_curves.write_pictures(rows, DOCS / "pictures" / "learning", TITLES)
 
 
