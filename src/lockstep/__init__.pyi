@@ -1,6 +1,9 @@
 from .algorithms.dqn import DQNConfig as DQNConfig
 from .algorithms.offline import CloningConfig as CloningConfig
 from .algorithms.offline import OfflineDQNConfig as OfflineDQNConfig
+from .algorithms.offline_continuous import CQLConfig as CQLConfig
+from .algorithms.offline_continuous import IQLConfig as IQLConfig
+from .algorithms.offline_continuous import TD3BCConfig as TD3BCConfig
 from .algorithms.ppo import PPOConfig as PPOConfig
 from .algorithms.sac import SACConfig as SACConfig
 from .algorithms.td3 import TD3Config as TD3Config

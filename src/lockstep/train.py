@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
 class _Callable(ModuleType):
     """A module type whose call is the function `train`."""
 
-    def __call__(self, run: AnyRun | str, **options: Any) -> dict[str, Any]:
+    def __call__(self, run: AnyRun | str | None = None, **options: Any) -> dict[str, Any]:
         return train(run, **options)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -12,7 +12,6 @@ from lockstep.cli.evaluate import evaluate_run
 from lockstep.errors import ConfigError
 from lockstep.run import Run
 from lockstep.session import policy_file
-from lockstep.session.resume import prepare
 from lockstep.train import train
 
 NORMALIZED = {"normalize_observation": True, "normalize_value": True, "normalize_return": True}
@@ -32,7 +31,7 @@ def run_of(framework, algorithm=PPO):
 def twice(run, path):
     """Train, and go on: whichever others there are, the last of each start is taken."""
     train(run, run_dir=path, total_steps=128)
-    train(prepare(path, {"total_steps": 384}).run, resume=path)
+    train(resume=path, total_steps=384)
     return path
 
 

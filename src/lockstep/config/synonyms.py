@@ -104,6 +104,10 @@ def _temperature(text: str, known: Known) -> str:
     return "null" if text.startswith("auto") else text
 
 
+def _tracker(text: str, known: Known) -> str:
+    return "[]" if text.lower() == "tensorboard" else f"[{text.lower()}]"
+
+
 def _switch(names: str, setting: str, yes: str = "true", no: str = "false", note: str = "") -> Synonym:
     return Synonym(names, setting, note, lambda text, known: yes if _is_on(text) else no, switch=True)
 
@@ -305,7 +309,7 @@ SYNONYMS = (
     Synonym("stack_num n_stack num_stack framestack frames_stack", "frame_stack"),
     Synonym("init_noise_std init_std action_std_init", "initial_log_std", "the logarithm of the deviation", _logarithm),
     Synonym("env env_id gym_id env_name envname environment task_id", "task"),
-    Synonym("algorithm algorithm_name agent alg algo_name", "algo"),
+    Synonym("algorithm algorithm_name agent alg algo_name", "algo", value=lambda text, known: text.lower()),
     Synonym("framework dl_framework", "--ml-framework"),
     Synonym("random_seed manual_seed torch_seed", "seed"),
     _switch("cuda use_cuda use_gpu gpu", "device", "cuda", "cpu"),
@@ -333,6 +337,7 @@ SYNONYMS = (
         "--run-dir",
     ),
     _switch("track wandb use_wandb", "trackers", "[wandb]", "[]"),
+    Synonym("logger", "trackers", "files of TensorBoard are always written", _tracker),
     Synonym("config config_file config_path cfg", "--task", "it takes a config file, too"),
     Synonym("load_run load_path load_checkpoint restore continue resume resume_path", "--resume"),
     Synonym("load_model pretrained init_checkpoint init_from", "--init-from"),

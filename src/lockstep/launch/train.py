@@ -31,7 +31,7 @@ from lockstep.run import AnyRun, OfflineRun, Run, override
 from lockstep.session.checks import learns_on_device
 from lockstep.session.env_checks.before_run import check_before_run
 from lockstep.session.profile import check_profile
-from lockstep.session.resume import ended_summary, load_resumption, nothing_left
+from lockstep.session.resume import ended_summary, load_resumption, nothing_left, prepare
 from lockstep.session.run_checks import check_run
 from lockstep.session.start_notes import start_notes
 from lockstep.session.task_defaults import task_defaults
@@ -50,7 +50,7 @@ _runs = itertools.count()
 
 
 def train(  # noqa: PLR0913  # the public entry point; all but the first by keyword
-    run: AnyRun | str,
+    run: AnyRun | str | None = None,
     *,
     ranks: int | None = None,
     run_dir: Path | str | None = None,
@@ -68,13 +68,12 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
 
     Args:
         run: the complete config; or what `lockstep train` takes: a task, which then has the default settings of its
-            kind, a recipe, a config file or `FILE.py:FUNCTION`.
+            kind, a recipe, a config file or `FILE.py:FUNCTION`. May be left out with `resume`.
         ranks: number of processes to start. Default, and 1: train in this process. Under a launcher: the number that it
             has started.
         run_dir: the run directory; default: a new directory below `runs/`.
         init_from: a run directory or policy file whose parameters to start from.
-        resume: a run directory or checkpoint to resume; `run` is then
-            `lockstep.session.resume.prepare(resume, changes).run`.
+        resume: a run directory or checkpoint to resume: `train(resume="runs/my_run", total_steps=2_000_000)`.
         world: the ranks; default: from the launcher's variables, else this process alone.
         joined: the run directory was made by the launcher.
         profile: number of updates to record in `profile.json.gz` of the run directory, a trace for ui.perfetto.dev.
@@ -88,8 +87,8 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
         RunError: a rank failed; the message names it.
     """
     check_not_imported("train")
-    _check_types(run, ranks=ranks, profile=profile)
-    run, task_alone = _named(run, overrides) if isinstance(run, str) else (override(run, overrides), False)
+    _check_counts(ranks=ranks, profile=profile)
+    run, task_alone = _config_of(run, resume, overrides)
     if world is None and not joined:  # else the command has checked the run
         _print_notes(start_notes(run, check_run(run), task_alone=task_alone))
     run = with_absolute_paths(run)
@@ -110,25 +109,29 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
     return _train_here(run, world, *paths, joined=joined, profile=profile)
 
 
-def _check_types(run: object, **counts: object) -> None:
-    """Raise `ConfigError` for what is no run, and for counts that are no numbers."""
-    if not isinstance(run, Run | OfflineRun | str):
-        what = run.__name__ if isinstance(run, type) else f"a {type(run).__name__}"
-        raise ConfigError(
-            f"run is {what}, and must be a lockstep.Run, or the name of a task or a recipe: "
-            'lockstep.train("CartPole-v1", seed=1, total_steps=100_000)'
-        )
+def _check_counts(**counts: object) -> None:
     for name, count in counts.items():
         if not isinstance(count, int | None):
             raise ConfigError(f"{name}={count!r} must be a whole number")
 
 
-def _named(target: str, changes: Mapping[str, Any]) -> tuple[AnyRun, bool]:
-    """The run that `target` names, as in `lockstep train`.
+def _config_of(run: object, resume: Path | str | None, changes: Mapping[str, Any]) -> tuple[AnyRun, bool]:
+    """The complete config, and whether it is that of a task alone, with the default settings of its kind."""
+    if run is None and resume is not None:
+        return prepare(Path(resume), changes).run, False
+    if isinstance(run, str):
+        return _named(run, changes)
+    if not isinstance(run, Run | OfflineRun):
+        what = run.__name__ if isinstance(run, type) else f"a {type(run).__name__}"
+        raise ConfigError(
+            f"run is {what}, and must be a lockstep.Run, or the name of a task or a recipe: "
+            'lockstep.train("CartPole-v1", seed=1, total_steps=100_000)'
+        )
+    return override(run, changes), False
 
-    Returns:
-        The run, and whether it is that of a task alone, with the default settings of its kind.
-    """
+
+def _named(target: str, changes: Mapping[str, Any]) -> tuple[AnyRun, bool]:
+    """What `_config_of` returns, for a name, as in `lockstep train`."""
     from lockstep import recipes
 
     run = recipes.named(target)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from lockstep.algorithms.dqn import DQNConfig
 from lockstep.config.settings import as_text
 from lockstep.envs.spec import EnvSpec
 from lockstep.run import AnyRun, Run
@@ -47,6 +48,11 @@ def unused_settings(run: AnyRun, spec: EnvSpec | None = None, defaults: Mapping[
         effective = bool(value) if needed is True else value == needed
         if not effective:
             found += _sentence("", config, names, f"{setting}={as_text(value)}", defaults)
+    if isinstance(config, DQNConfig):
+        first, last = config.epsilon_range
+        if first == last:
+            decay = ("epsilon_steps", "epsilon_schedule")
+            found += _sentence("", config, decay, f"epsilon_start=epsilon_end={as_text(first)}", defaults)
     if isinstance(run, Run):
         for names, reason in _of_network(run, spec):
             found += _sentence("network.", run.network, names, reason, defaults)

@@ -7,8 +7,8 @@ import pytest
 
 from lockstep.cli.evaluate import evaluate_run
 from lockstep.cli.report.runs import read_run
+from lockstep.errors import ConfigError
 from lockstep.launch.train import train
-from lockstep.session.resume import prepare
 
 MADE_BEFORE = Path(__file__).parents[2] / "data" / "run_before_the_move"
 
@@ -24,10 +24,15 @@ def test_it_is_evaluated(run_dir):
 
 
 def test_it_goes_on(run_dir):
-    summary = train(prepare(run_dir, {"total_steps": 1024}).run, resume=run_dir)
+    summary = train(resume=run_dir, total_steps=1024)
     assert summary["status"] == "finished"
     assert summary["env_steps"] == 1024
     assert summary["resumed_from"].endswith("step_512")
+
+
+def test_what_cannot_change_is_refused(run_dir):
+    with pytest.raises(ConfigError, match=r"seed=9 differs from the [0-9]+ that the checkpoint was made with"):
+        train(resume=run_dir, seed=9)
 
 
 def test_it_is_reported(run_dir):

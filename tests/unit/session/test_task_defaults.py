@@ -164,6 +164,7 @@ def test_python_trains_what_the_command_trains(trained, tmp_path):
     [
         ({"task": "CartPole-v1"}, {}, "run is a dict, and must be a lockstep.Run, or the name of a task"),
         (Run, {}, "run is Run, and must be"),
+        (None, {}, "run is a NoneType, and must be"),
         (Run(task="CartPole-v1"), {"ranks": "auto"}, "ranks='auto' must be a whole number"),
     ],
 )

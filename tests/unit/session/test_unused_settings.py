@@ -42,6 +42,11 @@ PIXELS = "lockstep/PixelPong-v0"
             {"algo": "dqn", "num_quantiles": 5},
             "num_quantiles=5 has no effect with value_distribution=none",
         ),
+        (
+            "CartPole-v1",
+            {"algo": "dqn", "noisy": True, "epsilon_steps": 9, "epsilon_schedule": "exponential"},
+            "epsilon_steps=9, epsilon_schedule=exponential have no effect with epsilon_start=epsilon_end=0.0",
+        ),
         ("CartPole-v1", {"algo": "dqn", "noisy_std": 0.1}, "noisy_std=0.1 has no effect with noisy=false"),
         (
             "CartPole-v1",
