@@ -16,6 +16,8 @@ PART_ROWS = 1 << 22
 """Rows of every part but the last."""
 DESCRIPTION, CHECK = "dataset.json", "check.npz"
 STATE_FEATURES, ACTION_FEATURES = "state_features.json", "action_features.json"
+MAX_VERIFIED = 1 << 30
+"""Largest prepared data, in bytes, whose checksums are verified before each use: a second or two."""
 _KEYS = {"format", "info", "part_rows", "parts", "files", "about"}
 
 
@@ -65,6 +67,11 @@ def _nothing(path: Path) -> str:
         f"data={path} has no {DESCRIPTION}: it is not prepared data, or preparing did not finish; "
         f"run lockstep offline prepare LOG --out DIRECTORY"
     )
+
+
+def quick_to_verify(path: Path) -> bool:
+    """Whether prepared data are small enough to verify their checksums before each use."""
+    return sum(file.stat().st_size for file in path.rglob("*.npy")) <= MAX_VERIFIED
 
 
 def check_file(path: Path, name: str, expected: dict[str, Any], *, verify: bool) -> None:

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import settings
-from lockstep.data.dataset_files import DESCRIPTION, read_description
+from lockstep.data.dataset_files import (
+    ACTION_FEATURES,
+    DESCRIPTION,
+    STATE_FEATURES,
+    check_file,
+    quick_to_verify,
+    read_description,
+)
 from lockstep.data.dataset_writer import DatasetWriter, check_output
 from lockstep.data.feature_file import load_features
 from lockstep.data.features import Features
@@ -30,7 +37,7 @@ __all__ = ["FeatureSample", "PrepareOptions", "identify_features", "prepare_data
 
 MEMORY = 1 << 30
 """Default for the approximate size of rows and their copies in memory, in bytes."""
-_VERSION = 3
+_VERSION = 4
 """Version of the arithmetic: data of another version is prepared again."""
 
 Show = Callable[[str], None]
@@ -111,10 +118,14 @@ def prepare_dataset(
     about = {"version": _VERSION, "sources": [_source(path) for path in log.paths], "options": rules}
     with locked(out, show):
         remove_leftovers(out)
-        if (out / DESCRIPTION).exists() and read_description(out)["about"] == about:
+        same, damaged = _found(out, about)
+        if same and not damaged:
             show(f"{out} is prepared already")
             return out
+        replace = replace or same
         check_output(out, replace=replace)
+        if damaged:
+            show(f"{out} is damaged and prepared again")
         with scratch(out) as directory:
             scan = scan_log(log, directory, options.norm_params().num_samples, memory, progress)
             features = _features(scan.features(), options, show)
@@ -128,6 +139,27 @@ def prepare_dataset(
             for line in (*log.notes, *job.messages(job.first_skipped)):
                 show(line)
     return out
+
+
+def _found(out: Path, about: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether `out` is the result of the same preparation, and whether it is damaged.
+
+    Edited features are no damage: the run that would use them refuses them, and names the way to prepare with them.
+    """
+    if not (out / DESCRIPTION).exists():
+        return False, False
+    try:
+        description = read_description(out)
+    except ConfigError:
+        return False, True
+    verify = quick_to_verify(out)
+    try:
+        for name, file in description["files"].items():
+            if name not in (STATE_FEATURES, ACTION_FEATURES):
+                check_file(out, name, file, verify=verify)
+    except ConfigError:
+        return description["about"] == about, True
+    return description["about"] == about, False
 
 
 def sample_features(paths: Sequence[Path], options: PrepareOptions, progress: Report | None = None) -> FeatureSample:
@@ -215,7 +247,7 @@ def _check_bounded(
         if show is not None and exceeds((low, high), feature.min_value, feature.max_value):
             show(
                 f"number {name} of the action is clipped to [{feature.min_value:g}, {feature.max_value:g}], the bounds "
-                f"of {file}; the log has {low:g} to {high:g}"
+                f"of {file}; the log has {low:g} to {high:g}. A clipped action has no density"
             )
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from lockstep.data.dataset import Dataset
     from lockstep.data.info import DatasetInfo
 
-_VERIFIED = 1 << 30
-"""Largest prepared data, in bytes, whose checksums are verified when a run starts: a second or two."""
 _ALGORITHMS_OF = {
     "discrete": ("dqn", "bc"),
     "parametric": ("parametric_dqn", "bc"),
@@ -87,6 +85,7 @@ def check_boost(config: OfflineDQNConfig, dataset: "Dataset") -> None:
 
 def _opened(setting: str, name: str, verify: bool) -> "Dataset":
     from lockstep.data.dataset import Dataset  # not needed by runs in environments
+    from lockstep.data.dataset_files import quick_to_verify
 
     path = Path(name)
     if not path.exists():
@@ -95,8 +94,7 @@ def _opened(setting: str, name: str, verify: bool) -> "Dataset":
             f"{setting}={name} does not exist{seen}; say where it is now (--set {setting}=DIR), or prepare a log: "
             f"lockstep offline prepare LOG --out {shlex.quote(name)}"
         )
-    verify = verify and sum(file.stat().st_size for file in path.rglob("*.npy")) <= _VERIFIED
-    return Dataset.open(path, verify=verify)
+    return Dataset.open(path, verify=verify and quick_to_verify(path))
 
 
 def without_next_candidates(config: LoggedConfig) -> list[str]:

@@ -172,8 +172,9 @@ def nothing_left(found: Resumption) -> str | None:
         same = isinstance(before, OfflineRun) and (before.data, before.model_path) == (now.data, now.model_path)
         if not same or not isinstance(rows, int) or found.step < run.epochs * rows:
             return None
-        more = f"lockstep offline train --resume {shlex.quote(str(run_dir))} --set epochs={2 * run.epochs}"
-        return f"nothing is left to do: {run_dir} learned from its data {run.epochs} times (epochs); go on with: {more}"
+        times = max(run.epochs, found.step // rows)  # `epochs` may have been lowered
+        more = f"lockstep offline train --resume {shlex.quote(str(run_dir))} --set epochs={2 * times}"
+        return f"nothing is left to do: {run_dir} learned from its data {times} times (epochs); go on with: {more}"
     if found.step >= run.total_steps:
         return (
             f"nothing is left to do: {run_dir} is at step {found.step}, and total_steps={run.total_steps}; "

@@ -96,10 +96,13 @@ def test_bounds_can_be_given(tmp_path):
     data, _ = prepared(tmp_path, rows, norm={"action_bounds": "[-8, 8]"})
     assert data.rows(np.arange(4)).action == pytest.approx(np.array(ACTIONS) / 8)
     like = {"kind": "continuous", "action_features": tmp_path / "data" / "action_features.json"}
+    rows = [one | {"log_probability": -1.0} for one in rows]
     rows[0]["action"] = [-16.0, 0.0]
     other, printed = prepared(tmp_path, rows, "other", **like)
     assert other.rows(np.arange(1)).action[0] == pytest.approx([-1, 0], abs=2e-6)
     assert any("is clipped to [-8, 8]" in line and "the log has -16 to 2" in line for line in printed)
+    density = other.column("log_density")[:]
+    assert np.isnan(density[0]) and (density[1:] == -1).all(), "the density of another action says nothing of the bound"
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])

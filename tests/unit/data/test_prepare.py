@@ -281,6 +281,31 @@ def test_prepared_data_is_reused(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "out"]
 
 
+@pytest.mark.parametrize("how", ["missing", "a byte"])
+def test_damaged_data_are_prepared_again(tmp_path, how):
+    log, out, printed = write_log(tmp_path / "log.jsonl", many(trajectories=4)), tmp_path / "out", []
+    prepare_dataset([log], out, PrepareOptions(), show=silent)
+    column = out / "part_00000" / "reward.npy"
+    whole = column.read_bytes()
+    if how == "missing":
+        column.unlink()
+    else:
+        column.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    prepare_dataset([log], out, PrepareOptions(), show=printed.append, replace=False)
+    assert printed[0] == f"{out} is damaged and prepared again"
+    assert column.read_bytes() == whole
+
+
+def test_a_damaged_description_is_replaced_where_that_is_allowed(tmp_path):
+    log, out = write_log(tmp_path / "log.jsonl", many(trajectories=4)), tmp_path / "out"
+    prepare_dataset([log], out, PrepareOptions(), show=silent)
+    (out / "dataset.json").write_text("{")
+    with pytest.raises(ConfigError, match="add --force to replace it"):
+        prepare_dataset([log], out, PrepareOptions(), show=silent, replace=False)
+    prepare_dataset([log], out, PrepareOptions(), show=silent)
+    Dataset.open(out, verify=True)
+
+
 def test_edited_features_file_invalidates_prepared_data(tmp_path):
     log, out = write_log(tmp_path / "log.jsonl", many(trajectories=4)), tmp_path / "out"
     prepare_dataset([log], out, PrepareOptions(), show=silent)

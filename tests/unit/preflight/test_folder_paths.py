@@ -50,6 +50,10 @@ def test_a_run_on_data_goes_on_and_is_judged_from_another_directory(here, data, 
     assert cli.main(["offline", "train", "--resume", "../run", "--set=epochs=2"]) == 0
     assert load(here / "run" / "run.yaml").data == str(data)
     assert cli.main(["offline", "evaluate", "../run"]) == 0
+    capsys.readouterr()
+    assert cli.main(["offline", "train", "--resume", "../run", "--set=epochs=1"]) == 0
+    said = capsys.readouterr().out
+    assert "learned from its data 2 times (epochs)" in said and "--set epochs=4" in said, "not the lowered number"
 
 
 def test_a_run_of_an_older_version_has_the_path_as_it_was_typed(here, data):

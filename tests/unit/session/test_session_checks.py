@@ -10,13 +10,14 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.config.env import EnvConfig
+from lockstep.data import dataset_files
 from lockstep.data.prepare import PrepareOptions, prepare_dataset
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.memory import replay_bytes
 from lockstep.launch.world_checks import check_world
 from lockstep.run import OfflineRun, Run, override
-from lockstep.session import checks, data_checks, host_checks
+from lockstep.session import checks, host_checks
 from lockstep.session.checks import check_task
 from lockstep.session.data_checks import check_data
 from lockstep.session.host_checks import bytes_of_host, check_host, check_model_path
@@ -238,7 +239,7 @@ def test_large_data_are_not_read_whole_before_a_run(tmp_path, monkeypatch):
     data = made_data.discrete(tmp_path / "data")
     column = data / "part_00000" / "reward.npy"
     column.write_bytes(column.read_bytes()[:-1] + b"\x7f")
-    monkeypatch.setattr(data_checks, "_VERIFIED", 100)
+    monkeypatch.setattr(dataset_files, "MAX_VERIFIED", 100)
     check_data(OfflineRun(data=str(data)), verify=True)
 
 

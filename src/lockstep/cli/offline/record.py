@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 from lockstep.cli.flags import add_policy_flags
 from lockstep.errors import ConfigError
@@ -28,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def record_command(args: argparse.Namespace) -> int:
     """`lockstep offline record`; returns the exit code."""
     from functools import partial
-    from pathlib import Path
 
     from lockstep.launch.flags import number
     from lockstep.session.checks import check_package
@@ -44,17 +44,18 @@ def record_command(args: argparse.Namespace) -> int:
     seed = number(args.seed, "--seed", least=0)
     from lockstep.session.logged.recording import Recording, record_at_random
 
-    path, chosen = Path(args.source), args.best or args.last or args.checkpoint is not None
-    if chosen or path.is_dir() or path.suffix == Path(POLICY_FILE).suffix:
+    path, policy, record = Path(args.source), None, record_at_random
+    if _names_a_policy(path):
         check_package("torch", what="to record the policy of a run", either=False)
         from lockstep.torch.offline.record import record as record_policy
 
         policy = find_policy(path, best=args.best, last=args.last, step=args.checkpoint)
-        if policy.path.name != POLICY_FILE:
-            print(f"lockstep: note: the log is of {policy.words}", file=sys.stderr)
         record = partial(record_policy, policy=policy)
-    else:
-        record = record_at_random
+    elif given := [f"--{name}" for name in ("best", "last", "checkpoint") if getattr(args, name)]:
+        raise ConfigError(
+            f"{given[0]} chooses among the policies of a run, and {path} is no run directory; give runs/NAME, or leave "
+            f"{given[0]} out to play a task at random"
+        )
     summary = record(
         Recording(
             source=args.source,
@@ -67,8 +68,21 @@ def record_command(args: argparse.Namespace) -> int:
         )
     )
     mean = "" if summary["return_mean"] is None else f", mean return {summary['return_mean']:.2f}"
+    if policy is not None and policy.path.name != POLICY_FILE:
+        print(f"lockstep: note: the log is of {policy.words}", file=sys.stderr)
     print(f"{args.out}: {summary['rows']} rows of {summary['task']}, {summary['episodes']} whole episodes{mean}")
     return 0
+
+
+def _names_a_policy(path: Path) -> bool:
+    """Whether this is a path of a run, a checkpoint or a file, there or mistyped, and not the name of a task."""
+    from lockstep.record.run_dir import RUN_FILE
+    from lockstep.session.policy_file import POLICY_FILE
+
+    if path.is_dir() or (path.is_file() and path.suffix != ".py") or path.suffix == Path(POLICY_FILE).suffix:
+        return True
+    below_a_run = any((parent / RUN_FILE).is_file() for parent in path.parents)
+    return below_a_run or any(path.parent.glob(f"*/{RUN_FILE}"))
 
 
 def _probability(text: str) -> float:

@@ -68,6 +68,8 @@ class FoundRun:
     """`evaluation`, or `training` (mean of the last 100 episodes) if there was no evaluation."""
     estimate: tuple[float, float | None, float | None] | None
     """Estimated discounted return of the policy (weighted sequential doubly robust) and its interval."""
+    estimate_is_doubtful: bool
+    """Whether no estimate of a trajectory is reliable, by the verdict of the run's estimates."""
     logged: float | None
     """Mean discounted return of the logged data."""
 
@@ -127,6 +129,7 @@ def damaged_run(path: Path, error: Exception) -> FoundRun:
         best_return=None,
         return_from=None,
         estimate=None,
+        estimate_is_doubtful=False,
         logged=None,
     )
 
@@ -164,6 +167,7 @@ def found_run(
         best_return=best,
         return_from=source,
         estimate=_estimate(metrics, summary),
+        estimate_is_doubtful=_is_doubtful(summary),
         logged=next((value for line in reversed(metrics) if line.logged and (value := number_of(line.logged))), None),
     )
 
@@ -221,6 +225,11 @@ def _estimate(
     values = (number_of(line.estimate) for line in reversed(metrics) if line.estimate is not None)
     value = next((value for value in values if value is not None), None)
     return None if value is None else (value, None, None)
+
+
+def _is_doubtful(summary: Mapping[str, Any]) -> bool:
+    verdict: object = settings.value_of(summary.get("estimates"), "verdict")
+    return verdict is not None and settings.value_of(verdict, "trajectory") is None
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:

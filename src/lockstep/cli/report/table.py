@@ -19,6 +19,7 @@ from lockstep.record.json_lines import finite
 
 _MISSING = "-"
 _TRAINING = "*"
+_DOUBTFUL = "?"
 _GAP = 2
 """Spaces between columns."""
 _NAMED_RUNS = 3
@@ -90,7 +91,10 @@ def as_json(runs: Sequence[FoundRun]) -> str:
             "return_from": run.return_from,
             "estimate": None
             if run.estimate is None
-            else dict(zip(("value", "low", "high"), run.estimate, strict=True)),
+            else {
+                **dict(zip(("value", "low", "high"), run.estimate, strict=True)),
+                "reliable": not run.estimate_is_doubtful,
+            },
             "steps": run.steps,
             "total_steps": run.total_steps,
             "steps_per_second": run.steps_per_second,
@@ -146,7 +150,8 @@ def _estimated(run: FoundRun) -> str:
     if run.estimate is None:
         return _MISSING
     value, low, high = run.estimate
-    return significant(value) + ("" if low is None or high is None else f" [{significant(low)}, {significant(high)}]")
+    interval = "" if low is None or high is None else f" [{significant(low)}, {significant(high)}]"
+    return f"{significant(value)}{_DOUBTFUL if run.estimate_is_doubtful else ''}{interval}"
 
 
 def _print_lines(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
@@ -184,6 +189,10 @@ def _notes(runs: Sequence[FoundRun]) -> Iterator[str]:
             "estimate: what the log says of the policy's discounted return (weighted_sequential_dr), with interval; "
             "lockstep offline evaluate RUN says what to think of it"
         )
+    if any(run.estimate_is_doubtful for run in runs):
+        yield f"{_DOUBTFUL} not reliable: lockstep offline evaluate RUN says why"
+    if any(run.logged is not None for run in runs):
+        yield "logged: mean discounted return of the log; last and best return are not discounted"
     for run in runs:
         if run.error and run.status in ("failed", DAMAGED):
             verb = "is damaged" if run.status == DAMAGED else "failed"

@@ -200,8 +200,11 @@ def _remedies(run: TimeUse, phase: str) -> tuple[str, str]:
     if phase == "wait":
         return _remedy_of_waiting(run), "a faster network"
     if phase == "evaluate":
+        if settings.get("task") is None:
+            return "fewer estimates (estimate_every) or estimate=false", "faster learning"
         video = "evaluate_video=false, " if settings.get("evaluate_video") else ""
-        return f"{video}a larger evaluate_every or fewer evaluate_episodes", "faster learning"
+        rarer = "" if settings.get("evaluate_every") is None else "a larger evaluate_every or "
+        return f"{video}{rarer}fewer evaluate_episodes", "faster learning"
     if phase == "checkpoint":
         return "a larger checkpoint_every or a faster disk", "more ranks"
     if (run.found.path / PROFILE_FILE).exists():

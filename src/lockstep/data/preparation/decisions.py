@@ -114,14 +114,29 @@ def _numbers(block: Block, successors: NextRows, schema: Schema, rows: Index) ->
 
 
 def _propensities(block: Block, schema: Schema, rows: Index) -> Columns:
-    """The probability of each action, or the logarithm of the density of a continuous one; NaN where unknown."""
+    """The probability of each action, or the logarithm of the density of a continuous one; NaN where unknown.
+
+    The density of an action that is clipped is that of another one, and says nothing of the probability of the bound.
+    """
     unknown = np.full(len(block), np.nan)
     propensity = block.columns.get("propensity", unknown)[rows]
     logarithm = block.columns.get("log_probability", unknown)[rows]
     if schema.continuous:
-        return {"log_density": np.where(np.isnan(logarithm), np.log(propensity), logarithm)}
+        density = np.where(np.isnan(logarithm), np.log(propensity), logarithm)
+        return {"log_density": np.where(_clipped(block, schema)[rows], np.nan, density)}
     probability = np.where(np.isnan(propensity), np.minimum(np.exp(logarithm), 1.0), propensity)
     return {"propensity": np.maximum(probability, LEAST_PROPENSITY).astype(np.float32)}
+
+
+def _clipped(block: Block, schema: Schema) -> NDArray[np.bool_]:
+    """Whether any number of an action lies outside of its bounds [n]."""
+    assert schema.action is not None
+    table = block.table("action", schema.action.ids)
+    bounds = [(feature.min_value, feature.max_value) for _, feature in schema.action.items()]
+    low, high = np.array(bounds, np.float64).T
+    with np.errstate(over="ignore"):  # in a log of float32, a bound of 0.4 is 0.4000000060
+        low, high = np.minimum(low, low.astype(np.float32)), np.maximum(high, high.astype(np.float32))
+    return ((table < low) | (table > high)).any(1)
 
 
 def _next_decision(block: Block, successors: NextRows, rows: Index) -> tuple[Index, Index]:

@@ -81,6 +81,8 @@ def _by_policy(policy: Any, observations: Any, spec: EnvSpec, recording: Recordi
     actor = cast(Actor, actor_of(policy, torch.device("cpu")))
     if epsilon and spec.action.kind != "discrete":
         raise ConfigError(f"--epsilon {epsilon} is for tasks with named actions; leave it out, or use --sampled")
+    if recording.how == "sampled":
+        _check_draws(distribution, spec.action, recording)
     if isinstance(policy, LoggedPolicy) and recording.how == "sampled":
         _check_density(policy, spec.action, recording)
     clip = clipper(spec.action)
@@ -97,6 +99,21 @@ def _by_policy(policy: Any, observations: Any, spec: EnvSpec, recording: Recordi
         return clip(drawn), _log_density(distribution, parameters, drawn, spec.action)
 
     return choose
+
+
+def _check_draws(distribution: Any, action: ActionSpec, recording: Recording) -> None:
+    """Raise `ConfigError` if the algorithm draws nothing: the recording would be that of a greedy policy."""
+    if isinstance(distribution, ActionsOfActor):
+        draws = not distribution.deterministic
+    elif isinstance(distribution, EpsilonGreedy):
+        draws = distribution.epsilon > 0
+    else:
+        draws = not isinstance(distribution, NoisyDeterministic) or distribution.std > 0
+    if not draws:
+        other = "explore with --epsilon P" if action.kind == "discrete" else "record one with policy=sampled"
+        raise ConfigError(
+            f"--sampled: the policy of {recording.source} always takes its best action; leave --sampled out, or {other}"
+        )
 
 
 def _check_density(policy: LoggedPolicy, action: ActionSpec, recording: Recording) -> None:

@@ -62,6 +62,14 @@ def test_full_disk_is_reported_after_printing_the_estimates(here, capsys, monkey
     assert sorted(p.name for p in path.iterdir()) == ["policy.safetensors", "run.yaml"]
 
 
+def test_damaged_data_are_not_judged_by(here, capsys):
+    path = run_dir(here)
+    column = here / "data" / "part_00000" / "reward.npy"
+    column.write_bytes(column.read_bytes()[:-1] + b"\x7f")
+    assert cli.main(["offline", "evaluate", str(path)]) == 2
+    assert "reward.npy is not what was prepared: its checksum differs" in capsys.readouterr().err
+
+
 def test_other_data_and_json(here, capsys):
     path = run_dir(here)
     made_data.discrete(here / "eval", rows=100, seed=4)

@@ -10,7 +10,7 @@ from rich.console import Console
 from lockstep.cli import main as cli
 from lockstep.cli.report import table
 from lockstep.cli.report.runs import find_runs, read_run
-from lockstep.cli.report.table import differing, print_tables
+from lockstep.cli.report.table import as_json, differing, print_tables
 from lockstep.errors import ConfigError
 from lockstep.record.run_dir import RunDir, lock_run_dir, mark_failed
 from lockstep.record.summary import empty_summary
@@ -136,9 +136,15 @@ def test_logged_data_has_a_table_of_its_own_with_estimates(runs):
     text = shown(runs / "runs/one", runs / "runs/log")
     assert "1 run of CartPole-v1 with ppo" in text
     assert "1 run from data with dqn" in text
-    assert "7.200 [4.100, 9.900]" in text
+    assert "7.200 [4.100, 9.900]" in text and "? not reliable" not in text
+    assert "logged: mean discounted return of the log; last and best return are not discounted" in text
     assert "20.50" in text
     assert "lockstep offline evaluate RUN says what to think of it" in text
+    estimates["verdict"] = {"trajectory": None}
+    made("runs/doubted", OfflineRun(data="data"), status="finished", env_steps=400, estimates=estimates)
+    text = shown(runs / "runs/doubted")
+    assert "7.200? [4.100, 9.900]" in text and "? not reliable: lockstep offline evaluate RUN says why" in text
+    assert json.loads(as_json([read_run(runs / "runs/doubted")]))["runs"][0]["estimate"]["reliable"] is False
     (runs / "runs/log/summary.json").unlink()  # one that still learns tells of its last line
     with RunDir.join("runs/log") as run_dir:
         run_dir.write_metrics(800, 2.0, {"estimate/weighted_sequential_dr": 6.0})

@@ -42,6 +42,7 @@ def test_sentence_names_the_largest_phase_and_what_helps(tmp_path):
         ("sync", {}, 2, "exchanging numbers between ranks", "fewer and larger minibatches or fewer ranks"),
         ("wait", {}, 2, "waiting for other ranks", "cores that no other program uses, or fewer ranks"),
         ("evaluate", {}, 1, "evaluation", "a larger evaluate_every or fewer evaluate_episodes"),
+        ("evaluate", {"evaluate_every": None}, 1, "evaluation", "fewer evaluate_episodes"),
         ("checkpoint", {}, 1, "checkpoints", "a larger checkpoint_every or a faster disk"),
         ("other", {}, 1, "work outside the named phases", "lockstep train --profile 10"),
     ],
@@ -65,6 +66,8 @@ def test_compiled_program_on_the_device_is_not_called_learning(tmp_path):
 def test_learning_from_data_steps_no_environments(tmp_path):
     path = make_run(tmp_path / "run", OfflineRun(data="data"), phases={**IDLE, "learn": 9.0, "other": 1.0})
     assert of(path).what == "learning on one core"
+    judged = make_run(tmp_path / "judged", OfflineRun(data="data"), phases={**IDLE, "evaluate": 9.0, "other": 1.0})
+    assert of(judged).helps.startswith("fewer estimates (estimate_every) or estimate=false")
 
 
 @pytest.mark.parametrize(

@@ -30,13 +30,13 @@ from lockstep.torch.q_networks import QPolicy
 from lockstep.torch.scoring.policy import ScoringPolicy
 
 
-def a_run(path, task="CartPole-v1", algo="ppo", normalized=False, **env):
+def a_run(path, task="CartPole-v1", algo="ppo", normalized=False, epsilon=0.25, **env):
     """A run directory of an untrained policy, with opinions."""
     config = EnvConfig(**env)
     run = Run(task=task, algo=algo, env=config, network=NetworkConfig(hidden=(8,)))
     spec = env_spec(task, config)
     if algo == "dqn":
-        policy = QPolicy(spec, run.network, DQNConfig(epsilon_end=0.25), seed=3)
+        policy = QPolicy(spec, run.network, DQNConfig(epsilon_end=epsilon), seed=3)
     else:
         policy = Policy(spec, run.network, seed=3)
     generator = torch.Generator().manual_seed(5)
@@ -174,13 +174,13 @@ def learned(path, run):
     save_policy(path / POLICY_FILE, ScoringPolicy(about, seed=1), None, run)
 
 
-@pytest.mark.parametrize("policy", ["softmax", "greedy"])
-def test_a_policy_that_was_learned_from_a_log(tmp_path, policy):
+@pytest.mark.parametrize(("policy", "how"), [("softmax", "sampled"), ("greedy", "greedy")])
+def test_a_policy_that_was_learned_from_a_log(tmp_path, policy, how):
     """Played in its simulator by its own rule: softmax of its scores, or the best of them."""
     data = made_data.discrete(tmp_path / "data", rows=50, state_size=4, actions=2)
     run = OfflineRun(data=str(data), task="CartPole-v1", algorithm=OfflineDQNConfig(policy=policy, temperature=0.1))
     learned(tmp_path / "run", run)
-    _, rows = recorded(tmp_path / "a.jsonl", tmp_path / "run", steps=300, how="sampled")
+    _, rows = recorded(tmp_path / "a.jsonl", tmp_path / "run", steps=300, how=how)
     loaded, _ = load_policy(tmp_path / "run")
     raw = loaded.network(loaded.state(torch.from_numpy(states(rows, loaded.info.state_features))))
     p = loaded.probability(raw, torch.ones_like(raw)).detach().numpy()
@@ -306,7 +306,9 @@ def test_the_best_policy_and_a_file_are_recorded(tmp_path, capsys):
         (["COPY"], "has no run.yaml beside it, which names the task; give a directory below runs/"),
         (["RUN", "--best"], "has no policy_best.safetensors"),
         (["RUN", "--checkpoint", "7"], "has no checkpoint of this step; it has none"),
-        (["CartPole-v1", "--best"], "CartPole-v1 does not exist; give a run directory, such as runs/NAME"),
+        (["CartPole-v1", "--best"], "--best chooses among the policies of a run, and CartPole-v1 is no run directory;"),
+        (["STEP"], "step_7 does not exist; give a run directory, such as runs/NAME"),
+        (["GREEDY", "--sampled"], "always takes its best action; leave --sampled out, or explore with --epsilon P"),
         (["nothing.safetensors"], "nothing.safetensors does not exist; give a run directory, such as runs/NAME"),
         (["NoSuchTask-v0"], "NoSuchTask"),
         (["lockstep/Match-v0"], "takes several choices at once, and a log names one"),
@@ -319,6 +321,8 @@ def test_invalid_recording_is_rejected(tmp_path, capsys, words, says):
         "RUN": lambda: a_run(tmp_path / "run"),
         "PENDULUM": lambda: a_run(tmp_path / "pendulum", task="Pendulum-v1"),
         "EMPTY": lambda: tmp_path / "empty",
+        "STEP": lambda: a_run(tmp_path / "run") / "checkpoints" / "step_7",
+        "GREEDY": lambda: a_run(tmp_path / "run", algo="dqn", epsilon=0.0),
         "COPY": lambda: (a_run(tmp_path / "run") / POLICY_FILE).rename(tmp_path / "empty" / POLICY_FILE),
     }
     words = [str(places[word]()) if word in places else word for word in words]
