@@ -93,6 +93,8 @@ def _like(other: Path, options: "PrepareOptions", args: argparse.Namespace) -> "
     for name in ("kind", "actions", "state_features", "action_features", "set"):
         if getattr(args, name):
             raise ConfigError(f"--like {other} already sets --{name.replace('_', '-')}; leave one of them out")
+    if not other.exists():
+        raise ConfigError(f"--like {other} does not exist; give data that are prepared already")
     dataset = Dataset.open(other)
     info, discrete = dataset.info, dataset.info.kind == "discrete"
     actions = info.actions if discrete else None

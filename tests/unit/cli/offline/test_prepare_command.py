@@ -66,7 +66,7 @@ def test_options_reach_the_data(tmp_path, log, capsys):
         (["--set", "foo=3"], "unknown setting foo; there are num_samples, max_unique_enum_values"),
         (["--state-features", "none.json"], "none.json"),
         (["--kind", "parametric"], "log.jsonl are names; leave it out"),
-        (["--like", "nothing"], "nothing does not exist"),
+        (["--like", "nothing"], "--like nothing does not exist; give data that are prepared already"),
         (["--like", "nothing", "--actions", "left,right"], "--like nothing already sets --actions"),
         (["--acts", "left,right"], "unknown argument --acts; did you mean --actions?"),
     ],
