@@ -45,6 +45,8 @@ OFFLINE_ALGORITHMS: Mapping[str, type[OfflineConfig]] = {
     "cql": CQLConfig,
 }
 """The settings class of each algorithm that learns from logged data."""
+CONTINUOUS_LOGS = (IQLConfig, TD3BCConfig, CQLConfig)
+"""Those for logged data with continuous actions."""
 JAX_OFFLINE_ALGORITHMS = ("dqn", "iql")
 """Those of them that JAX has."""
 _OF_SIMULATOR = ("evaluate_every", "evaluate_episodes", "evaluate_video", "stop_return")
@@ -333,7 +335,9 @@ def _check_algorithm_settings(run: AnyRun, names: Iterable[str]) -> None:
         setting = name.removeprefix("algorithm.")
         owners = [algo for algo, cls in _algorithms(run).items() if setting in {item.name for item in fields(cls)}]
         if owners and setting not in known:
+            continuous = isinstance(run.algorithm, CONTINUOUS_LOGS)
+            alike = [algo for algo in owners if issubclass(_algorithms(run)[algo], CONTINUOUS_LOGS) == continuous]
             raise ConfigError(
                 f"{name} is a setting of {' and '.join(owners)}, and this run trains with algo={run.algo}; "
-                f"leave it out, or choose algo={owners[0]}"
+                f"leave it out, or choose algo={(alike or owners)[0]}"
             )

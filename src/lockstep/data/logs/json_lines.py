@@ -216,12 +216,33 @@ def _not_json(text: bytes) -> str | None:
     """An error message if NaN or an infinity is the only reason why a row is not JSON; otherwise None."""
     import json
 
-    found: list[str] = []
+    found: dict[int, str] = {}
+
+    def constant(word: str) -> object:
+        marked = object()
+        found[id(marked)] = word
+        return marked
+
     try:
-        json.loads(text, parse_constant=lambda constant: found.append(constant))
+        row = json.loads(text, parse_constant=constant)
     except ValueError:
         return None
-    return f"{found[0]} is not a number that a log may hold; leave out what is not known" if found else None
+    for name, value in _numbers_of(row, ""):
+        if word := found.get(id(value)):
+            return f"{name}={word} is not a number that a log may hold; leave it out if it may be unknown, or the row"
+    return None
+
+
+def _numbers_of(node: object, name: str) -> Iterator[tuple[str, object]]:
+    """The leaves of a row, with their dotted names."""
+    if isinstance(node, dict):
+        for key, value in cast(dict[str, object], node).items():
+            yield from _numbers_of(value, f"{name}.{key}" if name else key)
+    elif isinstance(node, list):
+        for value in cast(list[object], node):
+            yield from _numbers_of(value, name)
+    else:
+        yield name, node
 
 
 def _all_null(texts: list[Any]) -> bool:
