@@ -81,6 +81,8 @@ def _names_a_policy(path: Path) -> bool:
 
     if path.is_dir() or (path.is_file() and path.suffix != ".py") or path.suffix == Path(POLICY_FILE).suffix:
         return True
+    if len(path.parts) == 1:  # CartPole-v1, where there may be runs beside
+        return False
     below_a_run = any((parent / RUN_FILE).is_file() for parent in path.parents)
     return below_a_run or any(path.parent.glob(f"*/{RUN_FILE}"))
 

@@ -12,6 +12,8 @@ WITHOUT_TORCH = (
 
 
 def test_a_task_is_played_at_random_without_torch(here):
+    (here / "run").mkdir()
+    (here / "run" / "run.yaml").touch()  # a run beside does not make a path of the task's name
     words = ["offline", "record", "CartPole-v1", "--out", "log.jsonl", "--episodes", "2"]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, *words], capture_output=True, text=True, check=False, timeout=120
