@@ -212,24 +212,21 @@ def _decode_one(decoder: Any, text: bytes, where: Where) -> None:
         where.refuse(0, _not_json(text) or f"is not JSON, or is cut off ({error_text(error)})")
 
 
+class _NoNumber(str):
+    """A NaN or an infinity, as it is written in JSON lines."""
+
+
 def _not_json(text: bytes) -> str | None:
     """An error message if NaN or an infinity is the only reason why a row is not JSON; otherwise None."""
     import json
 
-    found: dict[int, str] = {}
-
-    def constant(word: str) -> object:
-        marked = object()
-        found[id(marked)] = word
-        return marked
-
     try:
-        row = json.loads(text, parse_constant=constant)
+        row = json.loads(text, parse_constant=_NoNumber)
     except ValueError:
         return None
     for name, value in _numbers_of(row, ""):
-        if word := found.get(id(value)):
-            return f"{name}={word} is not a number that a log may hold; leave it out if it may be unknown, or the row"
+        if isinstance(value, _NoNumber):
+            return f"{name}={value} is not a number that a log may hold; leave it out if it may be unknown, or the row"
     return None
 
 
