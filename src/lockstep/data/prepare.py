@@ -142,7 +142,7 @@ def prepare_dataset(
 
 
 def _found(out: Path, about: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether `out` is the result of the same preparation, and whether it is damaged.
+    """Whether `out` is the result of the same preparation, and whether that or its description is damaged.
 
     Edited features are no damage: the run that would use them refuses them, and names the way to prepare with them.
     """
@@ -152,14 +152,16 @@ def _found(out: Path, about: Mapping[str, Any]) -> tuple[bool, bool]:
         description = read_description(out)
     except ConfigError:
         return False, True
+    if description["about"] != about:
+        return False, False
     verify = quick_to_verify(out)
     try:
         for name, file in description["files"].items():
             if name not in (STATE_FEATURES, ACTION_FEATURES):
                 check_file(out, name, file, verify=verify)
     except ConfigError:
-        return description["about"] == about, True
-    return description["about"] == about, False
+        return True, True
+    return True, False
 
 
 def sample_features(paths: Sequence[Path], options: PrepareOptions, progress: Report | None = None) -> FeatureSample:
@@ -244,7 +246,7 @@ def _check_bounded(
             )
         low, high = logged.get(name, (math.inf, -math.inf))
         assert feature.min_value is not None and feature.max_value is not None
-        if show is not None and exceeds((low, high), feature.min_value, feature.max_value):
+        if show is not None and exceeds(low, high, feature.min_value, feature.max_value):
             show(
                 f"number {name} of the action is clipped to [{feature.min_value:g}, {feature.max_value:g}], the bounds "
                 f"of {file}; the log has {low:g} to {high:g}. A clipped action has no density"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lockstep.data.features import Features
 from lockstep.data.preparation.blocks import Block, item_hashes
+from lockstep.data.preparation.identify import exceeds
 from lockstep.data.preparation.lists import Lists, offsets_of, slices
 from lockstep.data.preparation.next_rows import NextRows
 
@@ -134,9 +135,7 @@ def _clipped(block: Block, schema: Schema) -> NDArray[np.bool_]:
     table = block.table("action", schema.action.ids)
     bounds = [(feature.min_value, feature.max_value) for _, feature in schema.action.items()]
     low, high = np.array(bounds, np.float64).T
-    with np.errstate(over="ignore"):  # in a log of float32, a bound of 0.4 is 0.4000000060
-        low, high = np.minimum(low, low.astype(np.float32)), np.maximum(high, high.astype(np.float32))
-    return ((table < low) | (table > high)).any(1)
+    return exceeds(table, table, low, high).any(1)
 
 
 def _next_decision(block: Block, successors: NextRows, rows: Index) -> tuple[Index, Index]:

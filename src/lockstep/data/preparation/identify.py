@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from lockstep.data.features import Feature, Features
 from lockstep.data.formulas import TYPES, FeatureType, Values, boxcox
@@ -98,7 +99,7 @@ def bounded(bounds: Mapping[str, tuple[float, float]], params: NormParams) -> Fe
             (low, high), note = logged, "the extremes in the log"
         else:
             (low, high), note = (params.action_bounds[0], params.action_bounds[1]), "action_bounds"
-        if exceeds(logged, low, high):
+        if exceeds(*logged, low, high):
             raise ConfigError(
                 f"action_bounds={[low, high]}, but the log has actions from {logged[0]:g} to {logged[1]:g} (number "
                 f"{key}); widen them"
@@ -112,11 +113,12 @@ def bounded(bounds: Mapping[str, tuple[float, float]], params: NormParams) -> Fe
     return Features(found)
 
 
-def exceeds(logged: tuple[float, float], low: float, high: float) -> bool:
-    """Whether the extremes of a log lie outside of bounds. In a log of float32, 0.4 is 0.4000000060 and does not."""
+def exceeds(least: ArrayLike, most: ArrayLike, low: ArrayLike, high: ArrayLike) -> NDArray[np.bool_]:
+    """Whether numbers of a log lie outside of bounds. In a log of float32, 0.4 is 0.4000000060 and does not."""
     with np.errstate(over="ignore"):
-        lowest, highest = float(np.float32(low)), float(np.float32(high))
-    return logged[0] < min(low, lowest) or logged[1] > max(high, highest)
+        lowest = np.minimum(low, np.asarray(low, np.float32).astype(np.float64))
+        highest = np.maximum(high, np.asarray(high, np.float32).astype(np.float64))
+    return np.asarray(np.less(least, lowest) | np.greater(most, highest))
 
 
 def identify(ids: Sequence[str], sample: Values, params: NormParams | None = None) -> Features:
