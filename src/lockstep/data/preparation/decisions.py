@@ -135,7 +135,7 @@ def _clipped(block: Block, schema: Schema) -> NDArray[np.bool_]:
     table = block.table("action", schema.action.ids)
     bounds = [(feature.min_value, feature.max_value) for _, feature in schema.action.items()]
     low, high = np.array(bounds, np.float64).T
-    return exceeds(table, table, low, high).any(1)
+    return np.any(exceeds(table, table, low, high), axis=1)
 
 
 def _next_decision(block: Block, successors: NextRows, rows: Index) -> tuple[Index, Index]:

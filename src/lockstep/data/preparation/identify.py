@@ -118,7 +118,7 @@ def exceeds(least: ArrayLike, most: ArrayLike, low: ArrayLike, high: ArrayLike) 
     with np.errstate(over="ignore"):
         lowest = np.minimum(low, np.asarray(low, np.float32).astype(np.float64))
         highest = np.maximum(high, np.asarray(high, np.float32).astype(np.float64))
-    return np.asarray(np.less(least, lowest) | np.greater(most, highest))
+    return (np.asarray(least) < lowest) | (np.asarray(most) > highest)
 
 
 def identify(ids: Sequence[str], sample: Values, params: NormParams | None = None) -> Features:
