@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from lockstep.data.dataset_files import (
     check_file,
     column_file,
     map_array,
+    quick_to_verify,
     read_description,
 )
 from lockstep.data.feature_file import load_features
@@ -65,16 +66,21 @@ class Dataset:
                 )
 
     @classmethod
-    def open(cls, path: Path | str, *, verify: bool = False) -> "Dataset":
-        """Open prepared data; `verify` reads everything once and compares checksums.
+    def open(cls, path: Path | str, *, verify: bool | Literal["small"] = False) -> "Dataset":
+        """Open prepared data.
+
+        Args:
+            path: their directory.
+            verify: read everything once and compare checksums; "small": only if the data are at most `MAX_VERIFIED`.
 
         Raises:
             ConfigError: it is not prepared data, of another format version, damaged, or its normalization was edited.
         """
         path = Path(path)
         description = read_description(path)
+        compare = quick_to_verify(path) if verify == "small" else verify
         for name, file in description["files"].items():
-            check_file(path, name, file, verify=verify)
+            check_file(path, name, file, verify=compare)
         return cls(path, description)
 
     def __len__(self) -> int:

@@ -6,8 +6,30 @@ import signal
 import threading
 from collections.abc import Callable, Generator
 from types import FrameType
+from typing import NoReturn
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # SIGINT raises KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def exit_on_signal() -> Generator[None]:
+    """Have SIGTERM, SIGUSR1 and SIGHUP raise `SystemExit(128 + n)` in the main thread, so that `finally` blocks run.
+
+    Signals that already have a handler are not changed; outside the main thread this does nothing.
+    """
+
+    def leave(number: int, _frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [number for number in _SIGNALS if is_main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

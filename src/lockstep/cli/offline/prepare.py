@@ -3,6 +3,7 @@
 import argparse
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,13 +50,17 @@ def prepare_command(args: argparse.Namespace) -> int:
     from lockstep.data.preparation.progress import ProgressDisplay
     from lockstep.data.prepare import prepare_dataset
     from lockstep.record.console import Console
+    from lockstep.system.exit_signals import exit_on_signal
 
     options, memory, out = _options(args), _bytes(args.memory), Path(args.out)
     console = Console()
     progress = ProgressDisplay(console)
     try:
         paths = [Path(name) for name in args.logs]
-        prepare_dataset(paths, out, options, memory=memory, replace=args.force, show=console.line, progress=progress)
+        with exit_on_signal():
+            prepare_dataset(
+                paths, out, options, memory=memory, replace=args.force, show=console.line, progress=progress
+            )
         console.line(f"learn from it: lockstep offline train {shlex.quote(str(out))}")
     finally:
         console.close()
@@ -102,6 +107,7 @@ def _like(other: Path, options: "PrepareOptions", args: argparse.Namespace) -> "
     columns = options.columns
     if columns is None and previous.get("columns") is not None:
         columns = _columns_of(args.logs, previous["columns"], info.kind, actions)
+    _check_kind(args.logs, other, columns, info.kind)
     return replace(
         options,
         kind=info.kind,
@@ -131,6 +137,23 @@ def _columns_of(
             return columns  # refused later, with the names that are missing
         return None
     return columns
+
+
+def _check_kind(logs: list[str], other: Path, columns: Mapping[str, Any] | None, kind: str) -> None:
+    """Raise `ConfigError` if the log has actions of another kind than the `other` data."""
+    from lockstep.data.logs.format import read_log
+
+    try:
+        found = read_log(logs, columns=columns).kind
+    except ConfigError:
+        return  # refused later, with its own reason
+    if (found == "discrete") != (kind == "discrete"):
+        names, numbers = "names (discrete)", "numbers or features"
+        ours, theirs = (names, numbers) if found == "discrete" else (numbers, names)
+        raise ConfigError(
+            f"--like {other} has actions that are {theirs}, and those of {logs[0]} are {ours}: it is a log of another "
+            "task, or its action column needs --columns; leave --like out to prepare it by itself"
+        )
 
 
 def _bytes(text: str) -> int:

@@ -43,6 +43,7 @@ def record_command(args: argparse.Namespace) -> int:
     episodes = None if steps else number(args.episodes or "100", "--episodes")
     seed = number(args.seed, "--seed", least=0)
     from lockstep.session.logged.recording import Recording, record_at_random
+    from lockstep.system.exit_signals import exit_on_signal
 
     path, policy, record = Path(args.source), None, record_at_random
     if _names_a_policy(path):
@@ -56,17 +57,17 @@ def record_command(args: argparse.Namespace) -> int:
             f"{given[0]} chooses among the policies of a run, and {path} is no run directory; give runs/NAME, or leave "
             f"{given[0]} out to play a task at random"
         )
-    summary = record(
-        Recording(
-            source=args.source,
-            out=Path(args.out),
-            episodes=episodes,
-            steps=steps,
-            how="sampled" if args.sampled else "greedy",
-            epsilon=epsilon,
-            seed=seed,
-        )
+    recording = Recording(
+        source=args.source,
+        out=Path(args.out),
+        episodes=episodes,
+        steps=steps,
+        how="sampled" if args.sampled else "greedy",
+        epsilon=epsilon,
+        seed=seed,
     )
+    with exit_on_signal():
+        summary = record(recording)
     mean = "" if summary["return_mean"] is None else f", mean return {summary['return_mean']:.2f}"
     if policy is not None and policy.path.name != POLICY_FILE:
         print(f"lockstep: note: the log is of {policy.words}", file=sys.stderr)

@@ -4,6 +4,7 @@ import argparse
 import difflib
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -82,8 +83,25 @@ def _requested(args: argparse.Namespace) -> "tuple[OfflineRun, Workflow | None]"
     if renamed.get("algo") == "cql" and run.algo in ("dqn", "parametric_dqn"):
         renamed["algo"] = "parametric_dqn" if run.algo == "parametric_dqn" else "dqn"
         renamed.setdefault("cql_alpha", _CQL_ALPHA)
+    _check_settings(run, renamed)
     run = override(run, renamed)
     return run, None if workflow is None else replace(workflow, run=run)
+
+
+def _check_settings(run: "OfflineRun", changes: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for settings of `lockstep offline prepare`."""
+    from lockstep.config.settings import hints_of
+    from lockstep.data.preparation.identify import NormParams
+
+    known = {path.rpartition(".")[2] for path in hints_of(run)}
+    for name, value in changes.items():
+        setting = name.partition(".")[0]
+        if setting in NormParams.__dataclass_fields__ and setting not in known:
+            given = shlex.quote(f"{name}={value}")
+            raise ConfigError(
+                f"{name} is a setting of the data: prepare the log again, lockstep offline prepare LOG --out DIR --set "
+                f"{given}"
+            )
 
 
 def _check_algo(algo: object) -> None:

@@ -1,6 +1,6 @@
 """Everything that defines a policy learned from a log except its parameters, and what it fits."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -118,9 +118,13 @@ def check_fits(policy_spec: PolicySpec, dataset: Dataset) -> None:
 
     Their states, actions or metrics differ from those that it learned from, or the log has none of its candidates.
     """
-    info = dataset.info
+    info, learned = dataset.info, policy_spec.info
+    _check_alike("actions", [_form(info)], [_form(learned)], dataset)
+    _check_alike("state features", info.state_features, learned.state_features, dataset)
+    if info.kind != "discrete":
+        _check_alike("action features", info.action_features, learned.action_features, dataset)
     for name in ("kind", "state_features", "actions", "action_features", "metrics"):
-        if getattr(info, name) != getattr(policy_spec.info, name):
+        if getattr(info, name) != getattr(learned, name):
             raise ConfigError(
                 f"{dataset.path} differs in {name} from what the policy learned from; prepare it with --like DATA"
             )
@@ -130,6 +134,19 @@ def check_fits(policy_spec: PolicySpec, dataset: Dataset) -> None:
             "--like DATA"
         )
     check_choices(info, str(dataset.path), "prepare a log that has them, and judge by that: --data DIR")
+
+
+def _form(info: DatasetInfo) -> str:
+    return "names" if info.kind == "discrete" else "numbers or features"
+
+
+def _check_alike(what: str, logged: Sequence[str], learned: Sequence[str], dataset: Dataset) -> None:
+    """Raise `ConfigError` if the data have nothing in common with what the policy learned from."""
+    if not set(logged) & set(learned):
+        raise ConfigError(
+            f"{dataset.path} is of another task than the policy: its {what} are {', '.join(logged[:4])}, and the "
+            f"policy learned from {', '.join(learned[:4])}; judge it by a log of its own task"
+        )
 
 
 def check_simulator(policy_spec: PolicySpec, task: str) -> None:

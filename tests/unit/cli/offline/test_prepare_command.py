@@ -1,7 +1,9 @@
 """`lockstep offline prepare`, as it is typed."""
 
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -94,6 +96,50 @@ def test_a_log_is_prepared_like_other_data(tmp_path, log, capsys):
     code, said = call(capsys, clicks, "--out", tmp_path / "c", "--like", tmp_path / "data")
     assert code == 2
     assert "metrics of the log (clicks) are not those of the --like data (none)" in said
+
+
+def test_a_log_of_another_kind_is_not_prepared_like_other_data(tmp_path, log, capsys):
+    numbers = write(tmp_path / "numbers.jsonl", [row(i, action=[i / 10]) for i in range(30)])
+    for name, file in (("names", log), ("numbers", numbers)):
+        assert call(capsys, file, "--out", tmp_path / name)[0] == 0
+    code, said = call(capsys, numbers, "--out", tmp_path / "x", "--like", tmp_path / "names")
+    assert (code, "names has actions that are names (discrete), and those of" in said) == (2, True), said
+    code, said = call(capsys, log, "--out", tmp_path / "x", "--like", tmp_path / "numbers")
+    assert (code, "numbers has actions that are numbers or features, and those of" in said) == (2, True), said
+
+
+def test_settings_of_the_preparation_are_none_of_training(tmp_path, log, capsys):
+    assert call(capsys, log, "--out", tmp_path / "data")[0] == 0
+    for changed in ("min_stddev=0.1", "feature_overrides.0=enum"):
+        assert cli.main(["offline", "train", str(tmp_path / "data"), "--set", changed]) == 2
+        assert (
+            f"prepare the log again, lockstep offline prepare LOG --out DIR --set {changed}" in capsys.readouterr().err
+        )
+
+
+WAITING = """
+import sys, time
+import lockstep.data.prepare
+from lockstep.cli import main as cli
+
+def scan_log(*_):
+    print("reading", flush=True)
+    time.sleep(120)
+
+lockstep.data.prepare.scan_log = scan_log
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_a_signal_ends_a_preparation_and_leaves_nothing(tmp_path, log):
+    command = [sys.executable, "-c", WAITING, "offline", "prepare", str(log), "--out", str(tmp_path / "data")]
+    before = sorted(os.listdir(tmp_path))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "reading\n"
+        assert sorted(os.listdir(tmp_path)) != before
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert sorted(os.listdir(tmp_path)) == before
 
 
 def test_like_takes_over_column_names(tmp_path, capsys):

@@ -1,8 +1,13 @@
 """`lockstep offline record`: what it needs."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+
+import pytest
 
 from lockstep.cli import main as cli
 
@@ -28,3 +33,16 @@ def test_the_policy_of_a_run_needs_torch(here, capsys, monkeypatch):
     (here / "run").mkdir()
     assert cli.main(["offline", "record", "run", "--out", "log.jsonl"]) == 2
     assert capsys.readouterr().err.endswith("needs the package torch: pip install 'lockstep-rl[torch]'\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_recording_and_leaves_nothing(here, number):
+    words = ["record", "CartPole-v1", "--out", "log.jsonl", "--steps", "100000000"]
+    with subprocess.Popen([sys.executable, "-m", "lockstep.cli", "offline", *words]) as process:
+        limit = time.monotonic() + 120
+        while not os.listdir(here) and time.monotonic() < limit:
+            time.sleep(0.05)
+        assert os.listdir(here) == [".log.jsonl.part"]
+        process.send_signal(number)
+        assert process.wait(timeout=60) == 128 + number
+    assert os.listdir(here) == []

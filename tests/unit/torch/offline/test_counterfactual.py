@@ -233,13 +233,19 @@ def test_data_that_do_not_fit_policy_are_rejected(tmp_path):
     about = policy_of(mine, run_of(mine)).policy_spec
     check_fits(about, mine)
     for name, other in (
-        ("kind", made_data.parametric(tmp_path / "kind", rows=50)),
         ("state_features", made_data.discrete(tmp_path / "states", rows=50, state_size=5)),
         ("actions", made_data.discrete(tmp_path / "actions", rows=50, actions=4)),
         ("metrics", made_data.discrete(tmp_path / "metrics", rows=50, metrics=3)),
     ):
         with pytest.raises(ConfigError, match=f"differs in {name} .*--like"):
             check_fits(about, Dataset.open(other))
+    with pytest.raises(
+        ConfigError, match="kind is of another task than the policy: its actions are numbers or features"
+    ):
+        check_fits(about, Dataset.open(made_data.parametric(tmp_path / "kind", rows=50)))
+    renamed = replace(mine.info, state_features=tuple(f"speed_{name}" for name in mine.info.state_features))
+    with pytest.raises(ConfigError, match=r"its state features are 0, 1, .*, and the policy learned from speed_0, "):
+        check_fits(replace(about, info=renamed), mine)
     noted = Features({name: replace(feature, note="by hand") for name, feature in about.state.items()})
     check_fits(replace(about, state=noted), mine)
     path, shapes = tmp_path / "policy", {"layer": (2, 3)}
