@@ -65,6 +65,8 @@ def check_task(run: Run, spec: EnvSpec) -> None:
     if isinstance(config, DQNConfig):
         if run.env.critic_keys:
             raise ConfigError(f"env.critic_keys={list(run.env.critic_keys)}: algo=dqn has no critic; leave it out")
+        if run.network.module is not None:
+            check_custom_heads(run.network.module, config)
         try:
             EpsilonGreedy(spec.action)
         except ConfigError as error:
@@ -88,7 +90,7 @@ def check_task(run: Run, spec: EnvSpec) -> None:
 
 
 def _check_placement(run: Run) -> None:
-    """Raise `ConfigError` if `env.placement=device` would change nothing: this algorithm steps on the host."""
+    """Raise `ConfigError` for `env.placement=device` if this algorithm, or this task, is stepped on the host."""
     on_device = ("ppo",) if run.ml_framework == "torch" else ("ppo", "sac", "td3")
     if run.env.placement == "device" and run.algo not in on_device:
         raise ConfigError(
@@ -100,6 +102,8 @@ def _check_placement(run: Run) -> None:
             f"env.placement=device: algo={run.algo} in JAX steps task={run.task}, which is on torch tensors, through "
             "the host; use auto or host"
         )
+    if run.env.placement == "device":
+        stays_on_device(run.task, run.env, run.ml_framework, preferred=True)  # refuses tasks that the host steps
 
 
 def learns_on_device(run: Run) -> bool:

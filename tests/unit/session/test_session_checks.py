@@ -21,6 +21,7 @@ from lockstep.session import checks, host_checks
 from lockstep.session.checks import check_task
 from lockstep.session.data_checks import check_data
 from lockstep.session.host_checks import bytes_of_host, check_host, check_model_path
+from lockstep.session.run_checks import check_run
 from lockstep.world import World
 from made_logs import parametric, write
 
@@ -298,3 +299,20 @@ def test_machines_of_a_ray_cluster_are_not_judged_by_this_one(monkeypatch):
     check_world(run, World(size=8, launcher="ray"))
     with pytest.raises(ConfigError, match="replay_device=cuda"):
         check_world(run, World(size=8))
+
+
+@pytest.mark.parametrize("ml_framework", ["torch", "jax"])
+def test_a_run_that_cannot_begin_is_refused_before_it_has_a_directory(here, ml_framework):
+    module = here / "net.py"
+    module.write_text("class Net:\n    pass\n")
+    for changes, message in (
+        ({"env.placement": "device"}, "env.placement=device: task=CartPole-v1 is not written for"),
+        (
+            {"algo": "dqn", "network.module": f"{module}:Net", "dueling": True},
+            "algorithm.dueling=true shapes Lockstep's",
+        ),
+        ({"algo": "dqn", "network.module": f"{module}:Net", "noisy": True}, "algorithm.noisy=true shapes Lockstep's"),
+    ):
+        run = override(Run(task="CartPole-v1", ml_framework=ml_framework), changes)
+        with pytest.raises(ConfigError, match=message):
+            check_run(run)
