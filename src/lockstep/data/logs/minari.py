@@ -111,6 +111,8 @@ def _numbers_of(space: Any, what: str, path: Path) -> int:
 
 def _opened(path: Path) -> Any:
     minari = _minari(path, "minari")
+    if not path.is_dir() and not (root := _root(path)).exists():
+        raise ConfigError(f"{path} is not there ({root}); download it: minari download {_name(path)}")
     try:
         return minari.MinariDataset(path / "data") if path.is_dir() else minari.load_dataset(_name(path))
     except ImportError as error:

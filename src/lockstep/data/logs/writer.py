@@ -31,7 +31,10 @@ class LogWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        kind = kind_of(path)
+        try:
+            kind = kind_of(path)
+        except ConfigError:
+            kind = ""
         if kind not in ("json", "parquet"):
             raise ConfigError(f"{path}: a log is written as .jsonl (also with .gz, .bz2 or .zst) or as .parquet")
         if path.exists():

@@ -46,3 +46,10 @@ def test_a_signal_ends_a_recording_and_leaves_nothing(here, number):
         process.send_signal(number)
         assert process.wait(timeout=60) == 128 + number
     assert os.listdir(here) == []
+
+
+@pytest.mark.parametrize("name", ["log.txt", "log", "log.csv", "log.parquet.gz"])
+def test_a_log_that_cannot_be_written_is_told_which_can(here, capsys, name):
+    assert cli.main(["offline", "record", "CartPole-v1", "--out", name, "--episodes", "1"]) == 2
+    expected = f"lockstep: error: {name}: a log is written as .jsonl (also with .gz, .bz2 or .zst) or as .parquet\n"
+    assert capsys.readouterr().err == expected

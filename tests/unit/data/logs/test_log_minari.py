@@ -97,7 +97,9 @@ def test_continuous_episodes_are_read_in_batches(made, monkeypatch):
 
 
 def test_unsupported_dataset_is_rejected(made, tmp_path):
-    with pytest.raises(ConfigError, match="minari:made/nothing-v0 is not a Minari dataset that can be read here"):
+    with pytest.raises(
+        ConfigError, match=r"minari:made/nothing-v0 is not there \(.*\); download it: minari download made/nothing-v0"
+    ):
         read_log(["minari:made/nothing-v0"])
     folder, _ = made(gymnasium.spaces.Discrete(2), lambda draws: draws.integers(2))
     with pytest.raises(ConfigError, match="has 2 actions, and actions=a,b,c are 3"):
