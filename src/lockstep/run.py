@@ -99,6 +99,12 @@ class Run(RunBase):
         return [self.task, *self.env.wrappers, self.network.module or "", symmetry or ""]
 
     @property
+    def last_step(self) -> int:
+        """The step at which a run ends that is neither solved nor stopped: `total_steps`, in whole rollouts."""
+        rollout = self.num_envs * self.algorithm.num_steps
+        return -(-self.total_steps // rollout) * rollout
+
+    @property
     def sequence_length(self) -> int:
         """Steps of the sequences that PPO learns from; 1 for a policy without recurrent layers."""
         if self.network.recurrent == "none" or not isinstance(self.algorithm, PPOConfig):

@@ -104,6 +104,10 @@ def _temperature(text: str, known: Known) -> str:
     return "null" if text.startswith("auto") else text
 
 
+def _exponential(text: str, known: Known) -> str:
+    return f"{math.exp(float(text)):g}"
+
+
 def _tracker(text: str, known: Known) -> str:
     return "[]" if text.lower() == "tensorboard" else f"[{text.lower()}]"
 
@@ -194,11 +198,20 @@ SYNONYMS = (
     Synonym(
         "ent_coef entropy_coeff ent_coeff temperature entropy_temperature",
         "alpha",
-        "a number fixes the temperature; null learns it",
+        "a number fixes the temperature; null learns it, from initial_alpha on",
         _temperature,
         beside="initial_alpha",  # alpha of TD3+BC is the weight of Q
     ),
-    Synonym("init_alpha init_temperature initial_temperature log_alpha_init", "initial_alpha"),
+    Synonym(
+        "autotune automatic_entropy_tuning auto_entropy_tuning autotune_alpha learn_alpha auto_alpha",
+        "alpha",
+        "null learns the temperature, a number fixes it",
+        lambda text, known: "null" if _is_on(text) else "",
+        switch=True,
+        beside="initial_alpha",
+    ),
+    Synonym("init_alpha init_temperature initial_temperature", "initial_alpha"),
+    Synonym("log_alpha_init initial_log_alpha init_log_alpha", "initial_alpha", "not its logarithm", _exponential),
     Synonym("target_ent", "target_entropy"),
     Synonym("policy_frequency policy_freq policy_update_freq policy_update_delay actor_delay", "policy_delay"),
     Synonym("target_policy_noise policy_noise smoothing_noise smooth_regularization_std", "target_noise"),

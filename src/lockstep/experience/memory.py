@@ -26,13 +26,21 @@ def in_words(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
-def check_memory(capacity: int, wanted: int, *, copy: int) -> None:
+def smaller_capacity(capacity: int, share: float, *, num_shards: int, batch_size: int) -> int | None:
+    """The largest valid `capacity` of at most this share of it; None if it would be less than a minibatch."""
+    fitting = int(capacity * share) // num_shards * num_shards
+    return fitting if fitting >= batch_size else None
+
+
+def check_memory(capacity: int, wanted: int, *, copy: int, num_shards: int = 1, batch_size: int = 1) -> None:
     """Check that the replay buffers of this host fit in memory; called on every rank before any allocates.
 
     Args:
         capacity: the setting.
         wanted: bytes of all parts on this host, by `replay_bytes`.
         copy: bytes that checkpoints copy before writing: all of these parts, mapped or not, or 0 without them.
+        num_shards: of which a smaller capacity has to be a multiple.
+        batch_size: the least capacity.
 
     Raises:
         ConfigError: they do not fit.
@@ -41,10 +49,13 @@ def check_memory(capacity: int, wanted: int, *, copy: int) -> None:
     if free is None or needed <= free:
         return
     ways = ["algorithm.checkpoint_replay=false"] if copy and wanted <= free else []
-    ways.append(f"algorithm.capacity={int(capacity * free / needed)} or less")
+    fitting = smaller_capacity(capacity, free / needed, num_shards=num_shards, batch_size=batch_size)
+    if fitting is not None:
+        ways.append(f"algorithm.capacity={fitting} or less")
     if wanted >= copy:  # it is not in files yet
         ways.append("algorithm.replay_path for files instead" + (", with checkpoint_replay=false" if copy else ""))
     raise ConfigError(
         f"algorithm.capacity={capacity} needs {in_words(needed)} of memory on this host"
-        f"{' with the copy for checkpoints' if copy else ''}, and {in_words(free)} are free; use {', '.join(ways)}"
+        f"{' with the copy for checkpoints' if copy else ''}, and {in_words(free)} are free; use "
+        f"{', '.join(ways) or 'a machine with more'}"
     )

@@ -18,7 +18,7 @@ from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.errors import ConfigError
-from lockstep.experience.memory import in_words
+from lockstep.experience.memory import in_words, smaller_capacity
 from lockstep.jax.actor_critic import State
 from lockstep.jax.batch import slots
 from lockstep.jax.continuous_policy import ContinuousPolicy
@@ -129,8 +129,10 @@ class DeviceLoop(DeviceSource):
         problem = ""
         for wanted, free in budgets:
             if free is not None and wanted > free:
-                fitting = int(config.capacity * free / wanted) // comm.world.num_shards * comm.world.num_shards
-                less = f"algorithm.capacity={fitting} or less, " if fitting >= config.batch_size else ""
+                fitting = smaller_capacity(
+                    config.capacity, free / wanted, num_shards=comm.world.num_shards, batch_size=config.batch_size
+                )
+                less = f"algorithm.capacity={fitting} or less, " if fitting is not None else ""
                 problem = problem or (
                     f"algorithm.capacity={config.capacity} needs {in_words(wanted)} of memory for environments on the "
                     f"device, and {in_words(free)} are free; use {less}checkpoint_replay=false, or env.placement=host"

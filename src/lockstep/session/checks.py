@@ -24,6 +24,8 @@ CONVOLUTIONS: Mapping[str, tuple[tuple[int, int, int], ...]] = {
     "small": ((16, 8, 4), (32, 4, 2)),
 }
 """Channels, kernel and stride of each layer of these encoders."""
+MOVE_TO_HOST = ("prioritized", "replay_path", "replay_device")
+"""Settings of the replay buffer that may need the transitions to be collected on the host, in JAX."""
 
 
 def check_packages(run: AnyRun) -> None:
@@ -119,11 +121,9 @@ def learns_on_device(run: Run) -> bool:
     if isinstance(config, DQNConfig) or not stays_on_device(run.task, run.env, "jax", preferred=preferred):
         return False
     if isinstance(config, SACConfig | TD3Config):
-        for name, needs_host in (
-            ("prioritized", config.prioritized),
-            ("replay_path", config.replay_path is not None),
-            ("replay_device", config.replay_device == ("cpu" if on_gpu else "cuda")),  # not the device itself
-        ):
+        not_the_device = config.replay_device == ("cpu" if on_gpu else "cuda")
+        need = (config.prioritized, config.replay_path is not None, not_the_device)
+        for name, needs_host in zip(MOVE_TO_HOST, need, strict=True):
             if needs_host and run.env.placement == "device":
                 raise ConfigError(
                     f"{name}={str(getattr(config, name)).lower()} is for transitions that the host collects; use "
@@ -155,10 +155,10 @@ def _check_actor_critic(run: Run, spec: EnvSpec) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         widths = np.subtract(*reversed(action.float32_bounds))
     for d, (low, high) in enumerate(zip(action.low, action.high, strict=True)):
-        if low == high:
+        if low == high or widths[d] == 0:
             raise ConfigError(
-                f"algo={run.algo} needs actions that can vary, and dimension {d} of task={run.task} has the bounds "
-                f"[{low}, {high}]; leave it out of the action space, or use --algo ppo"
+                f"algo={run.algo} needs actions that can vary in float32, and dimension {d} of task={run.task} has the "
+                f"bounds [{low}, {high}]; leave it out of the action space, or use --algo ppo"
             )
         if not np.isfinite(float(widths[d])) or not low < high:
             raise ConfigError(

@@ -58,7 +58,13 @@ def check_host(run: Run, spec: EnvSpec, world: World, *, on_device: bool = False
     memory = bytes_of_host(run, spec, world, mapped=on_device or None)
     whole = bytes_of_host(run, spec, world, mapped=False)
     from_device = whole - memory if on_device else 0  # copied to the host before they are copied for the checkpoint
-    check_memory(config.capacity, memory, copy=whole + from_device if config.checkpoint_replay else 0)
+    check_memory(
+        config.capacity,
+        memory,
+        copy=whole + from_device if config.checkpoint_replay else 0,
+        num_shards=world.num_shards,
+        batch_size=config.batch_size,
+    )
     if config.replay_path is not None:
         _check_disk(Path(config.replay_path), whole - memory)
 

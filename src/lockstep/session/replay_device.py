@@ -7,7 +7,7 @@ from lockstep.distributed.comm import Comm
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.frames import observation_bytes, ring_rows
-from lockstep.experience.memory import in_words
+from lockstep.experience.memory import in_words, smaller_capacity
 from lockstep.run import Run
 
 _SHARE = 0.5
@@ -54,10 +54,12 @@ def place_observations(run: Run, spec: EnvSpec, comm: Comm, free: int | None, sh
             decision=f"in the host's memory, since {in_words(needed)} of observations are more than {_SHARE:.0%} of "
             f"the {in_words(free)} that are free on a GPU",
         )
+    share = _SHARE * free / needed
+    fitting = smaller_capacity(config.capacity, share, num_shards=world.num_shards, batch_size=config.batch_size)
     raise ConfigError(
         f"replay_device=cuda needs {in_words(needed)} for the observations of capacity={config.capacity}, and "
-        f"{in_words(free)} are free on a GPU; use replay_device=auto, "
-        f"or capacity={int(config.capacity * _SHARE * free / needed)} or less"
+        f"{in_words(free)} are free on a GPU; use replay_device=auto"
+        + (f", or capacity={fitting} or less" if fitting is not None else "")
     )
 
 

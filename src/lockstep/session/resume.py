@@ -4,7 +4,7 @@ import math
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from lockstep.record import checkpoint
 from lockstep.record.checkpoint import DamagedError
 from lockstep.record.run_dir import RUN_FILE, read_init_from
 from lockstep.run import AnyRun, OfflineRun, Run, from_dict, load, override, to_dict
+from lockstep.session.checks import MOVE_TO_HOST, learns_on_device
 
 _FIXED = ("task", "algo", "ml_framework", "seed", "num_envs", "num_shards")
 """Settings that the saved state depends on."""
@@ -99,7 +100,9 @@ def load_resumption(path: Path, run: AnyRun) -> Resumption:
         return Resumption(run, run_dir, processes, None, None, None, notes, source)
     notes += compare(manifest["run"], to_dict(run))
     size, shards, step = manifest["world_size"], manifest["num_shards"], manifest["step"]
-    notes += _on_empty_replay(from_dict(manifest["run"]), run, step)
+    saved = from_dict(manifest["run"])
+    _check_moves_nothing(saved, run)
+    notes += _on_empty_replay(saved, run, step)
     return Resumption(run, run_dir, size, shards, step, exact, notes)
 
 
@@ -110,7 +113,8 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
     adaptive = after.get("algorithm.learning_rate_schedule") == "adaptive"
     in_algorithm = _FIXED_OF_ALGORITHM
-    in_algorithm += _FIXED_WITH_REPLAY if after.get("algorithm.checkpoint_replay", False) else ()
+    replay_saved = all(run.get("algorithm.checkpoint_replay", False) for run in (before, after))
+    in_algorithm += _FIXED_WITH_REPLAY if replay_saved else ()
     in_algorithm += _FIXED_WITH_LOG if "data" in after else ()
     for name in changed:
         part = name.startswith(_FIXED_PARTS) and name != _PLACEMENT
@@ -131,8 +135,25 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             effect = ""
         elif name == "algorithm.learning_rate" and adaptive:
             effect = ", without effect: the adaptive schedule goes on from the rate that it has reached"
+        elif name == "algorithm.initial_alpha":
+            effect = ", without effect: the temperature goes on from the value that it has reached"
         notes.append(f"{name} is {_shown(after.get(name))} from here on, was {_shown(before.get(name))}{effect}")
     return notes
+
+
+def _check_moves_nothing(saved: AnyRun, now: AnyRun) -> None:
+    """Raise `ConfigError` for settings of the replay that would move environments from the device to the host."""
+    if not (isinstance(saved, Run) and isinstance(now, Run)) or now.ml_framework != "jax" or now.algo == "ppo":
+        return
+    on_its_own = replace(now, env=replace(now.env, placement="auto"))
+    if not learns_on_device(saved) or learns_on_device(on_its_own):
+        return
+    for name in MOVE_TO_HOST:
+        if (value := getattr(now.algorithm, name)) != getattr(saved.algorithm, name):
+            raise ConfigError(
+                f"{name}={_shown(value)} is for transitions that the host collects, and this run collected from "
+                f"environments on the device, which cannot change within a run; leave {name} out, or start a new run"
+            )
 
 
 def _that_end_with_the_run(run: Mapping[str, Any]) -> list[str]:
@@ -152,7 +173,7 @@ def _on_empty_replay(saved: AnyRun, now: AnyRun, step: int) -> list[str]:
     end = f", which is beyond total_steps={now.total_steps}: nothing more will be learned"
     return [
         f"the replay buffer begins empty (checkpoint_replay=false), and learning goes on at step {begins}"
-        + (end if begins > now.total_steps else "")
+        + (end if begins > now.last_step else "")
     ]
 
 

@@ -208,7 +208,7 @@ def announce(journal: Journal, run: Run, spec: EnvSpec, world: World, storage: O
 
 def warn_if_nothing_is_learned(journal: Journal, run: Run, config: ReplayConfig) -> None:
     """Warn if the run ends before learning starts."""
-    if config.learning_starts > run.total_steps:
+    if config.learning_starts > run.last_step:
         journal.warn(
             f"learning_starts={config.learning_starts} is beyond total_steps={run.total_steps}: nothing will be learned"
         )

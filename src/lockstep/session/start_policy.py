@@ -11,6 +11,7 @@ from typing import Any
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.algorithms.sac import SACConfig
 from lockstep.config.settings import as_text
 from lockstep.envs.make import env_spec
 from lockstep.envs.spec import EnvSpec
@@ -43,6 +44,7 @@ def check_start_policy(path: Path, run: AnyRun) -> None:
     ours = _policy_of(run, spec)
     if run.network.module is None and policy.network.module is None:
         _check_settings(path, _layers(policy), _layers(ours))
+    _check_temperature(path, policy.algorithm, ours.algorithm)
     of_critic = policy_file.critic_moments_of(path, metadata, arrays)
     policy_file.check_start(path, policy_file.signature(policy, {}, observations, of_critic), _signature(run, ours))
 
@@ -96,6 +98,21 @@ def _check_settings(path: Path, theirs: dict[str, Any], ours: dict[str, Any]) ->
                 f"--init-from {path}: its network has {name}={as_text(value)}, and this run's {as_text(ours[name])}; "
                 f"add --set {shlex.quote(f'{name}={as_text(value)}')}, or start without it"
             )
+
+
+def _check_temperature(path: Path, theirs: object, ours: object) -> None:
+    """Raise `ConfigError` if only one of the two learns the temperature of SAC, which is then a parameter."""
+    if not isinstance(theirs, SACConfig) or not isinstance(ours, SACConfig):
+        return
+    if (theirs.alpha is None) != (ours.alpha is None):
+        raise ConfigError(
+            f"--init-from {path}: its temperature is {_temperature(theirs)}, and this run's is {_temperature(ours)}; "
+            f"add --set alpha={as_text(theirs.alpha)}, or start without it"
+        )
+
+
+def _temperature(config: SACConfig) -> str:
+    return "learned (alpha=null)" if config.alpha is None else f"fixed (alpha={as_text(config.alpha)})"
 
 
 def _check_spec(path: Path, theirs: EnvSpec, ours: EnvSpec, task: str) -> None:

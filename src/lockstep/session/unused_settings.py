@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.sac import SACConfig
 from lockstep.config.settings import as_text
 from lockstep.envs.spec import EnvSpec
 from lockstep.run import AnyRun, Run
@@ -30,6 +31,13 @@ _OF_OWN_HEADS = ("initial_log_std", "state_dependent_std")
 """Settings of the network that a user's `network.module` follows."""
 _OF_LAYERS = ("hidden", "activation")
 _OF_CONVOLUTIONS = ("features", "channels_last")
+
+
+def ignored_by_start(run: AnyRun) -> list[str]:
+    """One sentence for each setting whose value the policy of `--init-from` replaces."""
+    if not isinstance(run.algorithm, SACConfig):
+        return []
+    return _sentence("", run.algorithm, ("initial_alpha",), "--init-from: the temperature is that of the policy", {})
 
 
 def unused_settings(run: AnyRun, spec: EnvSpec | None = None, defaults: Mapping[str, Any] | None = None) -> list[str]:

@@ -152,7 +152,22 @@ def test_the_alpha_of_td3_bc_is_no_temperature():
 
 def test_automatic_temperature(capsys):
     assert cli.main(["train", "Pendulum-v1", "--algo", "sac", "--set", "ent_coef=auto"]) == 2
-    assert capsys.readouterr().err.endswith(": type --set alpha=null\n")
+    assert capsys.readouterr().err.endswith("null learns it, from initial_alpha on): type --set alpha=null\n")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("log_alpha_init=0", "(not its logarithm): type --set initial_alpha=1"),
+        ("log_alpha_init=-1", "(not its logarithm): type --set initial_alpha=0.367879"),
+        ("init_alpha=0.5", "type --set initial_alpha=0.5"),
+        ("autotune=true", "type --set alpha=null"),
+        ("autotune=false", "type --set alpha=VALUE"),
+    ],
+)
+def test_the_start_of_the_temperature(capsys, theirs, ours):
+    assert cli.main(["train", "Pendulum-v1", "--algo", "sac", "--set", theirs]) == 2
+    assert capsys.readouterr().err.endswith(f"{ours}\n")
 
 
 def test_conversion_uses_other_settings_of_the_same_call(capsys):

@@ -96,6 +96,10 @@ def test_a_replay_that_does_not_fit_is_refused_with_one_that_does(machine):
     )
     with pytest.raises(ConfigError, match=r"needs 2\.10 GB of memory on this host, and .* use algorithm\.capacity=500"):
         check_memory(1000, 2000 * MB, copy=0)
+    with pytest.raises(ConfigError, match=r"use algorithm\.capacity=496 or less"):
+        check_memory(1000, 2000 * MB, copy=0, num_shards=16, batch_size=496)
+    with pytest.raises(ConfigError, match=r"are free; use algorithm\.replay_path"):  # a minibatch would not fit
+        check_memory(1000, 2000 * MB, copy=0, num_shards=16, batch_size=500)
     with pytest.raises(ConfigError) as caught:
         check_memory(1000, 2000 * MB, copy=2000 * MB)
     assert "use algorithm.checkpoint_replay" not in str(caught.value)  # alone it would not help

@@ -11,7 +11,7 @@ from lockstep.record import checkpoint
 from lockstep.record.checkpoint import FORMAT, write_state
 from lockstep.record.run_dir import RunDir
 from lockstep.run import Run, load, override, to_dict
-from lockstep.session.resume import compare, prepare
+from lockstep.session.resume import compare, load_resumption, prepare
 
 RUN = Run(task="CartPole-v1", num_shards=4)
 REPLAY = Run(task="CartPole-v1", num_shards=4, algo="dqn")
@@ -194,6 +194,46 @@ def test_an_adaptive_rate_goes_on_and_the_note_says_so(run_dir):
         "algorithm.learning_rate is 0.001 from here on, was 0.00025, without effect: "
         "the adaptive schedule goes on from the rate that it has reached"
     ]
+
+
+def test_a_replay_that_was_not_saved_is_none_to_keep(run_dir):
+    saved = override(REPLAY, {"checkpoint_replay": False})
+    add(run_dir, 512, run=to_dict(saved))
+    now = override(REPLAY, {"checkpoint_replay": True, "capacity": 50_000})
+    assert [note.partition(" ")[0] for note in load_resumption(run_dir, now).notes] == [
+        "algorithm.capacity",
+        "algorithm.checkpoint_replay",
+        "the",
+    ]
+
+
+def test_the_temperature_goes_on_from_where_it_is():
+    run = Run(task="Pendulum-v1", algo="sac")
+    assert compare(to_dict(run), to_dict(override(run, {"initial_alpha": 0.1}))) == [
+        "algorithm.initial_alpha is 0.1 from here on, was 1.0, without effect: "
+        "the temperature goes on from the value that it has reached"
+    ]
+
+
+@pytest.mark.parametrize("changes", [{"replay_path": "/x"}, {"prioritized": True, "checkpoint_replay": False}])
+@pytest.mark.parametrize("placement", ["auto", "device"])
+def test_settings_that_move_environments_to_the_host_are_refused_by_name(run_dir, changes, placement):
+    run = Run(task="brax/fast", num_shards=4, algo="sac", ml_framework="jax")
+    add(run_dir, 512, run=to_dict(run))
+    name, value = next(iter(changes.items()))
+    with pytest.raises(
+        ConfigError, match=f"{name}={value} is for .* from environments on the device.* leave {name} out"
+    ):
+        load_resumption(run_dir, override(run, {**changes, "env.placement": placement}))
+    assert load_resumption(run_dir, override(run, {"env.placement": placement})).step == 512
+
+
+def test_whole_rollouts_decide_whether_something_is_learned(run_dir):
+    saved = override(REPLAY, {"checkpoint_replay": False, "learning_starts": 100})
+    add(run_dir, 512, run=to_dict(saved))
+    for total, nothing in ((608, True), (609, False)):  # rollouts of 8 environments: the latter ends at 616
+        note = load_resumption(run_dir, override(saved, {"total_steps": total})).notes[-1]
+        assert "learning goes on at step 612" in note and note.endswith("nothing more will be learned") == nothing
 
 
 def test_the_placement_of_environments_may_be_named(run_dir):

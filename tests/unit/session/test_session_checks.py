@@ -129,7 +129,9 @@ def test_a_host_counts_the_parts_of_its_ranks():
 
 def test_memory_is_asked_for_what_this_host_holds(monkeypatch):
     asked = []
-    monkeypatch.setattr(host_checks, "check_memory", lambda capacity, wanted, *, copy: asked.append((wanted, copy)))
+    monkeypatch.setattr(
+        host_checks, "check_memory", lambda capacity, wanted, *, copy, **_: asked.append((wanted, copy))
+    )
     here = World(rank=2, size=4, local_rank=0, local_size=2)
     check_host(RUN, VECTOR, here)
     check_host(override(RUN, {"checkpoint_replay": "false"}), VECTOR, here)
@@ -316,3 +318,9 @@ def test_a_run_that_cannot_begin_is_refused_before_it_has_a_directory(here, ml_f
         run = override(Run(task="CartPole-v1", ml_framework=ml_framework), changes)
         with pytest.raises(ConfigError, match=message):
             check_run(run)
+
+
+def test_actions_that_float32_cannot_tell_apart_are_refused():
+    action = ActionSpec(kind="continuous", sizes=(1,), low=(1e8,), high=(1e8 + 1,))
+    with pytest.raises(ConfigError, match=r"actions that can vary in float32, and dimension 0 of task=Mine"):
+        check_task(Run(task="Mine", algo="sac"), dataclasses.replace(FORCES, action=action))

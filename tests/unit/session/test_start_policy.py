@@ -13,8 +13,9 @@ from lockstep.data.dataset import Dataset
 from lockstep.envs.make import env_spec
 from lockstep.errors import ConfigError
 from lockstep.experience.normalize import RunningMoments
-from lockstep.run import OfflineRun, Run
+from lockstep.run import OfflineRun, Run, override
 from lockstep.session.start_policy import check_start_policy
+from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.export import save_policy
 from lockstep.torch.networks import Policy
 from lockstep.torch.q_networks import QPolicy
@@ -95,6 +96,31 @@ def test_it_names_what_differs(policies, name, run, words):
     with pytest.raises(ConfigError) as caught:
         check_start_policy(policies[name], run)
     assert str(caught.value).startswith(f"--init-from {policies[name]}: ")
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("saved", "given", "words"),
+    [
+        (
+            0.2,
+            None,
+            "is fixed (alpha=0.2), and this run's is learned (alpha=null); add --set alpha=0.2,",
+        ),
+        (
+            None,
+            0.1,
+            "is learned (alpha=null), and this run's is fixed (alpha=0.1); add --set alpha=null,",
+        ),
+    ],
+)
+def test_a_fixed_and_a_learned_temperature_are_told_apart(tmp_path, saved, given, words):
+    run = override(Run(task="Pendulum-v1"), {"algo": "sac", "alpha": saved})
+    policy = ContinuousPolicy(env_spec(run.task, run.env), run.network, run.algorithm)
+    save_policy(tmp_path / "policy", policy, None, run)
+    check_start_policy(tmp_path / "policy", run)
+    with pytest.raises(ConfigError) as caught:
+        check_start_policy(tmp_path / "policy", override(run, {"alpha": given}))
     assert words in str(caught.value)
 
 

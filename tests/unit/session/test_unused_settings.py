@@ -14,7 +14,7 @@ from lockstep.envs.make import env_spec
 from lockstep.envs.spec import ImagePart
 from lockstep.run import ALGORITHMS, OFFLINE_ALGORITHMS, OfflineRun, Run, override
 from lockstep.session.task_defaults import default_settings, task_defaults
-from lockstep.session.unused_settings import _ONLY_WITH, unused_settings
+from lockstep.session.unused_settings import _ONLY_WITH, ignored_by_start, unused_settings
 
 PIXELS = "lockstep/PixelPong-v0"
 
@@ -177,3 +177,11 @@ def test_python_tells(tmp_path: Any, capfd: pytest.CaptureFixture[str]) -> None:
     run = override(Run(task="CartPole-v1", num_envs=2, total_steps=16), {"num_steps": 8, "desired_kl": 0.5})
     train(run, run_dir=tmp_path / "run")
     assert capfd.readouterr().err.count("note: desired_kl=0.5 has no effect with learning_rate_schedule=linear") == 1
+
+
+def test_the_temperature_is_that_of_the_policy_that_a_run_starts_from():
+    sac = Run(task="Pendulum-v1", algo="sac")
+    told = ["initial_alpha=0.1 has no effect with --init-from: the temperature is that of the policy"]
+    assert ignored_by_start(override(sac, {"initial_alpha": 0.1})) == told
+    assert ignored_by_start(sac) == ignored_by_start(override(sac, {"alpha": 0.1})) == []
+    assert ignored_by_start(Run(task="CartPole-v1")) == []
