@@ -153,8 +153,8 @@ def stays_on_device(task: str, config: EnvConfig, framework: Literal["torch", "j
     if config.frame_stack > 1:
         if config.placement == "device" or (config.placement == "auto" and native):
             raise ConfigError(
-                f"env.frame_stack={config.frame_stack} is for environments on the host; use network.recurrent=gru, or "
-                "env.placement=host"
+                f"env.frame_stack={config.frame_stack} is for environments on the host; use env.placement=host, or "
+                "for PPO network.recurrent=gru instead"
             )
         return False
     if config.placement != "auto":
@@ -241,6 +241,11 @@ def _refuse_single(cls: type, task: str) -> None:
     if any(base.__module__.partition(".")[0] == "gym" for base in cls.__mro__):
         raise ConfigError(
             f"task={task} is of the old package gym; derive it from gymnasium.Env (step then returns 5 values, reset 2)"
+        )
+    if any(base.__module__.partition(".")[0] == "pettingzoo" for base in cls.__mro__):
+        raise ConfigError(
+            f"task={task} is no pettingzoo.ParallelEnv, in which all agents act at once; convert it, such as by "
+            "pettingzoo.utils.conversions.aec_to_parallel"
         )
     try:
         parameters = inspect.signature(cls).parameters

@@ -322,7 +322,7 @@ def _with_critic(env: VectorEnv) -> CriticEnv:
     if not has_critic_observation(env):
         raise ConfigError(
             f"the spec has critic_size={env.spec.critic_size}, and the environments on the host give no observations "
-            "of the critic's own (critic_observation); use env.placement=auto or device"
+            "of the critic's own; give their class the method critic_observation"
         )
     return env
 

@@ -31,9 +31,20 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
 
     if not isinstance(run, Run):
         check_rows(run, shards)
-    elif world.launcher != "ray":  # its ranks are on other machines, and check those
-        _check_memory(run, shards)
+    else:
+        _check_agents(run, shards)
+        if world.launcher != "ray":  # its ranks are on other machines, and check those
+            _check_memory(run, shards)
     check_gpus(run, world)
+
+
+def _check_agents(run: "Run", shards: "World") -> None:
+    """Refuse environments of several agents that would be divided between shards."""
+    from lockstep.envs.make import env_spec, is_jax_task, is_tensor_task
+    from lockstep.session.checks import check_agents
+
+    if run.algo == "ppo" and shards.num_shards > 1 and not is_jax_task(run.task) and not is_tensor_task(run.task):
+        check_agents(run.num_envs, shards.num_shards, env_spec(run.task, run.env))
 
 
 def _check_memory(run: "Run", shards: "World") -> None:

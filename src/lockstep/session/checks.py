@@ -92,7 +92,7 @@ def check_task(run: Run, spec: EnvSpec) -> None:
 
 
 def _check_placement(run: Run) -> None:
-    """Raise `ConfigError` for `env.placement=device` if this algorithm, or this task, is stepped on the host."""
+    """Raise `ConfigError` if environments would be on a device that this algorithm, task or frame stacking lacks."""
     on_device = ("ppo",) if run.ml_framework == "torch" else ("ppo", "sac", "td3")
     if run.env.placement == "device" and run.algo not in on_device:
         raise ConfigError(
@@ -104,8 +104,8 @@ def _check_placement(run: Run) -> None:
             f"env.placement=device: algo={run.algo} in JAX steps task={run.task}, which is on torch tensors, through "
             "the host; use auto or host"
         )
-    if run.env.placement == "device":
-        stays_on_device(run.task, run.env, run.ml_framework, preferred=True)  # refuses tasks that the host steps
+    if run.algo in on_device and (run.env.placement == "device" or run.env.frame_stack > 1):
+        stays_on_device(run.task, run.env, run.ml_framework, preferred=True)  # refuses what the host alone can do
 
 
 def learns_on_device(run: Run) -> bool:

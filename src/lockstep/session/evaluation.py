@@ -269,9 +269,9 @@ class Evaluation:
             yield env.render()[0]
             observation, _, terminated, truncated, _ = env.step(self._choose(observation, noise, actor))
             over |= terminated | truncated
-            if env.spec.num_agents > 1:
-                over |= env.waiting()
-            if over.all():  # several rows are the agents of one environment
+            waiting = env.waiting() if env.spec.num_agents > 1 else np.zeros_like(over)  # not begun, or left
+            actor.begins = terminated | truncated | waiting
+            if over.any() and (over | waiting).all():  # several rows are the agents of one environment
                 break
         if env.spec.autoreset == "next_step":  # else this is the next episode's first
             yield env.render()[0]

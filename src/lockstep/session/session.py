@@ -224,13 +224,13 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
     def _make_shards(self, num_envs: int, make: Callable[[int], SomeEnv]) -> list[SomeEnv]:
         """Make the environments of each local shard, closed with the session, by a function of their number."""
         size = self.check_shards(num_envs)
+        check_agents(num_envs, self.world.num_shards, self.spec)
         envs = [make(size) for _ in self.world.shards]
         for env in envs:
             self._stack.callback(env.close)
         if unused := self.spec.unused_groups:
             choose = "env.policy_keys and env.critic_keys choose"
             self.journal.say(f"observations that no network receives: {', '.join(unused)} ({choose})")
-        check_agents(num_envs, self.world.num_shards, self.spec)
         return envs
 
     def begin(

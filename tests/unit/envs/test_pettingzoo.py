@@ -16,6 +16,7 @@ from lockstep.envs.make import env_spec, make_vector_env
 from lockstep.errors import ConfigError, RunError
 from lockstep.experience.evaluate import play
 from lockstep.experience.rollout import Collector
+from lockstep.launch.world_checks import check_world
 from lockstep.run import Run, override
 from lockstep.session.checks import check_agents, check_task
 from lockstep.session.evaluation import Evaluation, Player
@@ -158,6 +159,71 @@ def test_video_lasts_until_the_last_agent_has_ended(tmp_path):
     evaluation.record(tmp_path / "one.gif", 0, heartbeat=lambda: None)
     with Image.open(tmp_path / "one.gif") as video:
         assert video.n_frames == 4, "the video ends with the first agent"
+
+
+LATE = """
+import numpy as np
+import pettingzoo
+from gymnasium import spaces
+
+class Late(pettingzoo.ParallelEnv):
+    \"\"\"The first agent ends after 4 steps; the second begins after 2, and ends after 6.\"\"\"
+
+    metadata = {"render_modes": ["rgb_array"]}
+    possible_agents = ["a", "b"]
+
+    def __init__(self, render_mode=None):
+        pass
+
+    def observation_space(self, agent):
+        return spaces.Box(-1, 1, (2,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.steps, self.agents = 0, ["a"]
+        return {"a": np.zeros(2, np.float32)}, {"a": {}}
+
+    def step(self, actions):
+        self.steps += 1
+        seen = dict.fromkeys(["a", "b"], np.zeros(2, np.float32))
+        over = {"a": self.steps == 4, "b": self.steps == 6}
+        self.agents = [agent for agent, steps in (("a", range(4)), ("b", range(2, 6))) if self.steps in steps]
+        no = dict.fromkeys(seen, False)
+        return seen, dict.fromkeys(seen, 1.0), over, no, {agent: {} for agent in seen}
+
+    def render(self):
+        return np.full((8, 8, 3), 30 * self.steps, np.uint8)
+
+
+class InTurn(pettingzoo.AECEnv):
+    possible_agents = ["a", "b"]
+"""
+
+
+def test_video_shows_an_agent_that_begins_later_from_its_beginning(here):
+    Path("late.py").write_text(LATE)
+    task, actor = "late.py:Late", First()
+    actor.mode = lambda parameters: np.zeros(len(parameters), np.int64)
+    evaluation = Evaluation(Run(task=task), None, env_spec(task, EnvConfig()), Player(actor, actor, None))
+    evaluation.record(here / "one.gif", 0, heartbeat=lambda: None)
+    with Image.open("one.gif") as video:
+        assert video.n_frames == 6, "the video ends with the agent that began first"
+    assert [state[1, 0] for state in actor.states] == [0, 0, 0, 1, 2, 3]
+
+
+def test_agents_that_act_in_turn_are_refused_by_what_they_are(here):
+    Path("late.py").write_text(LATE)
+    with pytest.raises(ConfigError, match=r"InTurn is no pettingzoo.ParallelEnv, in which all agents act at once"):
+        env_spec("late.py:InTurn", EnvConfig())
+
+
+def test_agents_that_ranks_would_divide_are_refused_before_the_ranks_start():
+    run = Run(task=LEAVING, env=EnvConfig(kwargs={"num_agents": 2}), num_envs=6)
+    check_world(run, World(size=3))
+    with pytest.raises(ConfigError, match=r"each of 2 shards needs whole environments of 2 agents; use 4 or 8"):
+        check_world(run, World(size=2))
 
 
 def test_stacked_observations_begin_anew_after_waiting():

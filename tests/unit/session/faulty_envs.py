@@ -1,5 +1,6 @@
 """Environments that a user might write, each with one fault; `Grid`, `Rows` and `Board` have none."""
 
+import dataclasses
 import os
 import random
 import time
@@ -353,6 +354,54 @@ class RowsOfOneReward(Rows):
     def step(self, action):
         observation, _, *rest = super().step(action)
         return observation, 1.0, *rest
+
+
+class RowsWithACritic(Rows):
+    """Without a fault: an observation of the critic's own."""
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        self.spec = dataclasses.replace(self.spec, critic_size=3)
+        self.seen = np.zeros((num_envs, 3), np.float32)
+
+    def step(self, action):
+        found = super().step(action)
+        self.final, self.seen = self.seen, self.seen + 1
+        return found
+
+    def critic_observation(self):
+        return self.seen, getattr(self, "final", None)
+
+
+class CriticIsAbsent(RowsWithACritic):
+    critic_observation = None
+
+
+class CriticIsAlone(RowsWithACritic):
+    def critic_observation(self):
+        return self.seen
+
+
+class CriticOfTwo(RowsWithACritic):
+    def critic_observation(self):
+        return self.seen[:, :2], self.seen[:, :2]
+
+
+class CriticWithNan(RowsWithACritic):
+    def step(self, action):
+        found = super().step(action)
+        self.final = np.full_like(self.final, np.nan)
+        return found
+
+
+class CriticWithoutFinal(RowsWithACritic):
+    def critic_observation(self):
+        return self.seen, None
+
+
+class CriticLosesTheFinal(RowsWithACritic):
+    def critic_observation(self):
+        return self.seen, self.seen
 
 
 # Many at once, as Gymnasium's VectorEnv says.

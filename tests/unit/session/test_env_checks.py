@@ -74,6 +74,21 @@ def test_the_report_has_the_sizes_of_the_policy_s_and_of_the_critic_s_observatio
         ("RowsWithAFinalTooMany", "as final observation, and spec says autoreset=next_step, with which there is none"),
         ("RowsOfFlags", "step returned an array of shape (3,) and type int64 as terminated; return an array of bools"),
         ("RowsOfOneReward", "step returned 1.0 as reward; return an array of shape (3,), one per row"),
+        ("CriticIsAbsent", "spec has critic_size=3, and there is no method critic_observation; return the critic's"),
+        ("CriticIsAlone", "critic_observation returned an array of shape (3, 3) and type float32; return the critic's"),
+        (
+            "CriticOfTwo",
+            "critic_observation (after reset) returned an observation of shape (3, 2), and spec says (3",
+        ),
+        (
+            "CriticWithNan",
+            "critic_observation (after step) returned a final observation that holds nan at index (0",
+        ),
+        (
+            "CriticWithoutFinal",
+            "critic_observation (after step) returned None as final observation; return the",
+        ),
+        ("CriticLosesTheFinal", "the same array as observation and as final observation of the critic in a step that"),
         ("BoardWithoutAMode", "metadata says autoreset_mode None; let the class reset ended environments itself and"),
         ("BoardWithoutFinals", "step ended an episode and info has no final_obs, which autoreset_mode SAME_STEP"),
         (
@@ -111,6 +126,12 @@ def test_a_warning_is_one_line_and_no_fault(name, words):
     assert report.faults == []
     assert any(words in warning for warning in report.warnings), report.warnings
     assert not any("\n" in warning for warning in report.warnings)
+
+
+def test_an_observation_of_the_critic_is_reported():
+    report = checked("RowsWithACritic")
+    assert report.faults == []
+    assert report.facts[:2] == ["observations: a vector of 2", "observations of the critic alone: a vector of 3"]
 
 
 def test_a_class_that_is_no_environment_is_told_what_it_lacks():

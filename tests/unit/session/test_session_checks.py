@@ -324,3 +324,11 @@ def test_actions_that_float32_cannot_tell_apart_are_refused():
     action = ActionSpec(kind="continuous", sizes=(1,), low=(1e8,), high=(1e8 + 1,))
     with pytest.raises(ConfigError, match=r"actions that can vary in float32, and dimension 0 of task=Mine"):
         check_task(Run(task="Mine", algo="sac"), dataclasses.replace(FORCES, action=action))
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_stacked_observations_are_refused_on_the_device_before_a_run(algo):
+    run = override(Run(task="brax/fast", ml_framework="jax"), {"algo": algo, "env.frame_stack": 2})
+    with pytest.raises(ConfigError, match=r"env.frame_stack=2 is for environments on the host; use env.placement=host"):
+        checks._check_placement(run)
+    checks._check_placement(override(run, {"env.placement": "host"}))

@@ -168,9 +168,13 @@ def _check_protocol(create: Callable[[], VectorEnv], report: Report, limits: Lim
 def describe_spec(spec: EnvSpec) -> list[str]:
     """Facts about a spec, for the report."""
     sizes = " x ".join(map(str, spec.action.sizes))
+    critic = [] if spec.critic_size is None else [f"observations of the critic alone: a vector of {spec.critic_size}"]
+    agents = [f"agents: {spec.num_agents}, each a row of the batch"] if spec.num_agents > 1 else []
     return [
         f"observations: {describe_network_input(spec.observation_size, spec.image, spec.image_parts)}",
+        *critic,
         f"actions: {spec.action.kind.replace('_', '-')}, {sizes}",
+        *agents,
     ]
 
 

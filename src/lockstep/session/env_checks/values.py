@@ -81,24 +81,24 @@ def _contains(space: Any, observation: Any) -> bool:
 
 def _check_box(observation: Any, space: Any, method: str, report: Report, part: str, says: str) -> None:
     wanted = f"return an array of shape {space.shape} and type {space.dtype}"
-    array = as_numbers(observation)
+    array, named = as_numbers(observation), f"{'an' if part[0] in 'aeiou' else 'a'} {part}"
     if array is None:
         how = ", such as observation.detach().cpu().numpy()" if hasattr(observation, "detach") else ""
         report.fatal(f"{method} returned {describe_value(observation)} as {part}; {wanted}{how}")
     if array.shape != space.shape:
         report.fatal(
-            f"{method} returned an {part} of shape {array.shape}, and {says} says {space.shape}; "
+            f"{method} returned {named} of shape {array.shape}, and {says} says {space.shape}; "
             f"{wanted}, or let {says} say {array.shape}"
         )
     if space.dtype == np.uint8 and array.dtype.kind == "f":
         report.fatal(
-            f"{method} returned an {part} of type {array.dtype}, and {says} says uint8: fractions would be cut "
+            f"{method} returned {named} of type {array.dtype}, and {says} says uint8: fractions would be cut "
             "off; return (255 * image).astype(np.uint8), or give the space the type float32"
         )
     if not np.isfinite(array.astype(np.float32)).all():
         place = tuple(int(i) for i in np.argwhere(~np.isfinite(array.astype(np.float32)))[0])
         report.not_finite(
-            f"{method} returned an {part} that holds {array[place]} at index {shown_index(place)}; return finite "
+            f"{method} returned {named} that holds {array[place]} at index {shown_index(place)}; return finite "
             "numbers that float32 can hold",
             about=part,
         )
@@ -107,13 +107,13 @@ def _check_box(observation: Any, space: Any, method: str, report: Report, part: 
     if outside.any():
         place = tuple(int(i) for i in np.argwhere(outside)[0])
         report.warn(
-            f"{method} returned an {part} outside {says}: {array[place]} at index {shown_index(place)} is "
+            f"{method} returned {named} outside {says}: {array[place]} at index {shown_index(place)} is "
             f"not in [{space.low[place]}, {space.high[place]}]; widen the bounds, or clip",
             about=f"bounds of {part}",
         )
     elif array.dtype != space.dtype:
         report.warn(
-            f"{method} returned an {part} of type {array.dtype}, and {says} says {space.dtype}, to which it is "
+            f"{method} returned {named} of type {array.dtype}, and {says} says {space.dtype}, to which it is "
             f"converted; return observation.astype({space.dtype})",
             about=f"type of {part}",
         )

@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space
 from lockstep.envs.spaces import action_spec, restore_action
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.state import can_save
-from lockstep.envs.vector import VectorEnv
+from lockstep.envs.vector import VectorEnv, has_critic_observation
 from lockstep.session.env_checks.episodes import SEEDS, EnvDriver, Outcome, random_action
 from lockstep.session.env_checks.report import Report, describe_value
 from lockstep.session.env_checks.values import (
@@ -79,7 +79,9 @@ class ProtocolDriver(EnvDriver):
         rewards = check_rewards(reward, count, report)
         terminated = check_flags(terminated, "terminated", count, report)
         truncated = check_flags(truncated, "truncated", count, report)
-        self._check_final(final, observation, truncated & ~terminated)
+        cut = truncated & ~terminated
+        self._check_final(final, observation, cut)
+        self._check_critic("step", cut)
         return Outcome(np.array(observation), rewards, terminated | truncated)
 
     def can_save(self) -> bool:
@@ -102,10 +104,13 @@ class ProtocolDriver(EnvDriver):
                 f"{self._space.shape}"
             )
         self._check_observation(observation, "reset")
+        self._check_critic("reset")
         return np.array(observation)
 
-    def _check_observation(self, observation: Any, method: str, part: str = "observation") -> None:
-        check_observation(observation, self._space, method, self.report, part, says="spec")
+    def _check_observation(
+        self, observation: Any, method: str, part: str = "observation", space: spaces.Box | None = None
+    ) -> None:
+        check_observation(observation, space or self._space, method, self.report, part, says="spec")
         if not isinstance(observation, np.ndarray):  # arrays of other libraries lack methods that Lockstep calls
             self.report.fatal(
                 f"{method} returned a {type(observation).__name__} as {part}; return a numpy array: "
@@ -128,6 +133,32 @@ class ProtocolDriver(EnvDriver):
         self._check_observation(final, "step", "final observation")
         if cut.any() and np.shares_memory(final, observation):
             self.report.fault(_FINAL_IS_LOST.format("final observation"))
+
+    def _check_critic(self, after: str, cut: np.ndarray | None = None) -> None:
+        """Check the critic's own observations after a reset, or after a step that truncated the episodes `cut`."""
+        size = self._spec.critic_size
+        if size is None:
+            return
+        space = spaces.Box(-np.inf, np.inf, (self._env.num_envs, size), np.float32)
+        wanted = (
+            f"return the critic's observations of now and before any reset, arrays of shape {space.shape} (the second "
+            "is None with next_step)"
+        )
+        if not has_critic_observation(self._env):
+            self.report.fatal(f"spec has critic_size={size}, and there is no method critic_observation; {wanted}")
+        returned: Any = self.report.call("critic_observation", self._env.critic_observation)
+        values = as_tuple(returned)
+        if values is None or len(values) != 2:
+            self.report.fatal(f"critic_observation returned {describe_value(returned)}; {wanted}")
+        method = f"critic_observation (after {after})"
+        self._check_observation(values[0], method, space=space)
+        if self._spec.autoreset == "next_step" or cut is None:
+            return
+        if values[1] is None:
+            self.report.fatal(f"{method} returned None as final observation; {wanted}")
+        self._check_observation(values[1], method, "final observation", space)
+        if cut.any() and np.shares_memory(values[0], values[1]):
+            self.report.fault(_FINAL_IS_LOST.format("final observation of the critic"))
 
 
 class GymnasiumVectorDriver(EnvDriver):

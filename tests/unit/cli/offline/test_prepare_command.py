@@ -138,7 +138,10 @@ def test_a_signal_ends_a_preparation_and_leaves_nothing(tmp_path, log):
         assert process.stdout.readline() == "reading\n"
         assert sorted(os.listdir(tmp_path)) != before
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+        try:
+            assert process.wait(timeout=60) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
     assert sorted(os.listdir(tmp_path)) == before
 
 

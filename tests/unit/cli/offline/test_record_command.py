@@ -35,7 +35,7 @@ def test_the_policy_of_a_run_needs_torch(here, capsys, monkeypatch):
     assert capsys.readouterr().err.endswith("needs the package torch: pip install 'lockstep-rl[torch]'\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])  # under nohup SIGHUP is ignored
 def test_a_signal_ends_a_recording_and_leaves_nothing(here, number):
     words = ["record", "CartPole-v1", "--out", "log.jsonl", "--steps", "100000000"]
     with subprocess.Popen([sys.executable, "-m", "lockstep.cli", "offline", *words]) as process:
@@ -44,7 +44,10 @@ def test_a_signal_ends_a_recording_and_leaves_nothing(here, number):
             time.sleep(0.05)
         assert os.listdir(here) == [".log.jsonl.part"]
         process.send_signal(number)
-        assert process.wait(timeout=60) == 128 + number
+        try:
+            assert process.wait(timeout=60) == 128 + number
+        finally:
+            process.kill()
     assert os.listdir(here) == []
 
 
