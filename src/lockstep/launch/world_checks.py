@@ -41,12 +41,14 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
 def _check_agents(run: "Run", shards: "World") -> None:
     """Refuse environments of several agents that would be divided between shards.
 
-    Those are classes of PettingZoo, or the user's own. Others are not made here: that can take a simulator's start.
+    Those are tasks of PettingZoo, or the user's classes. Others are not made here: that can take a simulator's start.
     """
+    from lockstep.envs import pettingzoo
     from lockstep.envs.make import env_spec, is_jax_task, is_tensor_task
     from lockstep.session.checks import check_agents
 
-    may_have_agents = ":" in run.task and not is_jax_task(run.task) and not is_tensor_task(run.task)
+    named = ":" in run.task or pettingzoo.is_task(run.task)
+    may_have_agents = named and not is_jax_task(run.task) and not is_tensor_task(run.task)
     if run.algo == "ppo" and shards.num_shards > 1 and may_have_agents:
         check_agents(run.num_envs, shards.num_shards, env_spec(run.task, run.env))
 
