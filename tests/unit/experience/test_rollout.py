@@ -160,7 +160,7 @@ def test_actor_does_not_see_the_critics_observations():
 def test_environment_without_the_critics_observations_is_refused(image):
     env = Scripted(3)
     env.spec = dataclasses.replace(env.spec, critic_size=3, image=image)
-    with pytest.raises(ConfigError, match=r"critic_size=3.*use env.placement=auto or device"):
+    with pytest.raises(ConfigError, match=r"critic_size=3.*give their class the method critic_observation"):
         collector([env], with_critic=True)
 
 
