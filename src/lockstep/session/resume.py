@@ -101,7 +101,7 @@ def load_resumption(path: Path, run: AnyRun) -> Resumption:
     notes += compare(manifest["run"], to_dict(run))
     size, shards, step = manifest["world_size"], manifest["num_shards"], manifest["step"]
     saved = from_dict(manifest["run"])
-    _check_moves_nothing(saved, run)
+    _check_stays_on_device(saved, run)
     notes += _on_empty_replay(saved, run, step)
     return Resumption(run, run_dir, size, shards, step, exact, notes)
 
@@ -141,7 +141,7 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def _check_moves_nothing(saved: AnyRun, now: AnyRun) -> None:
+def _check_stays_on_device(saved: AnyRun, now: AnyRun) -> None:
     """Raise `ConfigError` for settings of the replay that would move environments from the device to the host."""
     if not (isinstance(saved, Run) and isinstance(now, Run)) or now.ml_framework != "jax" or now.algo == "ppo":
         return

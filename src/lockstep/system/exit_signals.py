@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -22,14 +22,8 @@ def exit_on_signal() -> Generator[None]:
         raise SystemExit(128 + number)
 
     is_main = threading.current_thread() is threading.main_thread()
-    numbers = [number for number in _SIGNALS if is_main and signal.getsignal(number) is signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, leave)
-    try:
+    with _handled(_unhandled() if is_main else [], leave):
         yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
@@ -42,7 +36,7 @@ def cleanup_on_signal(cleanup: Callable[[], None]) -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    numbers = _unhandled()
     received, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
 
@@ -59,12 +53,26 @@ def cleanup_on_signal(cleanup: Callable[[], None]) -> Generator[None]:
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     previous = signal.set_wakeup_fd(wakeup)
-    for number in numbers:  # the wakeup descriptor reports only signals that have a handler
-        signal.signal(number, join)
+    try:
+        with _handled(numbers, join):  # the wakeup descriptor reports only signals that have a handler
+            yield
+    finally:
+        signal.set_wakeup_fd(previous)
+        os.close(wakeup)
+
+
+def _unhandled() -> list[signal.Signals]:
+    """The signals that would end this process at once."""
+    return [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+
+
+@contextlib.contextmanager
+def _handled(numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
+    """Handle these signals for a while; their default action is restored at the end."""
+    for number in numbers:
+        signal.signal(number, handler)
     try:
         yield
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
-        signal.set_wakeup_fd(previous)
-        os.close(wakeup)

@@ -110,11 +110,12 @@ class ProtocolDriver(EnvDriver):
     def _check_observation(
         self, observation: Any, method: str, part: str = "observation", space: spaces.Box | None = None
     ) -> None:
-        check_observation(observation, space or self._space, method, self.report, part, says="spec")
+        space = space or self._space
+        check_observation(observation, space, method, self.report, part, says="spec")
         if not isinstance(observation, np.ndarray):  # arrays of other libraries lack methods that Lockstep calls
             self.report.fatal(
                 f"{method} returned a {type(observation).__name__} as {part}; return a numpy array: "
-                f"np.asarray(observation, np.{self._space.dtype})"
+                f"np.asarray(observation, np.{space.dtype})"
             )
 
     def _check_final(self, final: Any, observation: Any, cut: np.ndarray) -> None:
