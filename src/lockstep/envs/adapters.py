@@ -49,6 +49,7 @@ class VectorizedTask:
         self._step = env.step
         self._next_step = spec.autoreset == "next_step"
         self._convert = flatten_batch(env.single_observation_space)
+        self._shape = (self.num_envs, *spec.observation_shape)
         self._restore_action = restore_action(env.single_action_space, spec.action)
         self.savable = wrapper_state.savable(env)
         # Tasks assert that each batch of actions is valid, which takes a seventh of CartPole's step. Ours always is.
@@ -61,7 +62,7 @@ class VectorizedTask:
         """Start new episodes everywhere; the first seed is used for all."""
         with _errors_named(self._task, "reset"):
             observation, _ = self._env.reset(seed=int(seeds[0]))
-        return self._convert(observation)
+        return _of_shape(self._shape, self._convert(observation), self._task, "reset")
 
     def step(self, action: np.ndarray) -> VectorStep:
         """Step every environment once."""
@@ -71,7 +72,7 @@ class VectorizedTask:
             observation, reward, terminated, truncated, info = self._step(action)
         except Exception as error:
             raise RunError(f"{self._task} failed in step: {describe(error)}") from error
-        observation = self._convert(observation)
+        observation = _of_shape(self._shape, self._convert(observation), self._task, "step")
         with np.errstate(over="ignore"):  # one beyond float32 becomes infinite, which the rollout refuses
             reward = np.asarray(reward, np.float32)
         return (
@@ -215,6 +216,7 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
             self.observation_space, self._flatten = space, np.asarray
         else:
             self.observation_space, self._flatten = flat_space(space, task), flatten_observation(space)
+        self._shape: tuple[int, ...] = self.observation_space.shape
         self._described = {**observation_fields(env, task), "action": action}
         if action.kind == "continuous":
             self.action_space = spaces.Box(np.array(action.low, np.float32), np.array(action.high, np.float32))
@@ -231,16 +233,18 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
         """Start a new episode."""
         with _errors_named(self._name, "reset"):
             observation, _ = self.env.reset(seed=seed, options=options)
-            return self._flatten(observation), {}
+            flat = self._flatten(observation)
+        return _of_shape(self._shape, flat, self._name, "reset"), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Step once."""
         try:
             raw = action if self._restore_action is None else self._restore_action(action)
             observation, reward, terminated, truncated, _ = self.env.step(raw)
-            return self._flatten(observation), float(reward), terminated, truncated, {}
+            flat, reward = self._flatten(observation), float(reward)
         except Exception as error:
             raise RunError(f"{self._name} failed in step: {describe(error)}") from error
+        return _of_shape(self._shape, flat, self._name, "step"), reward, terminated, truncated, {}
 
     def described(self) -> dict[str, Any]:
         """The fields of an `EnvSpec` that are about observations and actions, those of the environment itself."""
@@ -349,6 +353,16 @@ def _errors_named(what: str, where: str) -> Generator[None]:
         raise RunError(f"{what} failed in {where}: {describe(error)}") from error
 
 
+def _of_shape(shape: tuple[int, ...], observation: np.ndarray, name: str, method: str) -> np.ndarray:
+    """The same observation. Raises `RunError` if its shape differs: numpy would repeat a single number silently."""
+    if observation.shape != shape:
+        raise RunError(
+            f"{name} gave an observation of the shape {list(observation.shape)} in {method}, and its observation_space "
+            f"is {list(shape)}, as flat arrays; return one that the space contains"
+        )
+    return observation
+
+
 def _final(
     observation: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: dict[str, Any], convert: Convert
 ) -> np.ndarray:
@@ -360,5 +374,11 @@ def _final(
         raise RunError("the environment declares same-step autoreset, but gave no final_obs for an ended episode")
     final, rows = observation.copy(), info["final_obs"]
     for row in ended:
-        final[row] = convert(np.asarray(rows[row])[None])[0]
+        last = convert(np.asarray(rows[row])[None])[0]
+        if last.shape != final.shape[1:]:
+            raise RunError(
+                f"the final_obs of environment {row} has the shape {list(last.shape)}, and its observations "
+                f"{list(final.shape[1:])}; return the last observation of the episode"
+            )
+        final[row] = last
     return final

@@ -149,6 +149,7 @@ class Collector:
         self._waiting = np.zeros((count, num_steps, size), bool)
         # Row 0 is the last row of the previous rollout: an environment that ended there only resets in our first step.
         self._ended = np.zeros((count, num_steps + 1, size), bool)
+        self._shape = (size, *spec.observation_shape)
         self.episodes = [EpisodeStats(size) for _ in envs]
         self.fingerprints: list[str] = []
         """Of each shard's first rollout: observations, actions and noise."""
@@ -165,7 +166,15 @@ class Collector:
         self._actor.begins[k] = True
 
     def _whole(self, k: int, observation: np.ndarray) -> np.ndarray:
-        """Observations of local shard `k` with the critic's own, if it has any."""
+        """Observations of local shard `k` with the critic's own, if it has any.
+
+        Raises `RunError` if their shape is not that of the spec: numpy would repeat a single number silently.
+        """
+        if observation.shape != self._shape:
+            raise RunError(
+                f"the environments of shard {self._world.shards[k]} gave observations of the shape "
+                f"{list(observation.shape)}, and their spec says {list(self._shape)}"
+            )
         if self._critics is None:
             return observation
         return join_groups(observation, self._critics[k].critic_observation()[0])

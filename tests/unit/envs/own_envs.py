@@ -54,6 +54,9 @@ class Faulty(Counter):
                 time.sleep(600)
             if word.startswith("exit"):
                 os._exit(int(word.split()[1]))
+            if word == "narrow":
+                observation, *rest = super().step(action)
+                return observation[:1], *rest
         return super().step(action)
 
 

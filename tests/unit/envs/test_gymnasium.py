@@ -251,6 +251,40 @@ def test_a_reward_beyond_float32_becomes_infinite_without_a_warning_of_numpy(mon
     assert env.step(np.zeros(2, np.int64))[1].tolist() == [np.inf, np.inf]
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_observation_of_another_shape_ends_the_run(mode, tmp_path):
+    """numpy and Gymnasium's shared memory would repeat the one number in all columns."""
+    order = tmp_path / "order"
+    env = make_vector_env("own_envs:Faulty", EnvConfig(kwargs={"order": str(order)}, vectorization=mode), 2)
+    env.reset([10, 11])
+    order.write_text("narrow")
+    with pytest.raises(RunError, match=r"environment 1 gave an observation of the shape \[1\] in step.* is \[2\]"):
+        env.step(np.zeros(2, np.int64))
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("part", "words"), [(0, r"own_envs:GymVector .* \[2, 2\] in step.* is \[2, 4\]"), (4, "final_obs")]
+)
+def test_an_observation_of_another_shape_of_a_vector_environment_ends_the_run(part, words, monkeypatch):
+    step = own_envs.GymVector.step
+
+    def narrow(self, actions):
+        values = list(step(self, actions))
+        if part == 0:
+            values[0] = values[0][:, :1]
+        elif "final_obs" in values[4]:
+            values[4] = values[4] | {"final_obs": [last[:1] for last in values[4]["final_obs"]]}
+        return tuple(values)
+
+    monkeypatch.setattr(own_envs.GymVector, "step", narrow)
+    env = make_vector_env("own_envs:GymVector", EnvConfig(), 2)
+    env.reset([0, 0])
+    with pytest.raises(RunError, match=words):
+        for _ in range(2):
+            env.step(np.array([0, 2]))
+
+
 def test_an_environment_that_raises_is_named_by_index(tmp_path):
     for mode in ("sync", "async"):
         order = tmp_path / mode

@@ -319,6 +319,16 @@ def test_an_environment_that_raises_is_named():
         collector([env], World(rank=1, size=2)).collect()
 
 
+def test_observations_of_another_shape_end_the_run():
+    """numpy would repeat the one column in all."""
+    env = Scripted(4)
+    whole = collector([env])
+    step = env.step
+    env.step = lambda action: (step(action)[0][:, :1], *step(action)[1:])
+    with pytest.raises(RunError, match=r"shard 0 gave observations of the shape \[4, 1\].* says \[4, 2\]"):
+        whole.collect()
+
+
 def test_closing_closes_the_environments():
     envs = [Scripted(1), Scripted(1)]
     collector(envs).close()
