@@ -120,6 +120,23 @@ def test_changes_are_checked_together_and_kwargs_add_up():
     assert run.env.kwargs == {"a": 1, "b": 2, "c": 3}
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gamma": "0.9", "algorithm.gamma": "0.8"}, "gamma and algorithm.gamma give algorithm.gamma two values"),
+        ({"algorithm": {"gamma": 0.9}, "gamma": 0.8}, "algorithm and gamma give algorithm.gamma two values"),
+        ({"env.kwargs.b": 2, "kwargs": {"a": 1}}, "env.kwargs.b and kwargs give env.kwargs two values"),
+    ],
+)
+def test_two_values_of_one_setting_are_refused(changes, words):
+    assert words in refusal(changes)
+
+
+def test_one_value_under_two_names_is_no_contradiction():
+    assert override(BASE, {"gamma": "0.9", "algorithm.gamma": 0.9}).algorithm.gamma == 0.9
+    assert override(BASE, {"kwargs": {"a": 1}, "env.kwargs.b": 2}).env.kwargs == {"a": 1, "b": 2}
+
+
 def test_the_algorithm_decides_what_algorithm_holds():
     assert BASE.algorithm == PPOConfig()
     assert Run(task="a", algo="dqn").algorithm == DQNConfig()

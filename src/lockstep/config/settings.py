@@ -130,8 +130,12 @@ def convert_fields(node: object, prefix: str = "") -> None:
 
 
 def override(tree: Tree, changes: Mapping[str, Any]) -> Tree:
-    """As `updated`, but names may be abbreviated and strings are read as YAML; see `lockstep.run.override`."""
-    hints, leaves = hints_of(tree), dict[str, Any]()
+    """As `updated`, but names may be abbreviated and strings are read as YAML; see `lockstep.run.override`.
+
+    Raises:
+        ConfigError: a name or a value is wrong, or two names give one setting two values.
+    """
+    hints, leaves, named = hints_of(tree), dict[str, Any](), dict[str, str]()
     for name, given in changes.items():
         path, keys = _find(name, hints)
         value = parse(given, f"{name}={given}") if isinstance(given, str) else given
@@ -140,10 +144,13 @@ def override(tree: Tree, changes: Mapping[str, Any]) -> Tree:
         if keys:
             path_value: Any = leaves.get(path, attrgetter(path)(tree))
             value = _nested(path_value, keys, value)
-        if is_dataclass(inner := attrgetter(path)(tree)):
-            leaves |= flatten(plain(value), inner, path + ".", tree)
-        else:
-            leaves[path] = value
+        inner = attrgetter(path)(tree)
+        changed = flatten(plain(value), inner, path + ".", tree) if is_dataclass(inner) else {path: value}
+        for leaf in [] if keys else changed:
+            if leaf in leaves and leaves[leaf] != changed[leaf]:
+                raise ConfigError(f"{named[leaf]} and {name} give {leaf} two values; leave one of them out")
+        leaves |= changed
+        named |= dict.fromkeys(changed, name)
     return updated(tree, leaves)
 
 
