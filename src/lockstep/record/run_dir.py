@@ -5,8 +5,8 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, cast
@@ -82,9 +82,11 @@ class RunDir:
                 target = _make_default(name or default_name(config), made)
             else:
                 target = _make_empty(Path(path), made)
-            for file, content in files.items():
-                write_atomically(target / file, content)
-                written.append(target / file)
+            with _locked(target):
+                _check_empty(target)  # once more: another process may have begun the same run
+                for file, content in files.items():
+                    write_atomically(target / file, content)
+                    written.append(target / file)
         except OSError as error:
             for file in written:
                 file.unlink(missing_ok=True)
@@ -210,6 +212,16 @@ def lock_run_dir(run_dir: Path, what: str = "trains this run", timeout_s: float 
             return descriptor
 
 
+@contextmanager
+def _locked(run_dir: Path) -> Generator[None]:
+    """Hold the lock of a run."""
+    descriptor = lock_run_dir(run_dir)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def write_config(run_dir: Path, run: AnyRun) -> None:
     """Update `run.yaml` to the config of a resumed run."""
     text = settings.to_yaml(to_dict(run))
@@ -300,8 +312,7 @@ def default_name(config: Mapping[str, Any] | None) -> str:
 
 def _make_empty(path: Path, made: list[Path]) -> Path:
     if path.is_dir():
-        if any(path.iterdir()):
-            raise ConfigError(f"run_dir={path} already holds files; choose another with --run-dir, or remove it")
+        _check_empty(path)
         return path
     if path.exists():
         raise ConfigError(f"run_dir={path} is a file; choose another with --run-dir")
@@ -310,6 +321,11 @@ def _make_empty(path: Path, made: list[Path]) -> Path:
             _make(parent, made)
     _make(path, made)
     return path
+
+
+def _check_empty(path: Path) -> None:
+    if any(path.iterdir()):
+        raise ConfigError(f"run_dir={path} already holds files; choose another with --run-dir, or remove it")
 
 
 def _make_default(name: str, made: list[Path]) -> Path:

@@ -49,6 +49,21 @@ def test_a_directory_that_holds_files_is_refused_and_kept(tmp_path):
         RunDir.create(tmp_path / "precious", RUN)
 
 
+def test_of_two_runs_that_begin_at_once_in_one_directory_the_second_is_refused(tmp_path, monkeypatch):
+    make_empty = module._make_empty
+
+    def slowly(path, made):
+        monkeypatch.setattr(module, "_make_empty", make_empty)
+        target = make_empty(path, made)
+        RunDir.create(path, {"seed": 1})
+        return target
+
+    monkeypatch.setattr(module, "_make_empty", slowly)
+    with pytest.raises(ConfigError, match="already holds files"):
+        RunDir.create(tmp_path / "run", {"seed": 2})
+    assert (tmp_path / "run" / "run.yaml").read_text() == "seed: 1\n"
+
+
 def test_an_empty_directory_is_used(tmp_path):
     assert RunDir.create(tmp_path, RUN).path == tmp_path
 
