@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -93,6 +94,18 @@ def test_numbers_of_ranks_are_not_mixed(tmp_path):
     paths = [make_run(tmp_path / str(ranks), ranks=ranks) for ranks in (1, 2)]
     groups = group_runs([read_page_run(path) for path in paths])
     assert [group.label for group in groups] == ["ranks=1", "ranks=2"]
+
+
+def test_copy_of_a_run_is_no_further_sample(tmp_path):
+    paths = [make_run(tmp_path / name, override(RUN, {"seed": seed})) for name, seed in (("a", 0), ("b", 1))]
+    shutil.copytree(paths[0], tmp_path / "copy")
+    again = make_run(tmp_path / "again", override(RUN, {"seed": 0}), params_fingerprint="c3")
+    runs = read_page_runs([*paths, tmp_path / "copy", again])
+    (group,) = group_runs(runs)
+    assert [run.name for run in group.runs] == ["a", "b", "again"]
+    assert "1 group of runs that differ only in the seed, copy not counted: the same run again" in page.render(
+        runs, tmp_path
+    )
 
 
 def test_finished_run_keeps_its_last_value_and_killed_run_does_not(tmp_path):

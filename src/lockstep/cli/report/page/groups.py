@@ -48,6 +48,7 @@ class Group:
     label: str
     """Settings in which the groups differ, such as `ppo, learning_rate=0.001, ranks=2`."""
     runs: Sequence[PageRun]
+    """Without copies: a seed that ended with the same parameters again is no further sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +63,31 @@ class Band:
 
 
 def group_runs(runs: Sequence[PageRun]) -> list[Group]:
-    """The groups, in order of their first runs."""
+    """The groups, in order of their first runs; copies of a run are left out."""
     members: dict[str, list[PageRun]] = {}
+    copied = {id(run) for run in copies(runs)}
     for run in runs:
+        if id(run) in copied:
+            continue
         kept = {name: value for name, value in run.found.settings.items() if name not in NOT_COMPARED}
         members.setdefault(json.dumps([kept, run.time.num_ranks], sort_keys=True, default=str), []).append(run)
     labels = _labels([group[0] for group in members.values()], differing([run.found for run in runs]))
     return [Group(label=label, runs=group) for label, group in zip(labels, members.values(), strict=True)]
+
+
+def copies(runs: Sequence[PageRun]) -> list[PageRun]:
+    """The runs that repeat one before them: the same settings, seed and number of ranks, and the same parameters."""
+    found, seen = list[PageRun](), set[str]()
+    for run in runs:
+        fingerprint = run.summary.get("params_fingerprint")
+        if not fingerprint:
+            continue
+        kept = {name: value for name, value in run.found.settings.items() if name == "seed" or name not in NOT_COMPARED}
+        key = json.dumps([kept, run.time.num_ranks, fingerprint], sort_keys=True, default=str)
+        if key in seen:
+            found.append(run)
+        seen.add(key)
+    return found
 
 
 def final_scores(group: Group, source: str) -> list[float]:

@@ -23,6 +23,7 @@ from lockstep.cli.report.page.groups import (
     Axis,
     Group,
     band,
+    copies,
     final_scores,
     group_runs,
     score_summary,
@@ -123,7 +124,10 @@ def render(runs: Sequence[PageRun], directory: Path, scales: Mapping[Path, Mappi
 
 
 def _summary(runs: Sequence[PageRun], groups: Sequence[Group]) -> str:
-    parts = [counted(len(groups), "group") + " of runs that differ only in the seed"] if len(groups) < len(runs) else []
+    repeated = [run.name for run in copies(runs)]
+    several = len(groups) < len(runs) - len(repeated)
+    parts = [counted(len(groups), "group") + " of runs that differ only in the seed"] if several else []
+    parts += [f"{', '.join(repeated)} not counted: the same run again"] if repeated else []
     return ", ".join([*parts, tally(run.found.status for run in runs)])
 
 
