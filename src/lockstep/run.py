@@ -241,9 +241,9 @@ def from_dict(data: object) -> AnyRun:
     first: AnyRun = Run(task=str(task)) if logged is None else OfflineRun(data=str(logged))
     run = with_algo(first, settings.value_of(data, "algo"))
     check_tree_names(run, data)
-    own = settings.value_of(data, "algorithm")
-    if isinstance(own, Mapping):
-        _check_algorithm_settings(run, [f"algorithm.{name}" for name in cast(Mapping[object, Any], own)])
+    for node, prefix in ((data, ""), (settings.value_of(data, "algorithm"), "algorithm.")):
+        if isinstance(node, Mapping):
+            _check_algorithm_settings(run, [f"{prefix}{name}" for name in cast(Mapping[object, Any], node)])
     return settings.updated(run, settings.flatten(data, run))
 
 

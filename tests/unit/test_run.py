@@ -231,7 +231,15 @@ def test_a_name_with_two_meanings_asks_for_the_full_one(monkeypatch):
         ("num_envs: 3\n", ["task is missing"]),
         ("", ["task is missing"]),
         ("- 1\n", ["task is missing"]),
-        ("task: a\nlearning_rate: 1\n", ["unknown setting learning_rate", "algorithm.learning_rate"]),
+        (
+            "task: a\nlearning_rate: 1\n",
+            ["unknown setting learning_rate; write it below", "`algorithm: {learning_rate: 1}`"],
+        ),
+        (
+            "task: a\nalgorithm.gamma: 1\n",
+            ["unknown setting algorithm.gamma; write it below", "`algorithm: {gamma: 1}`"],
+        ),
+        ("task: a\ncapacity: 5\n", ["capacity is a setting of dqn and sac and td3", "algo=ppo"]),
         ("task: a\nalgorithm:\n  gama: 1\n", ["algorithm.gama", "algorithm.gamma"]),
         ("task: a\nnetwork:\n", ["network=null", "mapping"]),
         ("task: 3\n", ["task=3", "text"]),

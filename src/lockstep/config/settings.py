@@ -92,7 +92,7 @@ def flatten(data: object, node: object, prefix: str = "", root: object = None) -
     hints, leaves = _hints(type(node)), dict[str, Any]()
     for key, value in cast(Mapping[object, Any], data).items():
         if key not in hints:
-            raise _unknown(f"{prefix}{key}", hints_of(root or node))
+            raise _unknown_in_mapping(f"{prefix}{key}", value, hints_of(root or node))
         if is_dataclass(inner := getattr(node, cast(str, key))):
             leaves |= flatten(value, inner, f"{prefix}{key}.", root or node)
         else:
@@ -229,6 +229,16 @@ def _find(name: str, hints: Mapping[str, Any]) -> tuple[str, list[str]]:
         head, _, key = head.rpartition(".")
         keys.insert(0, key)
     raise _unknown(name, hints)
+
+
+def _unknown_in_mapping(name: str, value: Any, hints: Mapping[str, Any]) -> ConfigError:
+    """The error of a name that is no field there; says where in the file a setting of this name belongs."""
+    last = name.rpartition(".")[2]
+    places = [path for path in hints if path.rpartition(".")[2] == last and "." in path]
+    if len(places) != 1:
+        return _unknown(name, hints)
+    below = places[0].rpartition(".")[0]
+    return ConfigError(f"unknown setting {name}; write it below {below}, as `{below}: {{{last}: {_shown(value)}}}`")
 
 
 def _unknown(name: str, hints: Mapping[str, Any]) -> ConfigError:

@@ -137,6 +137,8 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             effect = ", without effect: the adaptive schedule goes on from the rate that it has reached"
         elif name == "algorithm.initial_alpha":
             effect = ", without effect: the temperature goes on from the value that it has reached"
+        elif name == "algorithm.noisy_std":
+            effect = ", without effect: the deviations go on from the values that they have reached"
         notes.append(f"{name} is {_shown(after.get(name))} from here on, was {_shown(before.get(name))}{effect}")
     return notes
 

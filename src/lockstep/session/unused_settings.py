@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.config.settings import as_text
 from lockstep.envs.spec import EnvSpec
@@ -56,6 +57,8 @@ def unused_settings(run: AnyRun, spec: EnvSpec | None = None, defaults: Mapping[
         effective = bool(value) if needed is True else value == needed
         if not effective:
             found += _sentence("", config, names, f"{setting}={as_text(value)}", defaults)
+    if isinstance(config, PPOConfig) and config.num_epochs == 1:  # it leaves out the epochs that are still to come
+        found += _sentence("", config, ("target_kl",), "num_epochs=1", defaults)
     if isinstance(config, DQNConfig):
         first, last = config.epsilon_range
         if first == last:

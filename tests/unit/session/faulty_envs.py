@@ -270,6 +270,11 @@ class NoInfo(Grid):
         return *super().step(action)[:4], None
 
 
+class Masked(Grid):
+    def step(self, action):
+        return *super().step(action)[:4], {"action_mask": np.array([1, 0])}
+
+
 class Forgetful(gymnasium.Wrapper):
     """A wrapper that cannot be saved."""
 

@@ -118,6 +118,7 @@ def test_a_fault_is_one_line(name, words):
         ("Doubles", "returned an observation of type float64, and observation_space says float32, to which it is conv"),
         ("Numbers", "step returned 0 as terminated; return bool(terminated)"),
         ("NoInfo", "step returned None as info, which is not read; return a dict"),
+        ("Masked", "step returned an action_mask in info, which is not read: a policy chooses among all actions"),
         ("HalfAState", "state is there and restore(state) is not: both are needed"),
     ],
 )

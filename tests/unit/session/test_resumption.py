@@ -215,6 +215,12 @@ def test_the_temperature_goes_on_from_where_it_is():
     ]
 
 
+def test_the_deviations_of_noisy_layers_go_on_from_where_they_are():
+    run = override(Run(task="CartPole-v1"), {"algo": "dqn", "noisy": True})
+    (note,) = compare(to_dict(run), to_dict(override(run, {"noisy_std": 0.1})))
+    assert note.endswith("was 0.5, without effect: the deviations go on from the values that they have reached")
+
+
 @pytest.mark.parametrize("changes", [{"replay_path": "/x"}, {"prioritized": True, "checkpoint_replay": False}])
 @pytest.mark.parametrize("placement", ["auto", "device"])
 def test_settings_that_move_environments_to_the_host_are_refused_by_name(run_dir, changes, placement):

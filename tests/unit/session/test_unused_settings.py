@@ -65,6 +65,7 @@ PIXELS = "lockstep/PixelPong-v0"
             {"desired_kl": 0.1, "learning_rate_schedule": "constant"},
             "desired_kl=0.1 has no effect with le",
         ),
+        ("CartPole-v1", {"target_kl": 0.01, "num_epochs": 1}, "target_kl=0.01 has no effect with num_epochs=1"),
         ("CartPole-v1", {"value_limit": 5}, "value_limit=5.0 has no effect with normalize_value=false"),
         (
             "CartPole-v1",
@@ -105,6 +106,7 @@ def test_setting_without_effect_is_told_with_its_reason(task: str, changes: dict
         ("Pendulum-v1", {"algo": "td3", "noise_clip": 1, "prioritized": True, "priority_exponent": 1}),
         ("Pendulum-v1", {"algo": "sac", "target_rate": 0.1, "network.hidden": [8]}),
         ("CartPole-v1", {"desired_kl": 0.1, "learning_rate_schedule": "adaptive", "adapt_every": "minibatch"}),
+        ("CartPole-v1", {"target_kl": 0.01, "num_epochs": 2}),
         ("CartPole-v1", {"value_limit": 5, "normalize_value": True, "network.shared": True}),
         ("CartPole-v1", {"network.module": "a:B", "network.initial_log_std": -1}),
         (PIXELS, {"network.features": 8, "network.shared": False, "network.channels_last": True}),

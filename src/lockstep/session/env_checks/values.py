@@ -194,6 +194,12 @@ def check_flag(flag: Any, name: str, report: Report) -> bool:
 def _check_info(info: Any, method: str, report: Report) -> None:
     if not _is(info, dict):
         report.warn(f"{method} returned {describe_value(info)} as info, which is not read; return a dict, such as {{}}")
+    elif "action_mask" in info:
+        report.warn(
+            f"{method} returned an action_mask in info, which is not read: a policy chooses among all actions; let "
+            "invalid ones have no effect in step",
+            about="action_mask",
+        )
 
 
 def _is(value: Any, *kinds: type) -> bool:
