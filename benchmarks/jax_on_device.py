@@ -74,7 +74,7 @@ def ours(rank: int, ranks: int, port: int, updates: int) -> None:
     from lockstep.jax.envs.packed import PackedEnv
     from lockstep.jax.networks import Policy
     from lockstep.jax.ppo import PPO
-    from lockstep.jax.ppo_on_device import DeviceLoop
+    from lockstep.jax.ppo_on_device import PPODeviceLoop
     from lockstep.record.progress import Progress
     from lockstep.run import Run
 
@@ -87,7 +87,7 @@ def ours(rank: int, ranks: int, port: int, updates: int) -> None:
     with Comm(world, device="cpu") as comm:
         env = PackedEnv(make_device_env(run.task, run.env))
         ppo = PPO(run, Policy(env.spec, run.network, seed=0), comm)
-        loop = DeviceLoop(run, env, ppo)
+        loop = PPODeviceLoop(run, env, ppo)
         before = time.process_time()
         loop.warmup()
         told = {"compile_s": time.process_time() - before}

@@ -46,7 +46,7 @@ _MAX_STEPS = 1000
 """Gradient steps of a compiled call. The watch for stalls sees a rank only between calls."""
 
 
-class Shared(NamedTuple):
+class ReplayShared(NamedTuple):
     """State that is replicated on all devices."""
 
     state: State
@@ -74,14 +74,14 @@ class Outcome(NamedTuple):
     taken: int
     """Gradient steps of the call."""
     counted: np.ndarray
-    """As `Shared.counted`."""
+    """As `ReplayShared.counted`."""
     halted: bool
     """Whether the run must stop."""
     left: int
     """Updates left."""
 
 
-class DeviceLoop(DeviceSource):
+class ReplayDeviceLoop(DeviceSource):
     """The environments and the transitions of this process' shards on its devices, and the loop that learns from them.
 
     Args:
@@ -143,8 +143,8 @@ class DeviceLoop(DeviceSource):
     # -- in one compiled call ------------------------------------------------------------------------------------------
 
     def _make_updates(
-        self, shared: Shared, own: tuple[Shard, DeviceReplay]
-    ) -> tuple[Shared, tuple[Shard, DeviceReplay]]:
+        self, shared: ReplayShared, own: tuple[Shard, DeviceReplay]
+    ) -> tuple[ReplayShared, tuple[Shard, DeviceReplay]]:
         """Run updates until none is left, or until a number is not finite and `non_finite` is `stop`."""
         shards, replay = own
         each = [shard._replace(totals=no_episodes()) for shard in slots(shards, self._comm.num_slots)]
@@ -153,7 +153,9 @@ class DeviceLoop(DeviceSource):
         )
         return shared, (jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), replay)
 
-    def _make_update(self, carry: tuple[Shared, list[Shard], DeviceReplay]) -> tuple[Shared, list[Shard], DeviceReplay]:
+    def _make_update(
+        self, carry: tuple[ReplayShared, list[Shard], DeviceReplay]
+    ) -> tuple[ReplayShared, list[Shard], DeviceReplay]:
         shared, shards, replay = carry
         run, config, learner = self._run, self._config, self._learner
         state, update, stops = shared.state, shared.update, run.non_finite == "stop"
@@ -184,13 +186,13 @@ class DeviceLoop(DeviceSource):
         return shared, new_shards, replay
 
     def _make_more_steps(
-        self, shared: Shared, own: tuple[Shard, DeviceReplay]
-    ) -> tuple[Shared, tuple[Shard, DeviceReplay]]:
+        self, shared: ReplayShared, own: tuple[Shard, DeviceReplay]
+    ) -> tuple[ReplayShared, tuple[Shard, DeviceReplay]]:
         """Take further gradient steps of an update that is too long for one call."""
         shards, replay = own
         return self._take_steps(shared, slots(shards, self._comm.num_slots), replay, shared.due[-1]), own
 
-    def _take_steps(self, shared: Shared, shards: list[Shard], replay: DeviceReplay, due: Array) -> Shared:
+    def _take_steps(self, shared: ReplayShared, shards: list[Shard], replay: DeviceReplay, due: Array) -> ReplayShared:
         """Take `due` gradient steps."""
 
         def step(number: Array, state: State) -> State:
@@ -243,7 +245,7 @@ class DeviceLoop(DeviceSource):
         rollouts = np.float32(progress.env_steps / self._new_steps)
         counters = (np.int32(progress.updates), rollouts, np.int32(len(due)))
         host = (np.bool_(False), *counters, steps, np.int32(taken), np.zeros(4, np.float32))
-        shared = Shared(learner.state, *comm.inputs(host))
+        shared = ReplayShared(learner.state, *comm.inputs(host))
         shared, (self._own, self._replay) = compiled(shared, (self._own, self._replay))
         learner.state = shared.state
         after, counted, halted, left = comm.read((shared.taken, shared.counted, shared.halted, shared.left))
@@ -336,7 +338,7 @@ def train(session: Session) -> None:
     learner = make(run, policy, comm, on_device=True)
     session.begin(policy, learner)
     learner.copy_to_target()  # `session.begin` may have loaded another run's policy
-    loop = DeviceLoop(run, PackedEnv(make_device_env(run.task, run.env)), learner)
+    loop = ReplayDeviceLoop(run, PackedEnv(make_device_env(run.task, run.env)), learner)
     loop.warmup()
     progress, new_steps = Progress(run.total_steps), run.num_envs * config.num_steps
     with session.training(progress, loop):

@@ -37,7 +37,7 @@ from lockstep.run import NetworkConfig
 from lockstep.session.checks import check_critic_observation
 
 
-class ActorCritic:
+class ActorCriticNetwork:
     """Actor and critic: two networks, or one shared body with two heads.
 
     With a `critic_size` the critic has an observation of its own [C] (asymmetric actor-critic; Pinto et al., 2018,
@@ -192,7 +192,7 @@ class Policy:
         self.sampler: Sampler = self.distribution.sampler
         size, draws = self.distribution.num_parameters, init_streams(seed)
         if config.module is None:
-            self.network: ActorCritic | UserNetwork = ActorCritic(spec, size, config)
+            self.network: ActorCriticNetwork | UserNetwork = ActorCriticNetwork(spec, size, config)
             params = self.network.initialize(lambda name: draws(f"network.{name}"))
         else:
             self.network = UserNetwork(config.module, spec.observation_size, size)
@@ -231,7 +231,7 @@ class Policy:
         if critic is None:
             parameters, value = self.network.apply(network, observation)
         else:
-            assert isinstance(self.network, ActorCritic)
+            assert isinstance(self.network, ActorCriticNetwork)
             critic = critic if precision == "float32" else critic.astype(jnp.bfloat16)
             parameters, value = self.network.apply(network, observation, critic)
         return parameters.astype(jnp.float32), value.astype(jnp.float32)
@@ -239,13 +239,13 @@ class Policy:
     def unroll(
         self, params: Params, observation: Array, sequences: Sequences, critic: Array | None = None
     ) -> tuple[Array, Array, Array]:
-        """Distribution parameters, values and states of a recurrent policy; see `ActorCritic.unroll`."""
+        """Distribution parameters, values and states of a recurrent policy; see `ActorCriticNetwork.unroll`."""
         return self.recurrent.unroll(subtree(params, "network"), observation, sequences, critic)
 
     @property
-    def recurrent(self) -> ActorCritic:
+    def recurrent(self) -> ActorCriticNetwork:
         """The network of a recurrent policy."""
-        assert isinstance(self.network, ActorCritic) and self.state_size > 0
+        assert isinstance(self.network, ActorCriticNetwork) and self.state_size > 0
         return self.network
 
     def _log_std(self) -> np.ndarray:
@@ -381,7 +381,7 @@ def _linear_chain(policy: ActingPolicy) -> tuple[list[str], str] | None:
         return [f"actor.layers.{i}" for i in range(len(network.shapes))], network.activation
     if isinstance(network, QNetwork):
         chain = network.chain
-    elif isinstance(network, ActorCritic):
+    elif isinstance(network, ActorCriticNetwork):
         names = [f"actor.layers.{i}" for i in range(len(network.actor.shapes))]
         if isinstance(network.body, Mlp):
             names = [f"body.layers.{i}" for i in range(len(network.body.shapes))] + names

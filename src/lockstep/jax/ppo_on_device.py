@@ -41,7 +41,7 @@ _CALL_PART = 0.2
 """How long a call may take, of `timeout_s`."""
 
 
-class Shared(NamedTuple):
+class PPOShared(NamedTuple):
     """State that is replicated on all devices."""
 
     state: State
@@ -58,7 +58,7 @@ class Shared(NamedTuple):
     """int32: the first normalizer column whose moments would overflow in the last update, -1 for none; see `merged`."""
 
 
-class DeviceLoop(DeviceSource):
+class PPODeviceLoop(DeviceSource):
     """The environments of this process' shards, on its devices, and the compiled loop that learns from them.
 
     Args:
@@ -90,7 +90,7 @@ class DeviceLoop(DeviceSource):
 
     # -- in one compiled call ------------------------------------------------------------------------------------------
 
-    def _make_updates(self, shared: Shared, own: Shard) -> tuple[Shared, Shard]:
+    def _make_updates(self, shared: PPOShared, own: Shard) -> tuple[PPOShared, Shard]:
         """Run updates until none is left, or until a number is not finite and `non_finite` is `stop`."""
         shards = [shard._replace(totals=no_episodes()) for shard in slots(own, len(own.first))]
         shared, shards = jax.lax.while_loop(
@@ -98,7 +98,7 @@ class DeviceLoop(DeviceSource):
         )
         return shared, jax.tree.map(lambda *leaves: jnp.stack(leaves), *shards)
 
-    def _make_update(self, carry: tuple[Shared, list[Shard]]) -> tuple[Shared, list[Shard]]:
+    def _make_update(self, carry: tuple[PPOShared, list[Shard]]) -> tuple[PPOShared, list[Shard]]:
         (state, normalizers, update, earlier, left, _), shards = carry
         ppo, c = self._ppo, self._ppo.config
         if c.learning_rate_schedule == "linear":
@@ -131,7 +131,7 @@ class DeviceLoop(DeviceSource):
         poison = jnp.where(finite, 0.0, jnp.nan)
         batches = [batch._replace(advantage=batch.advantage + poison) for batch in batches]
         state, _ = ppo.learn(state, batches, jnp.stack(orders))
-        return Shared(state, normalizers, update + 1, earlier, left - 1, bad), new_shards
+        return PPOShared(state, normalizers, update + 1, earlier, left - 1, bad), new_shards
 
     def _make_batch(
         self, values: Array, normalizers: Mapping[str, Moments], shard: Shard, update: Array
@@ -203,7 +203,7 @@ class DeviceLoop(DeviceSource):
         rate, normalizers, *counters = comm.inputs((rate, on_host, *counters, np.int32(-1)))
         constant = ppo.config.learning_rate_schedule == "constant"
         state = ppo.state._replace(learning_rate=rate) if constant else ppo.state
-        shared, self._own = self._updates(Shared(state, normalizers, *counters), self._own)
+        shared, self._own = self._updates(PPOShared(state, normalizers, *counters), self._own)
         ppo.state = shared.state
         outputs = (ppo.state.values, ppo.state.halted, shared.left, shared.normalizers, shared.bad)
         values, halted, left, normalizers, bad = comm.read(outputs)
@@ -257,7 +257,7 @@ def train(session: Session) -> None:
     ppo = PPO(run, policy, comm, in_loop=True)
     env = PackedEnv(make_device_env(run.task, run.env))
     session.begin(policy, ppo, observation_moments=ppo.normalizers.observations, critic_moments=ppo.normalizers.critic)
-    loop = DeviceLoop(run, env, ppo)
+    loop = PPODeviceLoop(run, env, ppo)
     loop.warmup()
     progress, new_steps = Progress(run.total_steps), run.num_envs * ppo.config.num_steps
     with session.training(progress, loop):

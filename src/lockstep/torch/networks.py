@@ -38,7 +38,7 @@ from lockstep.torch.scoring.logged_policy import LoggedPolicy
 from lockstep.torch.transfer import StagingBuffers, to_device
 
 
-class ActorCritic(nn.Module):
+class ActorCriticNetwork(nn.Module):
     """Action distribution parameters and value of an observation: two networks, or one body with two heads.
 
     With a `critic_size` the value network has an observation of its own [C] (asymmetric actor-critic; Pinto et al.,
@@ -172,7 +172,7 @@ class Policy(nn.Module):
         )
         parameters = self.distribution.num_parameters
         if config.module is None:
-            self.network: nn.Module = ActorCritic(spec, parameters, config)
+            self.network: nn.Module = ActorCriticNetwork(spec, parameters, config)
         else:
             self.network, outputs = own_network(config.module, spec, parameters, seed)
             if described_outputs(outputs) != f"([2, {parameters}], [2])":
@@ -203,9 +203,9 @@ class Policy(nn.Module):
         return self.network(observation) if critic is None else self.network(observation, critic)
 
     @property
-    def recurrent(self) -> ActorCritic:
+    def recurrent(self) -> ActorCriticNetwork:
         """The network of a recurrent policy."""
-        assert isinstance(self.network, ActorCritic) and self.state_size > 0
+        assert isinstance(self.network, ActorCriticNetwork) and self.state_size > 0
         return self.network
 
 
@@ -342,7 +342,7 @@ def _linear_parts(network: nn.Module) -> Sequence[Mlp | Head]:
     """The parts that compute the distribution parameters if they are consecutive linear layers; otherwise empty."""
     if isinstance(network, Mlp):
         return [network]
-    if isinstance(network, ActorCritic):
+    if isinstance(network, ActorCriticNetwork):
         return [network.body, network.actor] if isinstance(network.body, Mlp) else [network.actor]
     if isinstance(network, QNetwork) and isinstance(network.encoder, Mlp) and network.plain:
         return [network.encoder, network.advantage]

@@ -15,7 +15,7 @@ import jax
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.config.env import EnvConfig
-from lockstep.jax.actor_critic_on_device import DeviceLoop
+from lockstep.jax.actor_critic_on_device import ReplayDeviceLoop
 from lockstep.jax.comm import Comm
 from lockstep.jax.continuous_policy import ContinuousPolicy
 from lockstep.jax.envs.make import make_device_env
@@ -76,7 +76,7 @@ def found(request):
         env = PackedEnv(make_device_env(run.task, run.env))
         learner = learner_of(run, env, comm)
         calls = written_down(learner)
-        loop, progress = DeviceLoop(run, env, learner), Progress(run.total_steps)
+        loop, progress = ReplayDeviceLoop(run, env, learner), Progress(run.total_steps)
         for _ in range(4):
             acting, before, known = learner.policy.params, learner.shared_arrays(), len(calls)
             assert loop.run_until_due(progress) == 1

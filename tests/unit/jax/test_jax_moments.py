@@ -18,7 +18,7 @@ add = jax.jit(lambda held, rows: moments.merged({"returns": held}, held.sums(row
 
 
 def begun(first):
-    """As `DeviceLoop` begins: relative to the mean of the rows that episodes begin with."""
+    """As `PPODeviceLoop` begins: relative to the mean of the rows that episodes begin with."""
     host = RunningMoments(first.shape[1])
     host.begin_at(first.astype(np.float64).mean(0))
     return moments.read(host)

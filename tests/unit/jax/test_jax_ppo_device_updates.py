@@ -71,7 +71,7 @@ def found(request):
         env = PackedEnv(make_device_env(run.task, run.env))
         ppo = PPO(run, Policy(env.spec, run.network, seed=1), comm, in_loop=True)
         calls, progress = written_down(ppo, monkeypatch), Progress(run.total_steps)
-        loop = module.DeviceLoop(run, env, ppo)
+        loop = module.PPODeviceLoop(run, env, ppo)
         for _ in range(UPDATES):
             calls.clear()
             assert loop.run_until_due(progress) == 1

@@ -13,7 +13,7 @@ from lockstep.jax.envs.make import make_device_env
 from lockstep.jax.envs.packed import PackedEnv
 from lockstep.jax.networks import Policy
 from lockstep.jax.ppo import PPO
-from lockstep.jax.ppo_on_device import DeviceLoop
+from lockstep.jax.ppo_on_device import PPODeviceLoop
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session import checks
@@ -49,7 +49,7 @@ def test_a_call_takes_a_part_of_the_timeout(comm, timeout_s, counts):
     run = run_of(timeout_s=timeout_s)
     env = PackedEnv(make_device_env(run.task, run.env))
     ppo = PPO(run, Policy(env.spec, run.network, seed=0), comm, in_loop=True)
-    loop = DeviceLoop(run, env, ppo)
+    loop = PPODeviceLoop(run, env, ppo)
     progress = Progress(run.total_steps)
     assert [advance(loop, progress) for _ in counts] == counts
 
@@ -61,7 +61,7 @@ def test_the_length_of_calls_changes_no_learning_rate(comm):
         run = run_of(total_steps=9150, algorithm=PPOConfig(num_steps=9, num_minibatches=1, num_epochs=1))
         env = PackedEnv(make_device_env(run.task, run.env))
         ppo = PPO(run, Policy(env.spec, run.network, seed=0), comm, in_loop=True)
-        loop, progress = DeviceLoop(run, env, ppo), Progress(run.total_steps, updates=100)
+        loop, progress = PPODeviceLoop(run, env, ppo), Progress(run.total_steps, updates=100)
         progress.env_steps = 4575
         for count in calls:
             loop._call(progress, count)
@@ -79,7 +79,7 @@ def test_advantages_far_from_zero_keep_their_scale(comm):
     run = run_of(algorithm=rewards)
     env = PackedEnv(make_device_env(run.task, run.env))
     ppo = PPO(run, Policy(env.spec, run.network, seed=0), comm, in_loop=True)
-    assert DeviceLoop(run, env, ppo).run_until_due(Progress(run.total_steps)) == 1
+    assert PPODeviceLoop(run, env, ppo).run_until_due(Progress(run.total_steps)) == 1
     found = ppo.read_metrics()
     assert found["optim/skipped"] == 0 and 0.01 < found["optim/grad_norm"] < 2.0
 
@@ -87,7 +87,7 @@ def test_advantages_far_from_zero_keep_their_scale(comm):
 def test_environments_that_have_changed_since_the_checkpoint_are_refused(comm):
     run = run_of()
     env = PackedEnv(make_device_env(run.task, run.env))
-    loop = DeviceLoop(run, env, PPO(run, Policy(env.spec, run.network, seed=0), comm, in_loop=True))
+    loop = PPODeviceLoop(run, env, PPO(run, Policy(env.spec, run.network, seed=0), comm, in_loop=True))
     saved = loop.shard_state(0)
     changes = (
         {"state": [*saved["state"], np.zeros(4)]},

@@ -10,15 +10,15 @@ _CHANGE = 1e-3
 
 def wrap_advance(wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> None:
     """Wrap the update call of on-device training, which has no `env.step` on the host."""
-    from lockstep.jax.ppo_on_device import DeviceLoop
+    from lockstep.jax.ppo_on_device import PPODeviceLoop
 
-    original = DeviceLoop.__init__
+    original = PPODeviceLoop.__init__
 
-    def init(loop: DeviceLoop, *args: Any, **kwargs: Any) -> None:
+    def init(loop: PPODeviceLoop, *args: Any, **kwargs: Any) -> None:
         original(loop, *args, **kwargs)
         cast(Any, loop).run_until_due = wrap(loop.run_until_due)
 
-    cast(Any, DeviceLoop).__init__ = init
+    cast(Any, PPODeviceLoop).__init__ = init
 
 
 def check_rewards_on_host(result: Any) -> None:

@@ -29,7 +29,7 @@ from lockstep.torch.offline.noise import Noise
 from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks
 from lockstep.torch.scoring.actor_policy import ActorPolicy
 from lockstep.torch.scoring.candidates import CandidateNetwork
-from lockstep.torch.scoring.continuous_networks import Critics, SquashedGaussianActor
+from lockstep.torch.scoring.continuous_networks import ScoringCritics, SquashedGaussianActor
 from lockstep.torch.value_losses import squared, td_target
 
 _METRICS = (
@@ -103,7 +103,7 @@ class ContinuousCQL(LoggedLearner[ActorPolicy]):
             action, log_prob = self.actor.sample_with_log_prob(parameters, normal[:, 0])
             with torch.no_grad():
                 next_action = self.actor.sample(next_parameters, normal[:, 1])
-                next_q = cast(Critics, self.target.networks[0])(batch.next_state, next_action).float().amin(0)
+                next_q = cast(ScoringCritics, self.target.networks[0])(batch.next_state, next_action).float().amin(0)
                 y = td_target(c.reward_scale * batch.reward, discount_of(c, batch), next_q)
                 sampled = self._sampled_actions(parameters, next_parameters, noise)
             q = self.critics(batch.state, batch.action).float()

@@ -27,7 +27,7 @@ from lockstep.torch.offline.noise import Noise
 from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks
 from lockstep.torch.scoring.actor_policy import ActorPolicy
 from lockstep.torch.scoring.candidates import CandidateNetwork
-from lockstep.torch.scoring.continuous_networks import Critics, GaussianActor
+from lockstep.torch.scoring.continuous_networks import GaussianActor, ScoringCritics
 from lockstep.torch.value_losses import expectile, squared, td_target
 
 _METRICS = (
@@ -88,7 +88,7 @@ class IQL(LoggedLearner[ActorPolicy]):
         with self._autocast:
             v = self.value(batch.state).squeeze(-1).float()
             with torch.no_grad():
-                target_critics = cast(Critics, self.target.networks[0])
+                target_critics = cast(ScoringCritics, self.target.networks[0])
                 target_q = target_critics(batch.state, batch.action).float().amin(0)
                 next_v = self.value(batch.next_state).squeeze(-1).float()
                 y = td_target(c.reward_scale * batch.reward, discount_of(c, batch), next_v)

@@ -26,7 +26,7 @@ from lockstep.torch.offline.noise import Noise
 from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks
 from lockstep.torch.scoring.actor_policy import ActorPolicy
 from lockstep.torch.scoring.candidates import CandidateNetwork
-from lockstep.torch.scoring.continuous_networks import Critics, DeterministicActor
+from lockstep.torch.scoring.continuous_networks import DeterministicActor, ScoringCritics
 from lockstep.torch.value_losses import squared, td_target
 
 _POLICY_METRICS = ("loss/policy", "loss/behaviour")
@@ -91,7 +91,7 @@ class TD3BC(LoggedLearner[ActorPolicy]):
             with torch.no_grad():
                 smoothing = (c.target_noise * noise.normal[:, 0]).clamp(-c.noise_clip, c.noise_clip)
                 next_action = (self.actor_target.networks[0](batch.next_state) + smoothing).clamp(-1.0, 1.0)
-                next_q = cast(Critics, self.target.networks[0])(batch.next_state, next_action).float().amin(0)
+                next_q = cast(ScoringCritics, self.target.networks[0])(batch.next_state, next_action).float().amin(0)
                 y = td_target(c.reward_scale * batch.reward, discount_of(c, batch), next_q)
             q = self.critics(batch.state, batch.action).float()
             models = self._model_losses(batch)

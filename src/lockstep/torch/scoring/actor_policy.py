@@ -18,9 +18,9 @@ from lockstep.torch.q_networks import initialize
 from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.continuous_networks import (
     Actor,
-    Critics,
     DeterministicActor,
     GaussianActor,
+    ScoringCritics,
     SquashedGaussianActor,
 )
 from lockstep.torch.scoring.networks import OutcomeHeads
@@ -50,7 +50,7 @@ class ContinuousNetworks(nn.Module):
             self.actor = DeterministicActor(*size, config)
         else:
             self.actor = SquashedGaussianActor(info.state_size, policy_spec.action_spec, config)
-        self.critics = Critics(algorithm.num_critics, *size, config)
+        self.critics = ScoringCritics(algorithm.num_critics, *size, config)
         with_value = isinstance(algorithm, IQLConfig)
         sizes = (info.state_size, *config.hidden, 1)
         self.value = Mlp(sizes, config.activation, last_gain=1.0) if with_value else None

@@ -21,7 +21,7 @@ from lockstep.torch.encoders import ACTIVATIONS, Mlp
 HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
-class Critics(nn.Module):
+class ScoringCritics(nn.Module):
     """C networks from a state and an action to Q, computed together; they share no parameters.
 
     Args:
