@@ -83,7 +83,7 @@ def train(rank: int, run: Run, run_dir: Path | None = None) -> dict:
                 rollouts = collector.collect()
                 with session.timers.phase("learn"):
                     a2c.update(rollouts)
-                totals = session.comm.sum_shards(torch.from_numpy(session.local_statistics()), "facts").numpy()
+                totals = session.comm.sum_shards(torch.from_numpy(session.local_statistics()), "statistics").numpy()
                 session.advance(new_steps, totals)
                 session.log_evaluate_checkpoint(new_steps, a2c.metrics.read)
             session.checkpoint_last(a2c.metrics.read)

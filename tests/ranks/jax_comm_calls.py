@@ -86,7 +86,7 @@ def everything(rank: int, port: int, way: str, num_shards: int) -> dict[str, Any
             "shards": [int(one["n"]) for one in held],
             "rows": np.stack([one["row"] for one in held]),
             "local": np.asarray(comm.local(told)["total"]),
-            "facts": comm.sum_statistics(rows[mine].astype(np.float64)),
+            "statistics": comm.sum_statistics(rows[mine].astype(np.float64)),
             "broadcast": comm.read(comm.broadcast({"x": np.full(3, rank, np.float32)}, comm.world.size - 1))["x"],
             "narrow": comm.read(comm.broadcast(jnp.full((), 2.5 + rank, jnp.bfloat16), comm.world.size - 1)),
             "object": comm.broadcast_object([1, "é"] if rank == 0 else None),

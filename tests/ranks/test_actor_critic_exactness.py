@@ -64,7 +64,7 @@ def test_all_parameters_are_learned(trained):
 def test_gradient_step_sends_one_message_and_iteration_one_more(trained):
     for outcome in trained["sac", 2][1]:
         # 20 rollouts of 32 steps; 16 of them after the first 160 steps, each followed by 8 gradient steps.
-        assert outcome.messages["facts"] == 20
+        assert outcome.messages["statistics"] == 20
         assert outcome.messages["average_gradients"] == 16 * 8
         assert outcome.messages["max"] == 0
 

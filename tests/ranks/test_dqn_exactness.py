@@ -89,6 +89,6 @@ def test_every_rank_does_its_part_of_the_work_and_no_more(trained, ranks):
 def test_a_gradient_step_sends_one_message_and_an_iteration_one_more(trained):
     for outcome in trained["prioritized", 2][1]:
         # 30 rollouts of 32 steps; 26 of them after the first 160 steps, each followed by 8 gradient steps.
-        assert outcome.messages["facts"] == 30
+        assert outcome.messages["statistics"] == 30
         assert outcome.messages["average_gradients"] == 26 * 8
         assert outcome.messages["max"] == 0

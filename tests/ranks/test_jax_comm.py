@@ -58,7 +58,7 @@ def test_collectives(way):
         np.testing.assert_allclose(shared["gradients"]["b"], first.mean(0)[4:6], rtol=1e-6)
         assert found["shards"] == [2 * rank, 2 * rank + 1]
         np.testing.assert_array_equal(found["rows"], rows[found["shards"]] * scale[None])
-        np.testing.assert_allclose(found["facts"], rows.astype(np.float64).sum(0), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(found["statistics"], rows.astype(np.float64).sum(0), rtol=1e-12, atol=1e-12)
         assert found["broadcast"].tolist() == [1.0, 1.0, 1.0]
         assert (str(found["narrow"].dtype), float(found["narrow"])) == ("bfloat16", 3.5)
         assert found["object"] == [1, "é"]
@@ -72,7 +72,7 @@ def test_collectives(way):
         assert found["in C"] == 3 * in_c, "another way than the one to be tested"
         if "gloo" not in way:
             assert found["messages"]["total"] == found["messages"]["total (2)"] == 2
-    assert ranks[0]["facts"].tobytes() == ranks[1]["facts"].tobytes()
+    assert ranks[0]["statistics"].tobytes() == ranks[1]["statistics"].tobytes()
 
 
 @pytest.mark.parametrize("way", others_slow(["memory", "messages", "gloo"], "memory"))

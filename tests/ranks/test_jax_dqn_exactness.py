@@ -127,7 +127,7 @@ def test_gradient_steps_are_compiled_once(trained, layout):
 def test_a_gradient_step_sends_one_message_and_an_iteration_one_more(trained):
     for outcome in trained["prioritized", "2 processes"][1]:
         # 30 rollouts of 32 steps; 26 of them after the first 160 steps, each followed by 8 gradient steps.
-        assert outcome.messages["facts"] == 30
+        assert outcome.messages["statistics"] == 30
         assert outcome.messages["average_gradients"] == 26 * 8 + 1  # one is for show, before the clocks start
     for outcome in trained["uniform", "2 processes"][1]:
         assert outcome.messages["average_gradients"] == (26 + 1) * 8

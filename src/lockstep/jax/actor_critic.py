@@ -56,7 +56,7 @@ class State(NamedTuple):
     learning_rates: Array
     """Of policy and temperature, and of the critics [2]."""
     sums: Array
-    """Over the gradient steps since `_begin`: rows and sums of the critics' loss, rows and sums of the policy's,
+    """Over the gradient steps since `begin_update`: rows and sums of the critics' loss, rows and sums of the policy's,
     gradient norms of critics and actor, skipped steps."""
 
 

@@ -160,7 +160,7 @@ class ReplayDeviceLoop(DeviceSource):
         run, config, learner = self._run, self._config, self._learner
         state, update, stops = shared.state, shared.update, run.non_finite == "stop"
         random = shared.rollouts < -(-config.learning_starts // self._new_steps)
-        new_shards, facts = list[Shard](), list[Array]()
+        new_shards, statistics = list[Shard](), list[Array]()
         for slot, shard in enumerate(shards):
             # The barriers isolate the shard's computation: other shards on this device must not change its bits.
             values, shard, number = jax.lax.optimization_barrier((state.policy, shard, update))
@@ -169,9 +169,9 @@ class ReplayDeviceLoop(DeviceSource):
             finite = new_shard.fault.what == 0
             replay = self._rows.write(replay, slot, steps, finite)
             size = self._rows.size(replay, slot)
-            facts.append(jnp.stack([~finite, size == 0, size]).astype(jnp.float32))
+            statistics.append(jnp.stack([~finite, size == 0, size]).astype(jnp.float32))
             new_shards.append(new_shard)
-        faults, unready, size = self._comm.sum_shards(jnp.stack(facts), "facts")
+        faults, unready, size = self._comm.sum_shards(jnp.stack(statistics), "statistics")
         halted = shared.halted | ((faults > 0) & stops)
         due = jnp.where(halted | (unready > 0), 0, shared.due[len(shared.due) - shared.left])
         if config.learning_rate_schedule == "linear":
@@ -348,6 +348,6 @@ def train(session: Session) -> None:
             timers.enter(OTHER)
             statistics = session.local_statistics()
             loop.report_episodes(statistics, session.journal.episodes, progress.updates)
-            session.advance(count * new_steps, comm.sum_statistics(statistics, "facts"), updates=count)
+            session.advance(count * new_steps, comm.sum_statistics(statistics, "statistics"), updates=count)
             session.log_evaluate_checkpoint(count * new_steps, learner.metrics.read)
         session.checkpoint_last(learner.metrics.read)

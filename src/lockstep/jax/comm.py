@@ -313,7 +313,7 @@ class Comm:
 
     # -- outside compiled code -----------------------------------------------------------------------------------------
 
-    def sum_statistics(self, rows: np.ndarray, tag: str = "sum_facts") -> np.ndarray:
+    def sum_statistics(self, rows: np.ndarray, tag: str = "sum_statistics") -> np.ndarray:
         """The float64 sum over all shards of one row [n] each, with the same bits on any number of ranks; *collective*.
 
         Args:

@@ -267,6 +267,6 @@ def train(session: Session) -> None:
             timers.enter(OTHER)
             statistics = session.local_statistics()
             loop.report_episodes(statistics, session.journal.episodes, progress.updates)
-            session.advance(count * new_steps, comm.sum_statistics(statistics, "facts"), updates=count)
+            session.advance(count * new_steps, comm.sum_statistics(statistics, "statistics"), updates=count)
             session.log_evaluate_checkpoint(count * new_steps, ppo.read_metrics)
         session.checkpoint_last(ppo.read_metrics)

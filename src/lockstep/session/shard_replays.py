@@ -86,7 +86,7 @@ class ShardReplays(GradientSchedule):
             if rollout.fault is None:
                 replay.extend(rollout)
             statistics[k] = rollout.fault is not None, not replay.ready(1), replay.size
-        total = self._comm.sum_statistics(np.concatenate([statistics, extra_sums], 1), "facts")
+        total = self._comm.sum_statistics(np.concatenate([statistics, extra_sums], 1), "statistics")
         faults, unready, size = total[:3].tolist()
         num_shards = self._comm.world.num_shards
         due = self.take_due(progress.env_steps, rollouts[0].reward.size * num_shards, ready=not unready)

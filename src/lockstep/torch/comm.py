@@ -144,7 +144,7 @@ class Comm:
         """
         return self._sum_rows(rows.detach(), tag).clone()
 
-    def sum_statistics(self, rows: np.ndarray, tag: str = "sum_facts") -> np.ndarray:
+    def sum_statistics(self, rows: np.ndarray, tag: str = "sum_statistics") -> np.ndarray:
         """`sum_shards` of numpy numbers, [K, n] float64; *collective*, one message."""
         return self.sum_shards(torch.from_numpy(rows), tag).numpy()
 

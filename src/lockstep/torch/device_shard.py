@@ -294,8 +294,8 @@ class TensorShard:
         finite = torch.stack([part.isfinite().all() for part in healthy if part.is_floating_point()]).all()
         episodes = self.episodes.update(reward, weight, env, step)
         sums = self._normalizer_sums(weight)
-        facts = torch.cat([finite.double().reshape(1), episodes.flatten(), sums]).cpu().numpy()
-        _, episodes, sums = np.split(facts, [1, 1 + 2 * len(env)])
+        statistics = torch.cat([finite.double().reshape(1), episodes.flatten(), sums]).cpu().numpy()
+        _, episodes, sums = np.split(statistics, [1, 1 + 2 * len(env)])
         self.episodes.report(episodes.reshape(2, -1))
         flat = [group.seen[:-1].flatten(0, 1) for group in self.groups]
         scaled = reward * self._reward_scale
@@ -316,7 +316,7 @@ class TensorShard:
             normalize=[group.normalized for group in self.groups],
         )
         to_host = lambda: self._to_host(weight, first_env)  # noqa: E731
-        return TensorRollout(evaluated, sums, None if facts[0] else to_host().fault, to_host)
+        return TensorRollout(evaluated, sums, None if statistics[0] else to_host().fault, to_host)
 
     def _check_final(self, step: Tensor, is_final: Tensor) -> None:
         """Refuse an environment that truncated an episode without a final observation.

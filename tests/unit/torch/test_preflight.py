@@ -194,7 +194,7 @@ def test_the_forecast_of_a_replay_counts_its_gradient_steps(changes, tmp_path):
     run = override(Run(task="CartPole-v1", algo="dqn", num_envs=16, algorithm=config), changes)
     ahead = look(run)
     assert isinstance(ahead, Forecast), ahead
-    assert ahead.messages_per_update == 17, "16 gradient steps per 64 steps, and the facts"
+    assert ahead.messages_per_update == 17, "16 gradient steps per 64 steps, and the statistics"
     assert 0 < ahead.steps_per_second < 64 / (17 * 0.0015), "faster than its messages allow"
     seldom = look(override(run, {"num_envs": 4, "num_steps": 1, "updates_per_step": 0.125}))
     assert isinstance(seldom, Forecast), seldom
