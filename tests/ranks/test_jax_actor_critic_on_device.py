@@ -58,7 +58,7 @@ def test_it_is_compiled_once_and_every_rank_collects_for_itself(trained, name):
     for layout in LAYOUTS:
         one, outcomes = trained[name, layout]
         for outcome in outcomes:
-            assert outcome.counts["compiled _make_updates"] == 1
+            assert outcome.counts["compiled _run_updates"] == 1
         ranks = outcomes[0].summary["ranks"]
         assert len({rank["first_rollout_fingerprint"] for rank in ranks}) == np.prod(LAYOUTS[layout])
     found = lines(one.folder)

@@ -92,7 +92,7 @@ def test_two_devices_give_the_same_bits_too(trained, tmp_path):
     one = job(RUNS["cartpole"], tmp_path, "two")
     (outcome,) = train_all(1, {"two": one}, 2)["two"]
     assert outcome.error == ""
-    assert outcome.counts["compiled _make_updates"] == 1
+    assert outcome.counts["compiled _run_updates"] == 1
     found = {rank["params_fingerprint"] for rank in outcome.summary["ranks"]}
     assert found == fingerprints(trained, "cartpole")
     assert timeless(one.folder) == timeless(trained["cartpole", "1 device"][0].folder)
@@ -115,7 +115,7 @@ def test_how_often_the_host_looks_changes_nothing(trained):
 def test_each_run_is_compiled_once_and_every_rank_collects_for_itself(trained):
     for (name, layout), (_, outcomes) in trained.items():
         for outcome in outcomes:
-            assert outcome.counts["compiled _make_updates"] == 1, (name, layout)
+            assert outcome.counts["compiled _run_updates"] == 1, (name, layout)
         ranks = [rank for outcome in outcomes[:1] for rank in outcome.summary["ranks"]]
         firsts = {rank["first_rollout_fingerprint"] for rank in ranks}
         assert len(firsts) == len(ranks) == np.prod(LAYOUTS[layout]), (name, layout)

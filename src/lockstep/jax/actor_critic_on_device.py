@@ -3,7 +3,8 @@
 The host synchronizes with the devices only for metrics, evaluations, checkpoints and the check that all ranks agree
 (`check_every`). A signal waits until the next of these.
 
-Shapes: K shards of this process, L of them on a device, N transitions of a shard's part of a minibatch.
+Shapes: K shards of this process, L of them on a device, N transitions of a shard's part of a minibatch, U updates
+of a call at most.
 """
 
 from collections.abc import Callable
@@ -37,7 +38,6 @@ from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
 from lockstep.session.gradient_schedule import TAKEN
-from lockstep.session.non_finite import NonFiniteError
 from lockstep.session.shard_replays import warn_if_nothing_is_learned
 from lockstep.system.memory import usable_memory
 from lockstep.world import stream, stream_seed
@@ -60,7 +60,8 @@ class ReplayShared(NamedTuple):
     left: Array
     """int32: updates left in this call."""
     due: Array
-    """int32: gradient steps after each of the last updates of a call, the last one at the end."""
+    """[U] int32: gradient steps due after each update of this call, right-aligned: the last entry belongs to the last
+    update."""
     taken: Array
     """int32: gradient steps of the run so far."""
     counted: Array
@@ -68,7 +69,7 @@ class ReplayShared(NamedTuple):
     where steps were due, and 1 there."""
 
 
-class Outcome(NamedTuple):
+class ReplayOutcome(NamedTuple):
     """What the host reads after a compiled call."""
 
     taken: int
@@ -107,8 +108,8 @@ class ReplayDeviceLoop(DeviceSource):
         """Replays of local shards from a checkpoint, until the last one is read."""
         self._critics_key = stream(run.seed, "target critics on device").integers(0, 1 << 32, 2, np.uint32)
         self._calls = max(int(_MAX_STEPS // max(config.gradient_steps(run.num_envs), 1.0)), 1)
-        self._updates = comm.spmd(self._make_updates, donate_own=True)
-        self._more_steps = comm.spmd(self._make_more_steps, donate_own=True)
+        self._updates = comm.spmd(self._run_updates, donate_own=True)
+        self._more_steps = comm.spmd(self._take_more_steps, donate_own=True)
 
     def _check_memory(self) -> None:
         """Raise `ConfigError` on all ranks if a rank's buffers do not fit; *collective*.
@@ -142,18 +143,18 @@ class ReplayDeviceLoop(DeviceSource):
 
     # -- in one compiled call ------------------------------------------------------------------------------------------
 
-    def _make_updates(
+    def _run_updates(
         self, shared: ReplayShared, own: tuple[Shard, DeviceReplay]
     ) -> tuple[ReplayShared, tuple[Shard, DeviceReplay]]:
         """Run updates until none is left, or until a number is not finite and `non_finite` is `stop`."""
         shards, replay = own
         each = [shard._replace(totals=no_episodes()) for shard in slots(shards, self._comm.num_slots)]
         shared, each, replay = jax.lax.while_loop(
-            lambda carry: (carry[0].left > 0) & ~carry[0].halted, self._make_update, (shared, each, replay)
+            lambda carry: (carry[0].left > 0) & ~carry[0].halted, self._update, (shared, each, replay)
         )
         return shared, (jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), replay)
 
-    def _make_update(
+    def _update(
         self, carry: tuple[ReplayShared, list[Shard], DeviceReplay]
     ) -> tuple[ReplayShared, list[Shard], DeviceReplay]:
         shared, shards, replay = carry
@@ -185,7 +186,7 @@ class ReplayDeviceLoop(DeviceSource):
         )
         return shared, new_shards, replay
 
-    def _make_more_steps(
+    def _take_more_steps(
         self, shared: ReplayShared, own: tuple[Shard, DeviceReplay]
     ) -> tuple[ReplayShared, tuple[Shard, DeviceReplay]]:
         """Take further gradient steps of an update that is too long for one call."""
@@ -212,9 +213,9 @@ class ReplayDeviceLoop(DeviceSource):
             chosen = jnp.sort(order).astype(jnp.int32)
         parts = list[ActorCriticPart]()
         for slot, shard in enumerate(shards):
-            of_batch, of_masks = jax.random.split(jax.random.fold_in(wrap_key(shard.order_key), number))
-            batch = self._rows.draw(replay, slot, of_batch, learner.num_actions)
-            seed = jax.random.bits(of_masks, (), jnp.uint32) if config.dropout else None
+            batch_key, mask_key = jax.random.split(jax.random.fold_in(wrap_key(shard.order_key), number))
+            batch = self._rows.draw(replay, slot, batch_key, learner.num_actions)
+            seed = jax.random.bits(mask_key, (), jnp.uint32) if config.dropout else None
             parts.append(jax.lax.optimization_barrier(ActorCriticPart(batch, seed, chosen)))
         own = (jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts), None)
         if config.policy_delay == 1:
@@ -236,7 +237,7 @@ class ReplayDeviceLoop(DeviceSource):
         if self._config.gradient_steps(self._run.num_envs) > _MAX_STEPS:
             self._call(self._more_steps, progress, [])
 
-    def _call(self, compiled: Callable[..., Any], progress: Progress, due: list[int]) -> Outcome:
+    def _call(self, compiled: Callable[..., Any], progress: Progress, due: list[int]) -> ReplayOutcome:
         """Make an update, or further steps of one, for each of `due`."""
         comm, learner = self._comm, self._learner
         steps = np.zeros(self._calls, np.int32)
@@ -250,7 +251,7 @@ class ReplayDeviceLoop(DeviceSource):
         learner.state = shared.state
         after, counted, halted, left = comm.read((shared.taken, shared.counted, shared.halted, shared.left))
         learner.counters[TAKEN] = after
-        return Outcome(int(after) - taken, counted, bool(halted), int(left))
+        return ReplayOutcome(int(after) - taken, counted, bool(halted), int(left))
 
     def run_until_due(self, progress: Progress) -> int:
         """Collect and learn until the next host synchronization; *collective*. Returns the number of updates.
@@ -270,7 +271,7 @@ class ReplayDeviceLoop(DeviceSource):
             outcome = self._call(self._more_steps, progress, [min(rest, _MAX_STEPS)])
             taken, rest = taken + outcome.taken, rest - outcome.taken
         if outcome.halted:
-            raise self._non_finite_error(progress.updates + count - left - 1)
+            raise self.non_finite_error(progress.updates + count - left - 1)
         learner.metrics.add(("replay/size", "replay/skipped"), counted[:2], count)
         learner.metrics.add(("optim/learning_rate",), counted[2:3], float(counted[3]))
         learner.add_step_metrics(taken, self._comm.read(learner.state.sums))
@@ -307,23 +308,6 @@ class ReplayDeviceLoop(DeviceSource):
                 self._restored = []
         return super().restore_shard(k, state, step)
 
-    def _non_finite_error(self, update: int) -> NonFiniteError:
-        """The error that names the environment that a non-finite number comes from; *collective*."""
-        cause, where = self.find_fault(), f"update {update + 1} (non_finite=stop)"
-        if cause is None:
-            return NonFiniteError(
-                f"loss or gradient is not finite in {where}, and all that the environments gave is; try a smaller "
-                "learning_rate, or non_finite=skip",
-                None,
-                {},
-            )
-        return NonFiniteError(
-            f"{cause.description} in step {cause.step} of the rollout of {where}; "
-            "look for a division by 0 or a diverging simulation",
-            cause.rank,
-            {},
-        )
-
 
 def train(session: Session) -> None:
     """Collect and learn on the devices until all ranks together have taken `run.total_steps` steps."""
@@ -347,7 +331,7 @@ def train(session: Session) -> None:
             count = loop.run_until_due(progress)
             timers.enter(OTHER)
             statistics = session.local_statistics()
-            loop.report_episodes(statistics, session.journal.episodes, progress.updates)
+            loop.report_episodes(statistics, session.journal.episodes)
             session.advance(count * new_steps, comm.sum_statistics(statistics, "statistics"), updates=count)
             session.log_evaluate_checkpoint(count * new_steps, learner.metrics.read)
         session.checkpoint_last(learner.metrics.read)

@@ -108,8 +108,8 @@ class ReplayRows:
             num_actions: actions to draw for a transition, which needs noise for them.
         """
         rings, written = replay.rings, replay.written[slot]
-        of_index, of_noise = jax.random.split(key)
-        index = jax.random.randint(of_index, (self._num_drawn,), 0, jnp.maximum(self.size(replay, slot), 1))
+        index_key, noise_key = jax.random.split(key)
+        index = jax.random.randint(index_key, (self._num_drawn,), 0, jnp.maximum(self.size(replay, slot), 1))
         oldest = written - jnp.minimum(written, self.num_rows)
         row, env = oldest + index // self._num_envs, index % self._num_envs
         steps = (row[:, None] + jnp.arange(self._n, dtype=jnp.int32)[None]) % self.num_rows
@@ -120,7 +120,7 @@ class ReplayRows:
         last = (row + length - 1) % self.num_rows
         terminated = rings.end[slot, last, env] == _TERMINATED
         discounts = jnp.asarray(self._discounts)
-        noise = jax.random.normal(of_noise, (self._num_drawn, num_actions, self._spec.action.width), jnp.float32)
+        noise = jax.random.normal(noise_key, (self._num_drawn, num_actions, self._spec.action.width), jnp.float32)
         return TransitionBatch(
             observation=rings.observation[slot, row % self.num_rows, env],
             action=rings.action[slot, row % self.num_rows, env],

@@ -18,7 +18,7 @@ from lockstep.jax.envs.interface import Observation
 from lockstep.record.episodes import KEPT, RecentEpisodes
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.non_finite import Finding, nearest
+from lockstep.session.non_finite import ENVIRONMENT, Finding, NonFiniteError, nearest
 
 _EPISODES = ("returned", "length", "discounted", "first")
 """Fields of a `Shard` that are saved beside its environments and their observations."""
@@ -53,13 +53,12 @@ class DeviceSource:
         steps = min([run.total_steps, *ends]) - progress.env_steps
         return max(min(-(-steps // size), run.check_every - progress.updates % run.check_every), 1)
 
-    def report_episodes(self, statistics: np.ndarray, recent: Sequence[RecentEpisodes], first: int) -> None:
+    def report_episodes(self, statistics: np.ndarray, recent: Sequence[RecentEpisodes]) -> None:
         """Report the episodes that ended in `run_until_due`.
 
         Args:
             statistics: [K, ...], of which the first three columns are set: number, returns, lengths.
             recent: of each local shard; the newest episodes are appended.
-            first: number of the first update of `run_until_due`.
         """
         for k, totals in enumerate(self._comm.unshard(self._own.totals)):
             returns = np.float64(totals.returns) + np.float64(totals.returns_rest)
@@ -121,8 +120,28 @@ class DeviceSource:
                 what = "a reward" if fault.what == REWARD else "an observation"
                 env = shard * self._size + int(fault.env)
                 words = f"environment {env} gave {what} that is not finite ({float(fault.value)})"
-                found[shard] = Finding(0, int(fault.step), env, words)
+                found[shard] = Finding(ENVIRONMENT, int(fault.step), env, words)
         return nearest(self._comm, found)
+
+    def non_finite_error(self, update: int, otherwise: NonFiniteError | None = None) -> NonFiniteError:
+        """The error that names the environment that a non-finite number comes from; *collective*.
+
+        Args:
+            update: the number of updates before it.
+            otherwise: the error if all numbers from the environments are finite; None: loss or gradient is not.
+        """
+        cause, where = self.find_fault(), f"update {update + 1} (non_finite=stop)"
+        if cause is not None:
+            message = (
+                f"{cause.description} in step {cause.step} of the rollout of {where}; "
+                "look for a division by 0 or a diverging simulation"
+            )
+            return NonFiniteError(message, cause.rank, {})
+        message = (
+            f"loss or gradient is not finite in {where}, although all numbers from the environments are finite; "
+            "try a smaller learning_rate, or non_finite=skip"
+        )
+        return otherwise or NonFiniteError(message, None, {})
 
 
 def _shapes(tree: Any) -> tuple[Any, list[tuple[int, ...]]]:

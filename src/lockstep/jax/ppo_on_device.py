@@ -33,7 +33,6 @@ from lockstep.jax.ppo_state import State
 from lockstep.jax.session import Session
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.non_finite import NonFiniteError
 from lockstep.session.normalizers import NormalizerError, UpdateStatistics, set_first_means
 from lockstep.world import stream_seed
 
@@ -56,6 +55,18 @@ class PPOShared(NamedTuple):
     """int32: updates left in this call."""
     bad: Array
     """int32: the first normalizer column whose moments would overflow in the last update, -1 for none; see `merged`."""
+
+
+class PPOOutcome(NamedTuple):
+    """What the host reads after a compiled call."""
+
+    normalizers: dict[str, Moments]
+    halted: bool
+    """Whether the run must stop."""
+    left: int
+    """Updates left."""
+    bad: int
+    """As `PPOShared.bad`."""
 
 
 class PPODeviceLoop(DeviceSource):
@@ -86,19 +97,19 @@ class PPODeviceLoop(DeviceSource):
         first = [(host, [p.observation[i] for p in parts]) for i, host in enumerate(hosts) if host is not None]
         set_first_means(comm, first, [np.ones(size)] * len(parts))
         self._own: Shard = comm.shard(parts)
-        self._updates = comm.spmd(self._make_updates, donate_own=True)  # environments and rollouts: most of the memory
+        self._updates = comm.spmd(self._run_updates, donate_own=True)  # environments and rollouts: most of the memory
 
     # -- in one compiled call ------------------------------------------------------------------------------------------
 
-    def _make_updates(self, shared: PPOShared, own: Shard) -> tuple[PPOShared, Shard]:
+    def _run_updates(self, shared: PPOShared, own: Shard) -> tuple[PPOShared, Shard]:
         """Run updates until none is left, or until a number is not finite and `non_finite` is `stop`."""
         shards = [shard._replace(totals=no_episodes()) for shard in slots(own, len(own.first))]
         shared, shards = jax.lax.while_loop(
-            lambda carry: (carry[0].left > 0) & ~carry[0].state.halted, self._make_update, (shared, shards)
+            lambda carry: (carry[0].left > 0) & ~carry[0].state.halted, self._update, (shared, shards)
         )
         return shared, jax.tree.map(lambda *leaves: jnp.stack(leaves), *shards)
 
-    def _make_update(self, carry: tuple[PPOShared, list[Shard]]) -> tuple[PPOShared, list[Shard]]:
+    def _update(self, carry: tuple[PPOShared, list[Shard]]) -> tuple[PPOShared, list[Shard]]:
         (state, normalizers, update, earlier, left, _), shards = carry
         ppo, c = self._ppo, self._ppo.config
         if c.learning_rate_schedule == "linear":
@@ -193,8 +204,8 @@ class PPODeviceLoop(DeviceSource):
         """Compile, by a call that makes no update; *collective*."""
         self._call(Progress(self._run.total_steps), 0)
 
-    def _call(self, progress: Progress, count: int) -> tuple[dict[str, Moments], bool, int, int]:
-        """Make `count` updates. Returns the normalizers, whether the run must stop, the updates left, and `bad`."""
+    def _call(self, progress: Progress, count: int) -> PPOOutcome:
+        """Make `count` updates."""
         ppo, comm = self._ppo, self._comm
         on_host = {name: moments.read(host) for name, host in ppo.normalizers.named().items()}
         earlier = (progress.env_steps - progress.updates * self._new_steps) / self._new_steps
@@ -208,7 +219,7 @@ class PPODeviceLoop(DeviceSource):
         outputs = (ppo.state.values, ppo.state.halted, shared.left, shared.normalizers, shared.bad)
         values, halted, left, normalizers, bad = comm.read(outputs)
         ppo.policy.params = ppo.flat.split(values)
-        return normalizers, bool(halted), int(left), int(bad)
+        return PPOOutcome(normalizers, bool(halted), int(left), int(bad))
 
     def run_until_due(self, progress: Progress) -> int:
         """Collect and learn until the next host synchronization; *collective*. Returns the number of updates.
@@ -217,36 +228,23 @@ class PPODeviceLoop(DeviceSource):
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         count, started = min(self.until_due(progress), self._longest_call or 1), time.monotonic()
-        normalizers, halted, left, bad = self._call(progress, count)
+        outcome = self._call(progress, count)
         for name, host in self._ppo.normalizers.named().items():
-            moments.write(normalizers[name], host)
-        if halted:
-            raise self._non_finite_error(progress.updates + count - left - 1, bad)
+            moments.write(outcome.normalizers[name], host)
+        if outcome.halted:
+            update = progress.updates + count - outcome.left - 1
+            raise self.non_finite_error(update, self._normalizer_error(update, outcome.bad))
         if self._longest_call is None:
             slowest = max(self._comm.gather_object((time.monotonic() - started) / count, "first call"))
             self._longest_call = max(int(_CALL_PART * self._run.timeout_s / slowest), 1)
         return count
 
-    def _non_finite_error(self, update: int, bad: int) -> NonFiniteError:
-        """The error that names the environment or the normalizer that a non-finite value comes from; *collective*."""
-        cause = self.find_fault()
-        where = f"update {update + 1} (non_finite=stop)"
-        if cause is None and bad >= 0:
-            columns = [(name, i) for name, m in self._ppo.normalizers.named().items() for i in range(len(m.mean))]
-            return NormalizerError(*columns[bad], Progress(self._run.total_steps, updates=update))
-        if cause is None:
-            return NonFiniteError(
-                f"loss or gradient is not finite in {where}, and all that the environments gave is; try a smaller "
-                "learning_rate, or non_finite=skip",
-                None,
-                {},
-            )
-        return NonFiniteError(
-            f"{cause.description} in step {cause.step} of the rollout of {where}; "
-            "look for a division by 0 or a diverging simulation",
-            cause.rank,
-            {},
-        )
+    def _normalizer_error(self, update: int, bad: int) -> NormalizerError | None:
+        """The error that names the normalizer column `bad`, whose moments would overflow; None for -1."""
+        if bad < 0:
+            return None
+        columns = [(name, i) for name, m in self._ppo.normalizers.named().items() for i in range(len(m.mean))]
+        return NormalizerError(*columns[bad], Progress(self._run.total_steps, updates=update))
 
 
 def train(session: Session) -> None:
@@ -266,7 +264,7 @@ def train(session: Session) -> None:
             count = loop.run_until_due(progress)
             timers.enter(OTHER)
             statistics = session.local_statistics()
-            loop.report_episodes(statistics, session.journal.episodes, progress.updates)
+            loop.report_episodes(statistics, session.journal.episodes)
             session.advance(count * new_steps, comm.sum_statistics(statistics, "statistics"), updates=count)
             session.log_evaluate_checkpoint(count * new_steps, ppo.read_metrics)
         session.checkpoint_last(ppo.read_metrics)

@@ -9,7 +9,7 @@ from lockstep.run import AnyRun, Run
 from lockstep.world import World, stream
 
 TAKEN, BEGIN, PENDING = range(3)
-"""Of `GradientSchedule.counters`."""
+"""Indices of `GradientSchedule.counters`. `BEGIN` is -1 until the next rollout sets it: the buffers are new."""
 
 
 class GradientSchedule:

@@ -22,7 +22,8 @@ _ROLLOUT = ("observation", "action", "reward", "terminated", "ended", "weight")
 _COLUMNS = ("observation", "action", "value", "log_prob", "target", "advantage")
 _REPLAY_COLUMNS = ("observation", "reward", "next_observation", "weight")
 
-_ENVIRONMENT, _UPDATE, _GRADIENT_STEP = range(3)
+ENVIRONMENT, UPDATE, GRADIENT_STEP = range(3)
+"""Values of `Finding.source`."""
 _SKIP = "or leave such updates out with non_finite=skip"
 
 Arrays = dict[str, np.ndarray]
@@ -45,7 +46,7 @@ class Finding(NamedTuple):
     """A non-finite value in one shard. The smallest of several is nearest to the cause."""
 
     source: int
-    """0: an environment, 1: an update from a rollout, 2: a gradient step from a replay."""
+    """`ENVIRONMENT`, `UPDATE` (from a rollout) or `GRADIENT_STEP` (from a replay)."""
     step: int
     """Step of the rollout, or gradient step since the rollout."""
     row: int
@@ -94,13 +95,13 @@ def locate_non_finite(
     arrays = [reader.arrays(batch) for batch in batches]
     for shard, rollout, batch, columns in zip(world.shards, rollouts, batches, arrays, strict=True):
         if rollout.fault is not None:
-            found[shard] = Finding(_ENVIRONMENT, rollout.fault.step, rollout.fault.env, str(rollout.fault))
+            found[shard] = Finding(ENVIRONMENT, rollout.fault.step, rollout.fault.env, str(rollout.fault))
             continue
         bad = _bad_column(columns, _COLUMNS) or _bad_loss(reader, batch, num_steps * num_envs, rows)
         if bad is not None:
             step, env = divmod(bad.row, num_envs)
             env += shard * num_envs
-            found[shard] = Finding(_UPDATE, step, env, bad.describe(f"environment {env}"))
+            found[shard] = Finding(UPDATE, step, env, bad.describe(f"environment {env}"))
     cause = nearest(comm, found)
     saved = {
         shard: _by_step(columns, rollout) | _rollout_arrays(rollout)
@@ -131,7 +132,7 @@ def locate_non_finite_replayed(
     saved: dict[int, Arrays] = {}
     for k, (shard, rollout) in enumerate(zip(world.shards, rollouts, strict=True)):
         if rollout.fault is not None:
-            found[shard] = Finding(_ENVIRONMENT, rollout.fault.step, rollout.fault.env, str(rollout.fault))
+            found[shard] = Finding(ENVIRONMENT, rollout.fault.step, rollout.fault.env, str(rollout.fault))
             saved[shard] = _rollout_arrays(rollout)
             continue
         for step, parts in enumerate(minibatches):
@@ -140,7 +141,7 @@ def locate_non_finite_replayed(
             bad = _bad_column(columns, _REPLAY_COLUMNS) or _bad_loss(reader, parts[k], rows, rows)
             if bad is not None:
                 place = f"transition {bad.row} from the replay"
-                found[shard] = Finding(_GRADIENT_STEP, step, bad.row, bad.describe(place))
+                found[shard] = Finding(GRADIENT_STEP, step, bad.row, bad.describe(place))
                 saved[shard] = _copies(columns)
                 break
     cause = nearest(comm, found)
@@ -169,7 +170,7 @@ def locate_non_finite_logged(
         index = columns["batch.index"]
         bad = _bad_loss(reader, batch, len(index), len(index))
         if bad is not None:
-            found[shard] = Finding(_GRADIENT_STEP, 0, int(index[bad.row]), "")
+            found[shard] = Finding(GRADIENT_STEP, 0, int(index[bad.row]), "")
     cause = nearest(comm, found)
     saved = {
         shard: _copies(columns)
@@ -222,14 +223,14 @@ def _error(
         )
         return NonFiniteError(message, None, saved)
     steps = cause.step + 1
-    if cause.source == _GRADIENT_STEP:
+    if cause.source == GRADIENT_STEP:
         steps, where = rollout_steps, f"in gradient step {cause.step} after"
     elif cause.step >= 0:
         where = f"in step {cause.step} of"
     else:
         where = "before"
     advice = "try a smaller learning_rate"
-    if cause.source == _ENVIRONMENT:
+    if cause.source == ENVIRONMENT:
         advice = "look for a division by 0 or a diverging simulation"
     message = (
         f"{cause.description}, {where} the rollout of {update} "
