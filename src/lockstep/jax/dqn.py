@@ -140,8 +140,8 @@ class DQN:
         sums = self.comm.read(self.state.sums)
         if sums[-1] and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, kept.minibatches, progress)
-        names = ("exploration/epsilon", "replay/size", "replay/skipped")
         statistics = [epsilon(c, progress.env_steps), replayed.size, replayed.skipped]
+        names = ("exploration/epsilon", "replay/size", "replay/skipped")
         self.metrics.add(names, statistics, 1.0)
         if replayed.due:
             self.policy.params = self._split(self.comm.local(self.state.values))

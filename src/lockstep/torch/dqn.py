@@ -124,8 +124,8 @@ class DQN:
         if replayed.due and self._stop_on_non_finite and bool(self._halted):
             raise self._non_finite_error(rollouts, kept.minibatches, progress)
         self.policy.resample(None)  # evaluations and policy files use the network without noise
-        names = ("exploration/epsilon", "replay/size", "replay/skipped")
         statistics = [epsilon(c, progress.env_steps), replayed.size, replayed.skipped]
+        names = ("exploration/epsilon", "replay/size", "replay/skipped")
         self.metrics.add(names, to_device(np.array(statistics), self.comm.device), 1.0)
         if replayed.due:
             weight, means, norm, skipped = torch.split(sums, [1, len(VALUE_METRICS), 1, 1])
