@@ -160,3 +160,15 @@ def stream_seed(seed: int, name: str, index: int = 0) -> int:
     """A 31-bit seed for libraries that take a number, from the same key space as `stream`."""
     digest = hashlib.blake2b(f"{seed}/{name}/{index}/seed".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") & 0x7FFFFFFF
+
+
+def env_seeds(seed: int, name: str, shard: int, size: int) -> list[int]:
+    """The seeds of a shard's `size` environments, each by its global index.
+
+    Args:
+        seed: of the run.
+        name: the purpose, as of `stream`.
+        shard: index of the shard.
+        size: environments of each shard.
+    """
+    return [stream_seed(seed, name, shard * size + i) for i in range(size)]

@@ -6,12 +6,10 @@ from typing import Literal
 from lockstep.algorithms import checks
 from lockstep.errors import SHARDS, ConfigError
 
+LOSS_METRICS = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")
+"""The metrics of the loss, in the order of its sums."""
 METRICS = (
-    "loss/policy",
-    "loss/value",
-    "policy/entropy",
-    "policy/kl",
-    "policy/clip_fraction",
+    *LOSS_METRICS,
     "optim/grad_norm",
     "optim/skipped",
     "optim/learning_rate",

@@ -12,11 +12,11 @@ from lockstep.algorithms import checks
 from lockstep.algorithms.replay import VALUE_METRICS, ReplayConfig
 from lockstep.errors import ConfigError
 
+POLICY_METRICS = ("loss/policy", "policy/entropy", "policy/alpha")
+"""The metrics of the policy's loss, in the order of its sums."""
 METRICS = (
     *VALUE_METRICS,
-    "loss/policy",
-    "policy/entropy",
-    "policy/alpha",
+    *POLICY_METRICS,
     "optim/grad_norm",
     "optim/policy_grad_norm",
     "optim/skipped",
@@ -25,6 +25,8 @@ METRICS = (
     "replay/skipped",
 )
 
+NUM_ACTIONS = 2
+"""Drawn for a transition: of the critics' target and of the policy's loss."""
 LOG_STD_RANGE = (-20.0, 2.0)
 """Limits of the log deviations of the policy's normal distribution, before tanh."""
 

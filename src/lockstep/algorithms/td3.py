@@ -10,9 +10,11 @@ from typing import Literal
 from lockstep.algorithms import checks
 from lockstep.algorithms.replay import VALUE_METRICS, ReplayConfig
 
+POLICY_METRICS = ("loss/policy",)
+"""The metrics of the policy's loss, in the order of its sums."""
 METRICS = (
     *VALUE_METRICS,
-    "loss/policy",
+    *POLICY_METRICS,
     "optim/grad_norm",
     "optim/policy_grad_norm",
     "optim/skipped",
@@ -20,6 +22,9 @@ METRICS = (
     "replay/size",
     "replay/skipped",
 )
+
+NUM_ACTIONS = 1
+"""Whose noise is drawn for a transition: that of the critics' target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from lockstep.errors import ConfigError, RunError
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
 from lockstep.experience.episodes import EpisodeStats
 from lockstep.experience.normalize import RunningMoments
-from lockstep.world import World, stream, stream_seed
+from lockstep.world import World, env_seeds, stream
 
 
 class Sampler(Protocol):
@@ -159,9 +159,7 @@ class Collector:
 
     def _reset(self, k: int, name: str) -> None:
         """Begin new episodes in local shard number `k`, each environment from the seed of its global index."""
-        size = self._envs[k].num_envs
-        first = self._world.shards[k] * size
-        seeds = [stream_seed(self._seed, name, first + i) for i in range(size)]
+        seeds = env_seeds(self._seed, name, self._world.shards[k], self._envs[k].num_envs)
         self._observation[k, -1] = self._whole(k, self._envs[k].reset(seeds))
         self._actor.begins[k] = True
 

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lockstep.algorithms.ppo import BOUND, METRICS, PPOConfig
+from lockstep.algorithms.ppo import BOUND, LOSS_METRICS, METRICS, PPOConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.envs.joined_groups import split_groups
 from lockstep.envs.make import reads_tensors
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
 from lockstep.experience.rollout import Collector, Rollout
-from lockstep.experience.sequences import rows_of_sequences
+from lockstep.experience.sequences import draw_order
 from lockstep.jax.adam import Adam, adapted, clip_by_global_norm
 from lockstep.jax.batch import Batch, slots
 from lockstep.jax.batch_builder import BatchBuilder
@@ -39,8 +39,6 @@ from lockstep.session.checks import check_task
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite
 from lockstep.session.normalizers import NormalizerError, UpdateStatistics
 from lockstep.world import stream, stream_seed
-
-_SUMS = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")
 
 
 class PPO:
@@ -155,8 +153,8 @@ class PPO:
 
     def _add_step_metrics(self, table: Array, sums: Array) -> Array:
         """The table of metrics with those of some gradient steps, given the sum of their results."""
-        weight, means, norm, taken, skipped = jnp.split(sums, np.cumsum([1, len(_SUMS), 1, 1]))
-        table = self.metrics.add(table, _SUMS, means, weight)
+        weight, means, norm, taken, skipped = jnp.split(sums, np.cumsum([1, len(LOSS_METRICS), 1, 1]))
+        table = self.metrics.add(table, LOSS_METRICS, means, weight)
         table = self.metrics.add(table, ("optim/grad_norm",), norm, taken)
         return self.metrics.add(table, ("optim/skipped",), skipped, taken + skipped)
 
@@ -228,7 +226,7 @@ class PPO:
             self.state = self.state._replace(table=comm.replicate(table))
             return totals
         orders = [
-            self._draw_order(generator, rollout.reward.size)
+            draw_order(generator, c, self.sequence_length, rollout.reward.size).astype(np.int32)
             for generator, rollout in zip(self._streams, rollouts, strict=True)
         ]
         # Without a scan the steps are unrolled: one call per epoch keeps the compiled program small.
@@ -244,15 +242,6 @@ class PPO:
         if halted:
             raise self._non_finite_error(rollouts, batches, statistics, progress)
         return totals
-
-    def _draw_order(self, generator: np.random.Generator, rows: int) -> np.ndarray:
-        """The order of a shard's rows in each epoch [E, T * B], including those that an early stop skips."""
-        c = self.config
-        order = np.stack([generator.permutation(rows // self.sequence_length) for _ in range(c.num_epochs)])
-        rows_in_order = rows_of_sequences(
-            order, length=self.sequence_length, num_envs=rows // c.num_steps, num_minibatches=c.num_minibatches
-        )
-        return rows_in_order.astype(np.int32)
 
     def warmup(self, actor: Actor | RecurrentActor, device: Any = None) -> None:
         """Compile everything that an iteration calls, by calling it with rows of weight 0; collective.
@@ -349,7 +338,7 @@ class PPO:
 
 def _kl(sums: Array) -> Array:
     """The mean KL of the weighted sums of `PPO.loss`; NaN, which compares as False, if their weight is 0."""
-    return sums[1 + _SUMS.index("policy/kl")] / sums[0]
+    return sums[1 + LOSS_METRICS.index("policy/kl")] / sums[0]
 
 
 def host_collector(session: Session, ppo: PPO, actor: Actor | RecurrentActor) -> Collector:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lockstep.algorithms.sac import METRICS, SACConfig
+from lockstep.algorithms.sac import METRICS, NUM_ACTIONS, POLICY_METRICS, SACConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.exploration import UniformStart
 from lockstep.experience.rollout import Rollout
@@ -30,10 +30,6 @@ from lockstep.session.checks import check_task
 from lockstep.session.shard_replays import announce
 from lockstep.world import stream_seed
 
-_POLICY_SUMS = ("loss/policy", "policy/entropy", "policy/alpha")
-_NUM_ACTIONS = 2
-"""Drawn for a transition: of the critics' target and of the policy's loss."""
-
 
 class SAC(ActorCritic[SACConfig]):
     """Maximum-entropy actor-critic from a replay buffer, with target critics and a learned temperature.
@@ -45,7 +41,7 @@ class SAC(ActorCritic[SACConfig]):
         config = run.algorithm
         assert isinstance(config, SACConfig)
         super().__init__(
-            run, policy, comm, METRICS, _POLICY_SUMS, _NUM_ACTIONS, target_actor=False, on_device=on_device
+            run, policy, comm, METRICS, POLICY_METRICS, NUM_ACTIONS, target_actor=False, on_device=on_device
         )
         self.distribution = cast(SquashedGaussian, policy.distribution)
         self._target_entropy = -float(policy.spec.action.width)

@@ -38,7 +38,7 @@ class LearnerState:
         self.shared_arrays, self.load_shared = learner.shared_arrays, learner.load_shared
         self.shard_state, self.restore_shard = learner.shard_state, learner.restore_shard
 
-    def proof(self) -> dict[str, Any]:
+    def state_to_compare(self) -> dict[str, Any]:
         """The arrays to compare between ranks, by name: host copies, and each device's copy if there are several.
 
         Empty in a world of one device, which has nothing to compare.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lockstep.algorithms.td3 import METRICS, TD3Config
+from lockstep.algorithms.td3 import METRICS, NUM_ACTIONS, POLICY_METRICS, TD3Config
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.exploration import UniformStart
 from lockstep.experience.rollout import Rollout
@@ -28,10 +28,6 @@ from lockstep.session.checks import check_task
 from lockstep.session.shard_replays import announce
 from lockstep.world import stream_seed
 
-_POLICY_SUMS = ("loss/policy",)
-_NUM_ACTIONS = 1
-"""Whose noise is drawn for a transition: that of the critics' target."""
-
 
 class TD3(ActorCritic[TD3Config]):
     """Deterministic actor-critic from a replay buffer, with a target actor, target critics and a delayed policy.
@@ -41,7 +37,9 @@ class TD3(ActorCritic[TD3Config]):
 
     def __init__(self, run: Run, policy: ContinuousPolicy, comm: Comm, *, on_device: bool = False) -> None:
         assert isinstance(run.algorithm, TD3Config)
-        super().__init__(run, policy, comm, METRICS, _POLICY_SUMS, _NUM_ACTIONS, target_actor=True, on_device=on_device)
+        super().__init__(
+            run, policy, comm, METRICS, POLICY_METRICS, NUM_ACTIONS, target_actor=True, on_device=on_device
+        )
 
     # -- maths ---------------------------------------------------------------------------------------------------------
 

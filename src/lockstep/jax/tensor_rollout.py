@@ -25,7 +25,7 @@ from lockstep.experience.normalize import RunningMoments
 from lockstep.experience.rollout import Rollout, Sampler, clipper, find_non_finite, step_error
 from lockstep.jax.moments import normalized
 from lockstep.jax.transfer import to_device
-from lockstep.world import World, stream, stream_seed
+from lockstep.world import World, env_seeds, stream
 
 
 def rollout_on_device(rollout: Rollout, device: Any) -> Rollout:
@@ -193,9 +193,7 @@ class TensorCollector:
     def _reset(self, k: int, name: str) -> None:
         """Begin new episodes in local shard number `k`, each environment from the seed of its global index."""
         shard = self._shards[k]
-        size = shard.env.num_envs
-        first = self._world.shards[k] * size
-        shard.env.reset([stream_seed(self._seed, name, first + i) for i in range(size)])
+        shard.env.reset(env_seeds(self._seed, name, self._world.shards[k], shard.env.num_envs))
         shard.actor.begins[:] = True
 
     def collect(self) -> list[Rollout]:

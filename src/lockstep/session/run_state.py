@@ -29,7 +29,7 @@ class ShardStates(Protocol):
 class Learner(ShardStates, Protocol):
     """The state of an algorithm, as each backend adapts it."""
 
-    def proof(self) -> Mapping[str, Any]:
+    def state_to_compare(self) -> Mapping[str, Any]:
         """State that is equal on all ranks, on its device, for `Comm.check_equal`.
 
         Parameters, optimizer, normalizers, learning rate, sums of metrics.
@@ -112,7 +112,7 @@ class RunState:
         """Everything that must be equal on all ranks, including the counters."""
         progress = self._progress
         counters = np.array([progress.env_steps, progress.updates, progress.episodes])
-        return {**self._learner.proof(), "progress": counters}
+        return {**self._learner.state_to_compare(), "progress": counters}
 
     def rank_summaries(
         self, parameters: Mapping[str, np.ndarray], devices: Sequence[str], peak_memory: Sequence[int | None]

@@ -23,7 +23,7 @@ from lockstep.torch.envs.interface import Observation, TensorVectorEnv, can_save
 from lockstep.torch.envs.saved_tensors import to_arrays, to_tensors
 from lockstep.torch.moments import DeviceMoments
 from lockstep.torch.networks import Policy
-from lockstep.world import stream_seed
+from lockstep.world import env_seeds, stream_seed
 
 
 class TensorCollector:
@@ -116,8 +116,7 @@ class TensorCollector:
 
     def _env_seeds(self, k: int, size: int, name: str) -> list[int]:
         """Of the environments of local shard `k`, each by its global index."""
-        first = self._world.shards[k] * size
-        return [stream_seed(self._seed, name, first + i) for i in range(size)]
+        return env_seeds(self._seed, name, self._world.shards[k], size)
 
     def _begin_normalizers(self, comm: Comm, normalizers: Normalizers) -> None:
         """Set the origin of the observation normalizers to the mean of the first observations; *collective*."""

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from lockstep.algorithms.ppo import PPOConfig
-from lockstep.experience.sequences import rows_of_sequences
+from lockstep.experience.sequences import draw_order
 from lockstep.torch.comm import Comm
 from lockstep.torch.transfer import to_device
 from lockstep.world import stream
@@ -45,13 +45,7 @@ class MinibatchOrders:
             self._drawn_ahead[k] = generator.bit_generator.state, self._draw(generator, rows)
 
     def _draw(self, generator: np.random.Generator, rows: int) -> Tensor:
-        """The orders of all epochs, including those that an early stop skips, as in JAX."""
-        c = self._config
-        order = np.stack([generator.permutation(rows // self._sequence_length) for _ in range(c.num_epochs)])
-        rows_in_order = rows_of_sequences(
-            order, length=self._sequence_length, num_envs=rows // c.num_steps, num_minibatches=c.num_minibatches
-        )
-        return to_device(rows_in_order, self._device)
+        return to_device(draw_order(generator, self._config, self._sequence_length, rows), self._device)
 
     def state(self, k: int) -> Any:
         """The state of local shard `k`'s stream, from which `take` draws what it would return now."""

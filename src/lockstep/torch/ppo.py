@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.ppo import BOUND, METRICS, PPOConfig
+from lockstep.algorithms.ppo import BOUND, LOSS_METRICS, METRICS, PPOConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.rollout import Collector
 from lockstep.record.progress import Progress
@@ -38,8 +38,6 @@ from lockstep.torch.transfer import to_device
 from lockstep.torch.warmup import warmup
 from lockstep.world import stream_seed
 
-_SUMS = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")
-
 
 class PPO:
     """Clipped-surrogate policy gradient with a learned value baseline.
@@ -58,7 +56,7 @@ class PPO:
         self.rows = run.minibatch_rows(comm.world)
         self.sequence_length = run.sequence_length
         comm.broadcast_(policy)
-        self.flat = FlatParameters(policy, len(comm.world.shards), num_sums=1 + len(_SUMS))
+        self.flat = FlatParameters(policy, len(comm.world.shards), num_sums=1 + len(LOSS_METRICS))
         self.learning_rate = torch.tensor(config.learning_rate, device=comm.device)
         self.optimizer = Adam(self.flat.values, self.flat.gradient, self.learning_rate, eps=config.adam_eps)
         self.normalizers = Normalizers.of(config, policy.spec, len(comm.world.shards), shard_envs)
@@ -68,7 +66,7 @@ class PPO:
         self._stop_on_non_finite = run.non_finite == "stop"
         self._halted = torch.zeros((), dtype=torch.bool, device=comm.device)
         # After the sums of a step: the norm of its gradient, 1 if it was taken, 1 if a number was not finite.
-        self._if_skipped = torch.tensor([0.0] * (1 + len(_SUMS)) + [0.0, 0.0, 1.0], device=comm.device)
+        self._if_skipped = torch.tensor([0.0] * (1 + len(LOSS_METRICS)) + [0.0, 0.0, 1.0], device=comm.device)
         self._taken = torch.tensor([1.0, 0.0], device=comm.device)
         bfloat16 = run.precision == "bfloat16"
         self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=bfloat16)
@@ -145,8 +143,8 @@ class PPO:
 
     def _add_step_metrics(self, sums: Tensor) -> None:
         """Add the metrics of some gradient steps, given the sum of their results."""
-        weight, means, norm, taken, skipped = torch.split(sums, [1, len(_SUMS), 1, 1, 1])
-        self.metrics.add(_SUMS, means, weight)
+        weight, means, norm, taken, skipped = torch.split(sums, [1, len(LOSS_METRICS), 1, 1, 1])
+        self.metrics.add(LOSS_METRICS, means, weight)
         self.metrics.add(("optim/grad_norm",), norm, taken)
         self.metrics.add(("optim/skipped",), skipped, taken + skipped)
 
@@ -311,7 +309,7 @@ class PPO:
 
 def _kl(sums: Tensor) -> Tensor:
     """The mean KL of the weighted sums of `PPO.loss`, over all ranks; NaN if their weight is 0."""
-    return sums[1 + _SUMS.index("policy/kl")] / sums[0]
+    return sums[1 + LOSS_METRICS.index("policy/kl")] / sums[0]
 
 
 def make_collector(session: Session[Run], ppo: PPO) -> Collector | TensorCollector:

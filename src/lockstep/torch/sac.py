@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.sac import METRICS, SACConfig
+from lockstep.algorithms.sac import METRICS, NUM_ACTIONS, POLICY_METRICS, SACConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.exploration import UniformStart
 from lockstep.experience.rollout import Rollout
@@ -30,10 +30,6 @@ from lockstep.torch.session import Session
 from lockstep.torch.transitions import TransitionBatch
 from lockstep.world import stream_seed
 
-_POLICY_SUMS = ("loss/policy", "policy/entropy", "policy/alpha")
-_NUM_ACTIONS = 2
-"""Drawn for a transition: of the critics' target and of the policy's loss."""
-
 
 class SAC(ActorCritic[SACConfig, Critics]):
     """Maximum-entropy actor-critic from a replay buffer, with target critics and a learned temperature.
@@ -46,7 +42,7 @@ class SAC(ActorCritic[SACConfig, Critics]):
         config = run.algorithm
         assert isinstance(config, SACConfig)
         assert policy.temperature is not None
-        super().__init__(run, policy, comm, METRICS, _POLICY_SUMS, _NUM_ACTIONS)
+        super().__init__(run, policy, comm, METRICS, POLICY_METRICS, NUM_ACTIONS)
         self.temperature = policy.temperature
         self._distribution = cast(SquashedGaussian, policy.distribution)
         self._target_values = self.critic_values.clone()

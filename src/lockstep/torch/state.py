@@ -25,16 +25,16 @@ class LearnerState:
     """The `lockstep.session.run_state.Learner` of PyTorch."""
 
     def __init__(self, learner: Learner) -> None:
-        self.proof = learner.shared_tensors
+        self.state_to_compare = learner.shared_tensors
         self.shard_state = learner.shard_state
         self.restore_shard = learner.restore_shard
 
     def shared_arrays(self) -> dict[str, np.ndarray]:
         """The shared tensors as numpy arrays; on a CPU without a copy."""
-        return {name: tensor.detach().cpu().numpy() for name, tensor in self.proof().items()}
+        return {name: tensor.detach().cpu().numpy() for name, tensor in self.state_to_compare().items()}
 
     @torch.no_grad()
     def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Copy the result of `shared_arrays` into the tensors."""
-        for name, tensor in self.proof().items():
+        for name, tensor in self.state_to_compare().items():
             tensor.copy_(torch.from_numpy(arrays[name]))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.td3 import METRICS, TD3Config
+from lockstep.algorithms.td3 import METRICS, NUM_ACTIONS, POLICY_METRICS, TD3Config
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.exploration import UniformStart
 from lockstep.experience.rollout import Rollout
@@ -30,10 +30,6 @@ from lockstep.torch.session import Session
 from lockstep.torch.transitions import TransitionBatch
 from lockstep.world import stream_seed
 
-_POLICY_SUMS = ("loss/policy",)
-_NUM_ACTIONS = 1
-"""Whose noise is drawn for a transition: that of the critics' target."""
-
 
 class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
     """Actor-critic with a deterministic policy from a replay buffer, with target networks of actor and critics.
@@ -44,7 +40,7 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
 
     def __init__(self, run: Run, policy: ContinuousPolicy, comm: Comm) -> None:
         assert isinstance(run.algorithm, TD3Config)
-        super().__init__(run, policy, comm, METRICS, _POLICY_SUMS, _NUM_ACTIONS)
+        super().__init__(run, policy, comm, METRICS, POLICY_METRICS, NUM_ACTIONS)
         self._target_values = self.values.clone()
         self.target = frozen_copy(policy, self._target_values)
         for critics in (policy.critics, self.critics, self.target.critics):

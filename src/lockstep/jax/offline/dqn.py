@@ -12,6 +12,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from lockstep.algorithms.offline import OfflineDQNConfig
+from lockstep.algorithms.replay import VALUE_METRICS
 from lockstep.data.rows import Rows
 from lockstep.jax import value_losses as losses
 from lockstep.jax.comm import Comm
@@ -26,7 +27,6 @@ from lockstep.record.metric_means import MetricMeans
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
 
-_Q = ("loss/value", "value/q", "value/target", "value/td_error")
 _ERROR = {"huber": losses.huber, "mse": losses.squared}
 
 
@@ -55,7 +55,7 @@ class OfflineDQN(LoggedLearner[ScoringPolicy]):
         super().__init__(run, policy, comm)
         self.config = config
         self._read = read
-        self._q_metrics = (*_Q, "loss/conservative") if config.cql_alpha > 0 else _Q
+        self._q_metrics = (*VALUE_METRICS, "loss/conservative") if config.cql_alpha > 0 else VALUE_METRICS
         self._other_metrics: tuple[str, ...] = ()
         followed = [policy.scores_name]
         if policy.behaviour_name is not None:

@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.algorithms.offline_continuous import IQLConfig
+from lockstep.algorithms.replay import VALUE_METRICS
 from lockstep.data.rows import Rows
 from lockstep.experience.offline_noise import draw_noise
 from lockstep.jax.comm import Comm
@@ -29,10 +30,7 @@ from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
 
 _METRICS = (
-    "loss/value",
-    "value/q",
-    "value/target",
-    "value/td_error",
+    *VALUE_METRICS,
     "loss/expectile",
     "value/advantage",
     "loss/policy",
