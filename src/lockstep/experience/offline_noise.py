@@ -14,11 +14,11 @@ def draw_noise(
         seed: of the run.
         shard: index of the shard.
         step: rows that the run has learned from before this step, all ranks together.
-        shape: rows N, actions of a row J, and dimensions of an action K.
+        shape: rows N, actions of a row J, and dimensions of an action D.
         num_uniform: J'.
 
     Returns:
-        Standard normal numbers [N, J, K], and numbers uniform in [-1, 1), [N, J', K]; float32.
+        Standard normal numbers [N, J, D], and numbers uniform in [-1, 1), [N, J', D]; float32.
     """
     generator = stream(seed, f"offline noise {step}", shard)
     normal = generator.standard_normal(shape, dtype=np.float32)

@@ -63,7 +63,7 @@ class State(NamedTuple):
 class ActorCritic(ABC, Generic[SomeConfig]):
     """A policy and its critics, which learn from replay buffers; a subclass has the losses and the order of an update.
 
-    Persistent across updates: `state`, each shard's replay buffer and random stream, and `counters`, as in DQN.
+    State across updates: `state`, each shard's replay buffer and random stream, and `counters`, as in DQN.
 
     Args:
         run: the config.

@@ -279,7 +279,7 @@ class ReplayDeviceLoop(DeviceSource):
         return count
 
     def shard_state(self, k: int) -> dict[str, Any]:
-        """Persistent state of local shard number `k`."""
+        """State of local shard `k` between two rollouts."""
         state = super().shard_state(k)
         if not self._config.checkpoint_replay:
             return state
@@ -287,7 +287,7 @@ class ReplayDeviceLoop(DeviceSource):
         return state | {"replay": rings._asdict() | {"written": written}}
 
     def restore_shard(self, k: int, state: dict[str, Any], step: int) -> bool:
-        """Load what `shard_state` returned for local shard number `k`; True, because the restore is always exact."""
+        """Restore local shard `k` from its `shard_state`; True, because the restore is always exact."""
         saved = state.get("replay")
         if saved is None or not self._config.checkpoint_replay:
             self._learner.schedule.fill_again()

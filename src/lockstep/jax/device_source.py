@@ -78,7 +78,7 @@ class DeviceSource:
         return combine(self.fingerprints)
 
     def shard_state(self, k: int) -> dict[str, Any]:
-        """Persistent state of local shard number `k`."""
+        """State of local shard `k` between two rollouts."""
         shard: Shard = self._comm.unshard_one(self._own, k)
         policy, critic = shard.observation
         observation = {"observation": policy} | ({} if critic is None else {"critic": critic})
@@ -87,7 +87,7 @@ class DeviceSource:
         return {"state": list(shard.state)} | observation | memory | episodes
 
     def restore_shard(self, k: int, state: dict[str, Any], step: int) -> bool:
-        """Load what `shard_state` returned for local shard number `k`; True, because the restore is always exact."""
+        """Restore local shard `k` from its `shard_state`; True, because the restore is always exact."""
         del step
         if "returned" not in state:
             raise ConfigError(

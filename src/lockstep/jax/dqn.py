@@ -75,7 +75,7 @@ class State(NamedTuple):
 class DQN:
     """Q-learning from a replay buffer, with a target network.
 
-    Persistent across updates: `state`, each shard's replay buffer and random stream, and `counters`: gradient steps
+    State across updates: `state`, each shard's replay buffer and random stream, and `counters`: gradient steps
     taken, the environment step at which learning may start, and the pending fraction of a gradient step.
     """
 

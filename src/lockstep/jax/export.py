@@ -38,7 +38,7 @@ def save_policy(
         return
     assert isinstance(run, Run)
     arrays = {name: np.asarray(array) for name, array in policy.params.items()}
-    metadata = _policy_spec(policy, run.task, run.network).to_dict()
+    metadata = policy_file.policy_spec_of(policy, run.task, run.network).to_dict()
     policy_file.write(path, arrays, observations, metadata, evaluation, of_critic=critic_moments)
 
 
@@ -106,12 +106,9 @@ def _signature(
     shapes = _shapes(policy.params)
     if isinstance(policy, LoggedPolicy):
         return policy.policy_spec.signature(shapes)
-    return policy_file.signature(_policy_spec(policy, "", NetworkConfig()), shapes, observations, of_critic)
-
-
-def _policy_spec(policy: ActingPolicy, task: str, network: NetworkConfig) -> PolicySpec:
-    algorithm = None if isinstance(policy, Policy) else policy.algorithm
-    return PolicySpec(task=task, spec=policy.spec, network=network, algorithm=algorithm)
+    return policy_file.signature(
+        policy_file.policy_spec_of(policy, "", NetworkConfig()), shapes, observations, of_critic
+    )
 
 
 def _shapes(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

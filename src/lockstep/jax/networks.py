@@ -64,29 +64,29 @@ class ActorCriticNetwork:
         elif images:
             self.bodies = (encoder, encoder)  # the same architecture with separate parameters
         if isinstance(encoder, ImagesAndNumbers):
-            of_actor = (encoder.num_features, *config.hidden)
-            of_critic = (encoder.num_features, *config.value_hidden)
+            actor_sizes = (encoder.num_features, *config.hidden)
+            critic_sizes = (encoder.num_features, *config.value_hidden)
         elif self.body or images:
-            of_actor = of_critic = (encoder.num_features,)
+            actor_sizes = critic_sizes = (encoder.num_features,)
         else:
-            of_actor = (spec.observation_size, *config.hidden)
-            of_critic = (spec.observation_size, *config.value_hidden)
+            actor_sizes = (spec.observation_size, *config.hidden)
+            critic_sizes = (spec.observation_size, *config.value_hidden)
         self.critic_body = make_critic_encoder(spec, config)
         if spec.critic_size is not None:
             size = spec.critic_size if self.critic_body is None else self.critic_body.num_features
-            of_critic = (size, *config.value_hidden)
+            critic_sizes = (size, *config.value_hidden)
         self.core, self.critic_core = None, None
         if config.recurrent != "none":
             size, layers = config.recurrent_size, config.recurrent_layers
-            self.core = RecurrentLayers(config.recurrent, of_actor[0], size, layers)
+            self.core = RecurrentLayers(config.recurrent, actor_sizes[0], size, layers)
             if self.body is None or spec.critic_size is not None:
-                self.critic_core = RecurrentLayers(config.recurrent, of_critic[0], size, layers)
-            of_actor, of_critic = (size, *of_actor[1:]), (size, *of_critic[1:])
+                self.critic_core = RecurrentLayers(config.recurrent, critic_sizes[0], size, layers)
+            actor_sizes, critic_sizes = (size, *actor_sizes[1:]), (size, *critic_sizes[1:])
         self.actor_state_size = 0 if self.core is None else self.core.state_size
         self.state_size = self.actor_state_size * (1 if self.critic_core is None else 2)
         orthogonal = config.initialization != "uniform"
-        self.actor = Mlp((*of_actor, num_parameters), config.activation, last_gain=0.01, orthogonal=orthogonal)
-        self.critic = Mlp((*of_critic, 1), config.activation, last_gain=1.0, orthogonal=orthogonal)
+        self.actor = Mlp((*actor_sizes, num_parameters), config.activation, last_gain=0.01, orthogonal=orthogonal)
+        self.critic = Mlp((*critic_sizes, 1), config.activation, last_gain=1.0, orthogonal=orthogonal)
 
     def initialize(self, draws: InitStreams) -> dict[str, np.ndarray]:
         """Draw initial parameters."""
@@ -106,11 +106,11 @@ class ActorCriticNetwork:
 
         Where the critic's observation is needed but not given, as in evaluations, the value is NaN.
         """
-        seen, valued = self._features(params, observation, critic)
-        if valued is None:
-            parameters = self.actor.apply(subtree(params, "actor"), seen)
+        actor_features, critic_features = self._features(params, observation, critic)
+        if critic_features is None:
+            parameters = self.actor.apply(subtree(params, "actor"), actor_features)
             return parameters, jnp.full_like(parameters[:, 0], jnp.nan)
-        return self._heads(params, seen, valued)
+        return self._heads(params, actor_features, critic_features)
 
     def unroll(
         self, params: Params, observation: Array, sequences: Sequences, critic: Array | None = None
@@ -121,28 +121,28 @@ class ActorCriticNetwork:
             Distribution parameters, values, and the states after each row [L * N, S].
         """
         assert self.core is not None
-        seen, valued = self._features(params, observation, critic)
-        assert valued is not None
+        actor_features, critic_features = self._features(params, observation, critic)
+        assert critic_features is not None
         steps, size = sequences.begins.shape, self.actor_state_size
 
-        def remembered(name: str, core: RecurrentLayers, x: Array, state: Array) -> tuple[Array, Array]:
+        def run_core(name: str, core: RecurrentLayers, x: Array, state: Array) -> tuple[Array, Array]:
             given = Sequences(state, sequences.begins)
             out, states = core.apply(subtree(params, name), x.reshape(*steps, x.shape[-1]), given)
             return out.reshape(-1, core.size), states.reshape(-1, core.state_size)
 
-        out, states = remembered("core", self.core, seen, sequences.state[:, :size])
+        out, states = run_core("core", self.core, actor_features, sequences.state[:, :size])
         critic_out = out
         if self.critic_core is not None:
-            critic_out, more = remembered("critic_core", self.critic_core, valued, sequences.state[:, size:])
+            critic_out, more = run_core("critic_core", self.critic_core, critic_features, sequences.state[:, size:])
             states = jnp.concatenate([states, more], -1)
         return *self._heads(params, out, critic_out), states
 
     def act(self, params: Params, observation: Array, state: Array) -> tuple[Array, Array]:
         """[N, O] and the actor's state [N, A] to distribution parameters and the state after this step."""
         assert self.core is not None
-        seen, _ = self._features(params, observation)
+        actor_features, _ = self._features(params, observation)
         given = Sequences(state, jnp.zeros((1, len(state))))
-        out, after = self.core.apply(subtree(params, "core"), seen[None], given)
+        out, after = self.core.apply(subtree(params, "core"), actor_features[None], given)
         return self.actor.apply(subtree(params, "actor"), out[0]), after[0]
 
     def _features(self, params: Params, observation: Array, critic: Array | None = None) -> tuple[Array, Array | None]:
@@ -151,23 +151,23 @@ class ActorCriticNetwork:
         None for a critic whose own observation is not given.
         """
         if self.bodies is not None:
-            seen, valued = (
+            actor_features, critic_features = (
                 body.apply(subtree(params, f"bodies.{i}"), observation) for i, body in enumerate(self.bodies)
             )
-            return seen, valued
+            return actor_features, critic_features
         if self.body is None:
-            seen = as_numbers(observation, params)
+            actor_features = as_numbers(observation, params)
         else:
-            seen = self.body.apply(subtree(params, "body"), observation)
+            actor_features = self.body.apply(subtree(params, "body"), observation)
         if self.critic_size is None:
-            return seen, seen
+            return actor_features, actor_features
         if critic is None or self.critic_body is None:
-            return seen, critic
-        return seen, self.critic_body.apply(subtree(params, "critic_body"), critic)
+            return actor_features, critic
+        return actor_features, self.critic_body.apply(subtree(params, "critic_body"), critic)
 
-    def _heads(self, params: Params, seen: Array, valued: Array) -> tuple[Array, Array]:
-        value = self.critic.apply(subtree(params, "critic"), valued)
-        return self.actor.apply(subtree(params, "actor"), seen), value[:, 0]
+    def _heads(self, params: Params, actor_features: Array, critic_features: Array) -> tuple[Array, Array]:
+        value = self.critic.apply(subtree(params, "critic"), critic_features)
+        return self.actor.apply(subtree(params, "actor"), actor_features), value[:, 0]
 
 
 class Policy:

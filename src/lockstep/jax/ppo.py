@@ -306,7 +306,7 @@ class PPO:
         self._builder.load_shared(arrays)
 
     def shard_state(self, k: int) -> dict[str, Any]:
-        """Persistent state of local shard number `k`."""
+        """State of local shard `k` alone."""
         state = {
             "minibatches": self._streams[k].bit_generator.state,
             "discounted": self.normalizers.discounted[k].value,
@@ -315,7 +315,7 @@ class PPO:
         return state | ({"critic_state": critic} if critic.size else {})
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Load what `shard_state` returned for local shard number `k`."""
+        """Restore local shard `k` from its `shard_state`."""
         self._streams[k].bit_generator.state = state["minibatches"]
         if "discounted" in state:
             self.normalizers.discounted[k].value[:] = state["discounted"]

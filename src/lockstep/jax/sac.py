@@ -34,7 +34,7 @@ from lockstep.world import stream_seed
 class SAC(ActorCritic[SACConfig]):
     """Maximum-entropy actor-critic from a replay buffer, with target critics and a learned temperature.
 
-    Persistent across updates: `state`, each shard's replay buffer and random stream, and `counters`, as in DQN.
+    State across updates: `state`, each shard's replay buffer and random stream, and `counters`, as in DQN.
     """
 
     def __init__(self, run: Run, policy: ContinuousPolicy, comm: Comm, *, on_device: bool = False) -> None:

@@ -32,7 +32,7 @@ from lockstep.world import stream_seed
 class TD3(ActorCritic[TD3Config]):
     """Deterministic actor-critic from a replay buffer, with a target actor, target critics and a delayed policy.
 
-    Persistent across updates: `state`, each shard's replay buffer and random stream, and `counters`, as in DQN.
+    State across updates: `state`, each shard's replay buffer and random stream, and `counters`, as in DQN.
     """
 
     def __init__(self, run: Run, policy: ContinuousPolicy, comm: Comm, *, on_device: bool = False) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -97,6 +97,20 @@ class PolicySpec:
             algorithm=None if settings is PPOConfig else updated(cast(Any, settings()), data["algorithm"]),
             observation_limit=data.get("observation_limit", LIMIT),
         )
+
+
+class SomePolicy(Protocol):
+    """A policy for environments, of any backend."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Of the environments."""
+        ...
+
+
+def policy_spec_of(policy: SomePolicy, task: str, network: NetworkConfig) -> PolicySpec:
+    """The `PolicySpec` of a policy; that of PPO has no `algorithm`."""
+    return PolicySpec(task=task, spec=policy.spec, network=network, algorithm=getattr(policy, "algorithm", None))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ SomeTarget = TypeVar("SomeTarget", bound=nn.Module)
 class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
     """A policy and its critics, which learn from replay buffers; a subclass has the losses and the order of an update.
 
-    State that survives an update: `policy`, `target`, the two optimizers, each shard's replay buffer and random stream,
+    State across updates: `policy`, `target`, the two optimizers, each shard's replay buffer and random stream,
     and `counters`, as in DQN.
 
     Args:

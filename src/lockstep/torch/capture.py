@@ -2,7 +2,7 @@
 
 A graph repeats kernels with the addresses and the Python numbers of its recording. What changes between steps is
 therefore in tensors that stay: batches are copied into static ones, and learning rates, flags and noise are written in
-place. The function that is captured has no effects on Python objects.
+place. The function that is captured has no effects on Python objects that a replay would have to repeat.
 """
 
 import gc
@@ -259,7 +259,10 @@ def _graphs_of_acting(run: Run, comm: Comm) -> Graphs | None:
 
 
 def _on_failure(run: AnyRun, comm: Comm, what: str) -> Callable[[RunError], None] | None:
-    """Prints on rank 0 why steps are not captured: only an attempt shows it, after the lines of the start."""
+    """What prints on rank 0 why steps are not captured; None with `capture=true`, where that is an error.
+
+    Only an attempt shows it, after the lines of the start.
+    """
 
     def say(error: RunError) -> None:
         if comm.world.rank == 0:

@@ -263,6 +263,7 @@ class TensorShard:
         self._reward[t] = step.reward
         self._terminated[t] = step.terminated
         self._truncated[t] = step.truncated
+        # The same in every replay: whether the environment gives final observations does not change.
         self._with_final[t] = step.final is not None
         if self._policy.state_size > 0:
             torch.logical_or(self._terminated[t], self._truncated[t], out=self.ended[t + 1])

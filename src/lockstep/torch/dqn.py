@@ -46,7 +46,7 @@ from lockstep.world import block, stream, stream_seed
 class DQN:
     """Q-learning from a replay buffer, with a target network.
 
-    State that survives an update: `policy`, `target`, `optimizer`, each shard's replay buffer and random stream, and
+    State across updates: `policy`, `target`, `optimizer`, each shard's replay buffer and random stream, and
     `counters`: gradient steps taken, environment step from which learning may begin, pending fraction of a gradient
     step.
     """

@@ -15,9 +15,9 @@ from lockstep.run import AnyRun, NetworkConfig, Run
 from lockstep.session import policy_file
 from lockstep.session.critic_moments import take_over
 from lockstep.session.evaluation import Player
-from lockstep.session.policy_file import PolicySignature, PolicySpec
+from lockstep.session.policy_file import PolicySignature
 from lockstep.torch.continuous_policy import ContinuousPolicy
-from lockstep.torch.networks import ActingPolicy, AnyPolicy, Policy, actor_of
+from lockstep.torch.networks import AnyPolicy, Policy, actor_of
 from lockstep.torch.q_networks import QPolicy
 from lockstep.torch.scoring.logged_policy import LoggedPolicy, logged_from_file, save_logged
 
@@ -37,7 +37,7 @@ def save_policy(
         return
     assert isinstance(run, Run)
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in policy.state_dict().items()}
-    metadata = _about(policy, run.task, run.network).to_dict()
+    metadata = policy_file.policy_spec_of(policy, run.task, run.network).to_dict()
     policy_file.write(path, arrays, observations, metadata, evaluation, of_critic=critic_moments)
 
 
@@ -114,12 +114,9 @@ def _signature(
     shapes = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
     if isinstance(policy, LoggedPolicy):
         return policy.policy_spec.signature(shapes)
-    return policy_file.signature(_about(policy, "", NetworkConfig()), shapes, observations, of_critic)
-
-
-def _about(policy: ActingPolicy, task: str, network: NetworkConfig) -> PolicySpec:
-    algorithm = None if isinstance(policy, Policy) else policy.algorithm
-    return PolicySpec(task=task, spec=policy.spec, network=network, algorithm=algorithm)
+    return policy_file.signature(
+        policy_file.policy_spec_of(policy, "", NetworkConfig()), shapes, observations, of_critic
+    )
 
 
 def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:

@@ -22,6 +22,15 @@ class FlatParameters:
 
     `zero_grad()` of a module or optimizer would drop the views: use `zero_gradient_`.
 
+    Args:
+        module: its trained parameters become views of one flat tensor.
+        num_shards: K, the gradients that are held.
+        num_sums: numbers after each gradient that are summed with it, the weight of the rows first.
+
+    Raises:
+        ValueError: the trained parameters are of several types, on several devices, or shorter than 32 bits; or there
+            are none.
+
     Attributes:
         parameters: those of the module that are trained, in its order, views of `values`.
         values: all parameters [P], an `nn.Parameter` whose `.grad` is `gradient`; pass it to the optimizer.

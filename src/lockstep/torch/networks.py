@@ -67,29 +67,29 @@ class ActorCriticNetwork(nn.Module):
         elif images:
             self.bodies = nn.ModuleList([encoder, make_encoder(spec, config)])
         if isinstance(encoder, ImagesAndNumbers):
-            of_actor = (encoder.num_features, *config.hidden)
-            of_critic = (encoder.num_features, *config.value_hidden)
+            actor_sizes = (encoder.num_features, *config.hidden)
+            critic_sizes = (encoder.num_features, *config.value_hidden)
         elif self.body or images:
-            of_actor = of_critic = (encoder.num_features,)
+            actor_sizes = critic_sizes = (encoder.num_features,)
         else:
-            of_actor = (spec.observation_size, *config.hidden)
-            of_critic = (spec.observation_size, *config.value_hidden)
+            actor_sizes = (spec.observation_size, *config.hidden)
+            critic_sizes = (spec.observation_size, *config.value_hidden)
         self.critic_body = make_critic_encoder(spec, config)
         if spec.critic_size is not None:
             size = spec.critic_size if self.critic_body is None else self.critic_body.num_features
-            of_critic = (size, *config.value_hidden)
+            critic_sizes = (size, *config.value_hidden)
         self.core, self.critic_core = None, None
         if config.recurrent != "none":
             size, layers = config.recurrent_size, config.recurrent_layers
-            self.core = RecurrentLayers(config.recurrent, of_actor[0], size, layers)
+            self.core = RecurrentLayers(config.recurrent, actor_sizes[0], size, layers)
             if self.body is None or spec.critic_size is not None:
-                self.critic_core = RecurrentLayers(config.recurrent, of_critic[0], size, layers)
-            of_actor, of_critic = (size, *of_actor[1:]), (size, *of_critic[1:])
+                self.critic_core = RecurrentLayers(config.recurrent, critic_sizes[0], size, layers)
+            actor_sizes, critic_sizes = (size, *actor_sizes[1:]), (size, *critic_sizes[1:])
         self.actor_state_size = 0 if self.core is None else self.core.state_size
         self.state_size = self.actor_state_size * (1 if self.critic_core is None else 2)
         orthogonal = config.initialization != "uniform"
-        self.actor = Mlp((*of_actor, num_parameters), config.activation, last_gain=0.01, orthogonal=orthogonal)
-        self.critic = Mlp((*of_critic, 1), config.activation, last_gain=1.0, orthogonal=orthogonal)
+        self.actor = Mlp((*actor_sizes, num_parameters), config.activation, last_gain=0.01, orthogonal=orthogonal)
+        self.critic = Mlp((*critic_sizes, 1), config.activation, last_gain=1.0, orthogonal=orthogonal)
 
     def forward(
         self, observation: Tensor, critic: Tensor | None = None, sequences: Sequences | None = None

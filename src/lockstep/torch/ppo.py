@@ -42,7 +42,7 @@ from lockstep.world import stream_seed
 class PPO:
     """Clipped-surrogate policy gradient with a learned value baseline.
 
-    State that survives an update: `policy`, `optimizer`, the normalizers and each shard's minibatch stream.
+    State across updates: `policy`, `optimizer`, the normalizers and each shard's minibatch stream.
     """
 
     def __init__(self, run: Run, policy: Policy, comm: Comm) -> None:

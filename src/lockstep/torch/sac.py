@@ -34,7 +34,7 @@ from lockstep.world import stream_seed
 class SAC(ActorCritic[SACConfig, Critics]):
     """Maximum-entropy actor-critic from a replay buffer, with target critics and a learned temperature.
 
-    State that survives an update: `policy` (critics, actor, temperature), `target`, the two optimizers, each shard's
+    State across updates: `policy` (critics, actor, temperature), `target`, the two optimizers, each shard's
     replay buffer and random stream, and `counters`, as in DQN.
     """
 

@@ -34,7 +34,7 @@ from lockstep.world import stream_seed
 class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
     """Actor-critic with a deterministic policy from a replay buffer, with target networks of actor and critics.
 
-    State that survives an update: `policy` (critics, actor), `target`, the two optimizers, each shard's
+    State across updates: `policy` (critics, actor), `target`, the two optimizers, each shard's
     replay buffer and random stream, and `counters`, as in DQN.
     """
 

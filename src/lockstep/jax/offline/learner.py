@@ -58,13 +58,13 @@ class LoggedLearner(Generic[SomePolicy]):
             progress: of the run, before this step.
 
         Returns:
-            The sums over all shards, and those of `extra_sums`, as `OfflineOptimizer.take`.
+            The sums over all shards, and those of `extra_sums`, as `OfflineOptimizer.learn`.
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         batches = [self.part_of(rows, k, progress.env_steps) for k, rows in enumerate(parts)]
-        sums, extra, skipped = self.optimizer.take(batches, extra_sums, progress)
+        sums, extra, skipped = self.optimizer.learn(batches, extra_sums, progress)
         if skipped and self._stops:
             pairs = list(zip(parts, batches, strict=True))
             raise locate_non_finite_logged(self.comm, pairs, progress, LoggedLossReader(self.optimizer))

@@ -110,7 +110,7 @@ class OfflineOptimizer:
         self._rate = np.float32(c.learning_rate)
         self._epoch = 0.0
 
-    def take(
+    def learn(
         self, parts: Sequence[Part], extra_sums: np.ndarray, progress: Progress
     ) -> tuple[np.ndarray, np.ndarray, bool]:
         """Take one gradient step on every shard's part of a minibatch; *collective*, one message.
@@ -205,7 +205,7 @@ class OfflineOptimizer:
         self.params()
 
     def add_metrics(self, metrics: MetricMeans, totals: np.ndarray) -> None:
-        """Add `STEP_METRICS`, from the first result of `take`."""
+        """Add `STEP_METRICS`, from the first result of `learn`."""
         metrics.add(STEP_METRICS[:1], totals[-2:-1], 1.0 - totals[-1])
         metrics.add(STEP_METRICS[1:], [totals[-1], float(self._rate), self._epoch], 1.0)
 

@@ -2,7 +2,7 @@
 
 Actions are scaled to [-1, 1] by the bounds of the log.
 
-Shapes: N rows, F raw features of a state, S numbers after preprocessing, K dimensions of an action, C critics.
+Shapes: N rows, F raw features of a state, S numbers after preprocessing, D dimensions of an action, C critics.
 """
 
 import math
@@ -88,30 +88,30 @@ class ActorPolicy:
         return self.policy_spec.state.normalize(np.asarray(observation, np.float64))
 
     def apply(self, params: Params, state: Array) -> tuple[Array, Array]:
-        """Preprocessed states [N, S] to means and log deviations [N, 2 K]; 0 [N] stands for a value."""
+        """Preprocessed states [N, S] to means and log deviations [N, 2 D]; 0 [N] stands for a value."""
         parameters = jnp.concatenate(self.mean_and_log_std(params, state), -1)
         return parameters, jnp.zeros_like(parameters[:, 0])
 
     def mean_and_log_std(self, params: Params, state: Array, precision: str = "float32") -> tuple[Array, Array]:
-        """Means and log deviations of the actions in states [N, S], [N, K] each, float32."""
+        """Means and log deviations of the actions in states [N, S], [N, D] each, float32."""
         inputs = cast_inputs(subtree(params, _ACTOR), state, precision)
         mean = jnp.tanh(self._actor.apply(*inputs)).astype(jnp.float32)
         log_std = jnp.clip(params[LOG_STD], *LOG_STD_RANGE)
         return mean, jnp.broadcast_to(log_std[None], mean.shape)
 
     def act(self, params: Params, state: Array, noise: Array) -> Array:
-        """Actions [N, K] in states [N, S]: the means, or mean + deviation * noise, clipped, with `policy=sampled`."""
+        """Actions [N, D] in states [N, S]: the means, or mean + deviation * noise, clipped, with `policy=sampled`."""
         mean, log_std = self.mean_and_log_std(params, state)
         return mean if self.deterministic else jnp.clip(mean + jnp.exp(log_std) * noise, -1.0, 1.0)
 
     def log_prob(self, params: Params, state: Array, action: Array, precision: str = "float32") -> Array:
-        """The log-density of actions [N, K] by the normal distributions, before they are clipped [N]; for learning."""
+        """The log-density of actions [N, D] by the normal distributions, before they are clipped [N]; for learning."""
         mean, log_std = self.mean_and_log_std(params, state, precision)
         scaled = (action - mean) * jnp.exp(-log_std)
         return -(0.5 * jnp.square(scaled) + log_std + _HALF_LOG_TAU).sum(-1)
 
     def q(self, params: Params, state: Array, action: Array, precision: str = "float32") -> Array:
-        """Q of actions [N, K] in states [N, S] by each critic [C, N], float32."""
+        """Q of actions [N, D] in states [N, S] by each critic [C, N], float32."""
         critics, state = cast_inputs(subtree(params, CRITICS), state, precision)
         return self._critics.apply(critics, state, action.astype(state.dtype)).astype(jnp.float32)
 
@@ -121,6 +121,6 @@ class ActorPolicy:
         return self._value.apply(*inputs)[:, 0].astype(jnp.float32)
 
     def outcomes(self, params: Params, head: str, state: Array, action: Array, precision: str = "float32") -> Array:
-        """Outcomes of actions [N, K] in states [N, S] by the model `head`, `reward` or `value`; float32."""
+        """Outcomes of actions [N, D] in states [N, S] by the model `head`, `reward` or `value`; float32."""
         weights, state = cast_inputs(subtree(params, f"heads.{head}"), state, precision)
         return self._outcomes.apply(weights, state, action.astype(state.dtype)).astype(jnp.float32)

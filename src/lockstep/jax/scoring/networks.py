@@ -2,7 +2,7 @@
 
 Parameters have the names and layouts of torch's.
 
-Shapes: N rows, S numbers of a normalized state, A actions, K dimensions of a continuous action, C outcomes.
+Shapes: N rows, S numbers of a normalized state, A actions, D dimensions of a continuous action, C outcomes.
 """
 
 import math
@@ -69,7 +69,7 @@ class OutcomeNetwork:
 
 
 class ActionOutcomeNetwork:
-    """Several outcomes of a continuous action: [N, S] and [N, K] to [N, C]."""
+    """Several outcomes of a continuous action: [N, S] and [N, D] to [N, C]."""
 
     def __init__(self, state_size: int, action_size: int, outcomes: int, config: ScoreNetworkConfig) -> None:
         self.body = Mlp((state_size + action_size, *config.hidden, outcomes), config.activation, last_gain=1.0)
@@ -79,5 +79,5 @@ class ActionOutcomeNetwork:
         return with_prefix("body", self.body.initialize(lambda key: draws(f"body.{key}")))
 
     def apply(self, params: Params, state: Array, action: Array) -> Array:
-        """[N, S] and [N, K] to [N, C]."""
+        """[N, S] and [N, D] to [N, C]."""
         return self.body.apply(subtree(params, "body"), jnp.concatenate([state, action], -1))

@@ -5,7 +5,7 @@ It is the baseline for every other policy from the same log. Actions have names,
 Shapes: K shards of this rank, N rows of a shard's part of a minibatch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -52,13 +52,17 @@ class Cloning(LoggedLearner[ScoringPolicy]):
 
     def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch, as `OfflineDQN.update`; *collective*."""
-        batches = [(LoggedBatch.of(part, self.comm.device),) for part in parts]
+        batches = [self.part_of(rows, k, progress.env_steps) for k, rows in enumerate(parts)]
         sums, extra, skipped = self.optimizer.learn(batches, extra_sums, progress)
         if self.target is not None and not skipped:
             self.target.move(self.config.target_rate)
         self.metrics.add(self._metrics, sums[1:-2], sums[0])
         self.optimizer.add_metrics(self.metrics, sums)
         return extra
+
+    def part_of(self, rows: Rows, k: int, step: int) -> tuple[LoggedBatch]:
+        """The rows of local shard `k`."""
+        return (LoggedBatch.of(rows, self.comm.device),)
 
     def loss(self, batch: LoggedBatch) -> tuple[Tensor, Tensor]:
         """The weighted *sum* of the losses of all networks over rows [N], and the sums of a gradient step.
@@ -77,8 +81,3 @@ class Cloning(LoggedLearner[ScoringPolicy]):
         total = torch.dot(weight, torch.stack(losses).sum(0))
         sums = [weight, *(weight * loss.detach() for loss in losses)]
         return total, torch.stack(sums).sum(1)
-
-    def warmup(self, rows: Rows) -> Callable[[], object]:
-        """Returns a function that does a gradient step without communication and without changing any state."""
-        batch = LoggedBatch.of(rows, self.comm.device)
-        return self.optimizer.warmup([batch])

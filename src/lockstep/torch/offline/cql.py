@@ -3,11 +3,12 @@
 Q of sampled actions is pushed down and Q of logged actions up, so that the policy does not seek actions whose values
 are guesses.
 
-Shapes: K shards of this rank, N rows of a shard's part of a minibatch, C critics, J sampled actions of each kind.
+Shapes: K shards of this rank, N rows of a shard's part of a minibatch, C critics, J sampled actions of each kind,
+D dimensions of an action.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -78,7 +79,7 @@ class ContinuousCQL(LoggedLearner[ActorPolicy]):
 
     def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch, as `OfflineDQN.update`; *collective*."""
-        batches = [self._batches(rows, k, progress.env_steps) for k, rows in enumerate(parts)]
+        batches = [self.part_of(rows, k, progress.env_steps) for k, rows in enumerate(parts)]
         sums, extra, skipped = self.optimizer.learn(batches, extra_sums, progress)
         if not skipped:
             self.target.move(self.config.target_rate)
@@ -128,7 +129,7 @@ class ContinuousCQL(LoggedLearner[ActorPolicy]):
         return self.weights["log_cql_alpha"].exp().clamp(max=_MOST)
 
     def _sampled_actions(self, parameters: Tensor, next_parameters: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """Actions [N, 3 J, K] and their log-densities [N, 3 J]: uniform, of the policy in s, and in s'."""
+        """Actions [N, 3 J, D] and their log-densities [N, 3 J]: uniform, of the policy in s, and in s'."""
         of_state, of_next = noise.normal[:, 2:].chunk(2, 1)
         drawn, log_prob = self.actor.sample_with_log_prob(parameters.unsqueeze(1), of_state)
         next_drawn, next_log_prob = self.actor.sample_with_log_prob(next_parameters.unsqueeze(1), of_next)
@@ -149,14 +150,7 @@ class ContinuousCQL(LoggedLearner[ActorPolicy]):
             following = cast(CandidateNetwork, self.target.networks[1]).of_one(batch.next_state, next_action).float()
         return model_losses(self.heads, batch, following, self.config)
 
-    def _batches(self, rows: Rows, k: int, step: int) -> tuple[LoggedBatch, Noise]:
+    def part_of(self, rows: Rows, k: int, step: int) -> tuple[LoggedBatch, Noise]:
         """The rows of local shard `k`, and their random numbers."""
-        batch, shard = LoggedBatch.of(rows, self.comm.device), self.comm.world.shards[k]
         count = self.config.num_sampled_actions
-        shape = (len(rows), 2 + 2 * count, batch.action.shape[1])
-        return batch, Noise.draw(self._seed, shard, step, shape, self.comm.device, num_uniform=count)
-
-    def warmup(self, rows: Rows) -> Callable[[], object]:
-        """Returns a function that does a gradient step without communication and without changing any state."""
-        batches = self._batches(rows, 0, 0)
-        return self.optimizer.warmup(batches)
+        return self.with_noise(rows, k, step, num_normal=2 + 2 * count, num_uniform=count)

@@ -95,7 +95,7 @@ class OfflineDQN(LoggedLearner[ScoringPolicy]):
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
-        pairs = [self._batches(part) for part in parts]
+        pairs = [self.part_of(rows, k, progress.env_steps) for k, rows in enumerate(parts)]
         sums, extra, skipped = self.optimizer.learn(
             pairs, extra_sums, progress, score_weight=None if self.config.maxq else 1
         )
@@ -108,7 +108,8 @@ class OfflineDQN(LoggedLearner[ScoringPolicy]):
         self.optimizer.add_metrics(self.metrics, sums)
         return extra
 
-    def _batches(self, rows: Rows) -> tuple[LoggedBatch, LoggedBatch]:
+    def part_of(self, rows: Rows, k: int, step: int) -> tuple[LoggedBatch, LoggedBatch]:
+        """The rows of local shard `k`, and the same rows of one step each, if the models need them."""
         batch = LoggedBatch.of(rows, self.comm.device)
         if self.heads is None or self.config.n_step == 1:
             return batch, batch
@@ -201,8 +202,3 @@ class OfflineDQN(LoggedLearner[ScoringPolicy]):
             assert scores is not None
             found += outcome_losses(self.heads, self.target.networks[1], single, choices, scores, self.config)
         return found
-
-    def warmup(self, rows: Rows) -> Callable[[], object]:
-        """Returns a function that does a gradient step without communication and without changing any state."""
-        batches = self._batches(rows)
-        return self.optimizer.warmup(batches)

@@ -6,7 +6,7 @@ imitates those of them that are better than V.
 Shapes: K shards of this rank, N rows of a shard's part of a minibatch, C critics.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -68,7 +68,7 @@ class IQL(LoggedLearner[ActorPolicy]):
 
     def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch, as `OfflineDQN.update`; *collective*."""
-        batches = [self._batches(rows, k, progress.env_steps) for k, rows in enumerate(parts)]
+        batches = [self.part_of(rows, k, progress.env_steps) for k, rows in enumerate(parts)]
         sums, extra, skipped = self.optimizer.learn(batches, extra_sums, progress)
         if not skipped:
             self.target.move(self.config.target_rate)
@@ -114,13 +114,6 @@ class IQL(LoggedLearner[ActorPolicy]):
             following = cast(CandidateNetwork, self.target.networks[1]).of_one(batch.next_state, next_action).float()
         return model_losses(self.heads, batch, following, self.config)
 
-    def _batches(self, rows: Rows, k: int, step: int) -> tuple[LoggedBatch, Noise]:
+    def part_of(self, rows: Rows, k: int, step: int) -> tuple[LoggedBatch, Noise]:
         """The rows of local shard `k`, and their random numbers."""
-        batch, shard = LoggedBatch.of(rows, self.comm.device), self.comm.world.shards[k]
-        shape = (len(rows), 1, batch.action.shape[1])
-        return batch, Noise.draw(self._seed, shard, step, shape, self.comm.device)
-
-    def warmup(self, rows: Rows) -> Callable[[], object]:
-        """Returns a function that does a gradient step without communication and without changing any state."""
-        batches = self._batches(rows, 0, 0)
-        return self.optimizer.warmup(batches)
+        return self.with_noise(rows, k, step, num_normal=1)

@@ -1,14 +1,19 @@
-"""The base of the algorithms on logged data: what they broadcast, and their state for checkpoints."""
+"""The base of the algorithms on logged data: broadcast, parts of minibatches, warmup, and state for checkpoints."""
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from lockstep.data.rows import Rows
 from lockstep.run import OfflineRun
+from lockstep.torch.batch import RowBatch
 from lockstep.torch.comm import Comm
 from lockstep.torch.metrics import Metrics
+from lockstep.torch.offline.batch import LoggedBatch
+from lockstep.torch.offline.noise import Noise
 from lockstep.torch.offline.optimizer import OfflineOptimizer
 from lockstep.torch.scoring.actor_policy import ActorPolicy
 from lockstep.torch.scoring.policy import ScoringPolicy
@@ -35,6 +40,22 @@ class LoggedLearner(Generic[SomePolicy]):
         bfloat16 = run.precision == "bfloat16"
         self._autocast = torch.autocast(comm.device.type, torch.bfloat16) if bfloat16 else nullcontext()
         comm.broadcast_(policy)
+
+    def part_of(self, rows: Rows, k: int, step: int) -> Sequence[RowBatch]:
+        """The arguments of the loss for local shard `k` in a step, before which `step` rows were learned from."""
+        raise NotImplementedError
+
+    def with_noise(
+        self, rows: Rows, k: int, step: int, num_normal: int, num_uniform: int = 0
+    ) -> tuple[LoggedBatch, Noise]:
+        """The rows of local shard `k`, and random numbers for `num_normal` and `num_uniform` actions of each."""
+        batch, shard = LoggedBatch.of(rows, self.comm.device), self.comm.world.shards[k]
+        shape = (len(rows), num_normal, batch.action.shape[1])
+        return batch, Noise.draw(self._seed, shard, step, shape, self.comm.device, num_uniform=num_uniform)
+
+    def warmup(self, rows: Rows) -> Callable[[], object]:
+        """Return a function that takes a gradient step, without messages or effects."""
+        return self.optimizer.warmup(self.part_of(rows, 0, 0))
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """The state that is equal on all ranks, without a copy: writing to these tensors restores a run."""

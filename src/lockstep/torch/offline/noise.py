@@ -1,6 +1,6 @@
 """Random numbers of the gradient steps on logged data, as tensors.
 
-Shapes: N rows of a shard's part of a minibatch, J actions of a row, K dimensions of an action.
+Shapes: N rows of a shard's part of a minibatch, J actions of a row, D dimensions of an action.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class Noise(RowBatch):
     """Random numbers of the rows of one shard."""
 
     normal: Tensor
-    """Standard normal [N, J, K]."""
+    """Standard normal [N, J, D]."""
     uniform: Tensor
-    """Uniform in [-1, 1), [N, J', K]."""
+    """Uniform in [-1, 1), [N, J', D]."""
 
     @staticmethod
     def draw(
@@ -32,7 +32,7 @@ class Noise(RowBatch):
             seed: of the run.
             shard: index of the shard.
             step: rows that the run has learned from before this step, all ranks together.
-            shape: N, J and K.
+            shape: N, J and D.
             device: of the result.
             num_uniform: J'.
         """

@@ -71,7 +71,7 @@ class TD3BC(LoggedLearner[ActorPolicy]):
 
     def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch, as `OfflineDQN.update`; *collective*."""
-        batches = [self._batches(rows, k, progress.env_steps) for k, rows in enumerate(parts)]
+        batches = [self.part_of(rows, k, progress.env_steps) for k, rows in enumerate(parts)]
         sums, extra, skipped = self.optimizer.learn(batches, extra_sums, progress)
         self.metrics.add(self._metrics, sums[1:-2], sums[0])
         self.optimizer.add_metrics(self.metrics, sums)
@@ -143,11 +143,9 @@ class TD3BC(LoggedLearner[ActorPolicy]):
             following = cast(CandidateNetwork, self.target.networks[1]).of_one(batch.next_state, next_action).float()
         return model_losses(self.heads, batch, following, self.config)
 
-    def _batches(self, rows: Rows, k: int, step: int) -> tuple[LoggedBatch, Noise]:
+    def part_of(self, rows: Rows, k: int, step: int) -> tuple[LoggedBatch, Noise]:
         """The rows of local shard `k`, and their random numbers."""
-        batch, shard = LoggedBatch.of(rows, self.comm.device), self.comm.world.shards[k]
-        shape = (len(rows), 1, batch.action.shape[1])
-        return batch, Noise.draw(self._seed, shard, step, shape, self.comm.device)
+        return self.with_noise(rows, k, step, num_normal=1)
 
     def reset_copies(self) -> None:
         """Copy the actor to its target and to the copy of the imitation, after another policy was loaded."""
@@ -155,8 +153,8 @@ class TD3BC(LoggedLearner[ActorPolicy]):
         self.actor_target.move(1.0)
 
     def warmup(self, rows: Rows) -> Callable[[], object]:
-        """Returns a function that does a gradient step without communication and without changing any state."""
-        batches = self._batches(rows, 0, 0)
+        """Return a function that takes a gradient step of all networks, without messages or effects."""
+        batches = self.part_of(rows, 0, 0)
         critics = self.optimizer.warmup(batches)
         policy = self.actor_optimizer.warmup(batches)
         return lambda: (critics(), policy())

@@ -1,6 +1,6 @@
 """A policy of continuous actions learned from a log: an actor with its critics, and the preprocessing of raw features.
 
-Shapes: N rows, F raw features of a state, S numbers after preprocessing, K dimensions of an action, P parameters of
+Shapes: N rows, F raw features of a state, S numbers after preprocessing, D dimensions of an action, P parameters of
 its distribution.
 """
 
@@ -73,7 +73,7 @@ class ActorPolicy(nn.Module):
         state: preprocesses raw features of states.
         network: actor and critics, for states after preprocessing and actions scaled to [-1, 1].
         heads: models of the reward, of metrics and of the policy's value, for estimates; None without them.
-        half_range: half the distance between the bounds [K].
+        half_range: half the distance between the bounds [D].
         distribution: chooses a simulator's actions from the result of `forward`.
     """
 
@@ -116,11 +116,11 @@ class ActorPolicy(nn.Module):
         return parameters, torch.zeros_like(parameters[:, 0])
 
     def act(self, state: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Actions [N, K], scaled to [-1, 1], in preprocessed states [N, S].
+        """Actions [N, D], scaled to [-1, 1], in preprocessed states [N, S].
 
         Args:
             state: [N, S].
-            noise: standard normal [N, K]; None: the mode, which a deterministic policy takes in any case.
+            noise: standard normal [N, D]; None: the mode, which a deterministic policy takes in any case.
         """
         parameters = self.network.actor(state)
         if noise is None or self.deterministic:
@@ -128,13 +128,13 @@ class ActorPolicy(nn.Module):
         return self.network.actor.sample(parameters, noise)
 
     def log_density(self, state: Tensor, action: Tensor) -> Tensor:
-        """The log-density of logged actions [N, K], scaled to [-1, 1], in the units of the log [N], float64."""
+        """The log-density of logged actions [N, D], scaled to [-1, 1], in the units of the log [N], float64."""
         actor = self.network.actor
         assert not self.deterministic and not isinstance(actor, DeterministicActor)
         return actor.log_density(actor(state), action, self.half_range, self._at_bound.to(action.device))
 
     def unscaled(self, action: Tensor) -> Tensor:
-        """Actions [..., K] from [-1, 1] to the bounds of the log, float32."""
+        """Actions [..., D] from [-1, 1] to the bounds of the log, float32."""
         within = (self.get_buffer("_low"), self.get_buffer("_high"))  # rounding may lead outside of the bounds
         return (self._center + self.half_range * action).float().clamp(*within)
 
@@ -152,12 +152,12 @@ class ActionsOfActor:
         return self._policy.deterministic
 
     def draw_noise(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Standard normal noise [*shape, K]."""
+        """Standard normal noise [*shape, D]."""
         return generator.standard_normal((*shape, self._width), dtype=np.float32)
 
     @torch.inference_mode()
     def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions [..., K] within the bounds of the log; those of a deterministic policy ignore the noise."""
+        """Actions [..., D] within the bounds of the log; those of a deterministic policy ignore the noise."""
         if self._policy.deterministic:
             return self.mode(parameters)
         actor = self._policy.network.actor
@@ -165,12 +165,12 @@ class ActionsOfActor:
 
     @torch.inference_mode()
     def mode(self, parameters: np.ndarray) -> np.ndarray:
-        """The policy's best actions [..., K]."""
+        """The policy's best actions [..., D]."""
         return self._within_bounds(self._policy.network.actor.mode(torch.from_numpy(parameters)))
 
     @torch.inference_mode()
     def log_prob(self, parameters: np.ndarray, action: np.ndarray) -> np.ndarray:
-        """The log-density of actions [B, K] as `sample` returned them [B]."""
+        """The log-density of actions [B, D] as `sample` returned them [B]."""
         policy, actor = self._policy, self._policy.network.actor
         assert not isinstance(actor, DeterministicActor)
         bounds = policy.policy_spec.action_spec

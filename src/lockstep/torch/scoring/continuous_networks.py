@@ -1,6 +1,6 @@
 """Networks of continuous actions: critics of a state and an action, and actors.
 
-Actions are scaled to [-1, 1]. Shapes: N rows, S numbers of a state, K dimensions of an action, C critics, J actions of
+Actions are scaled to [-1, 1]. Shapes: N rows, S numbers of a state, D dimensions of an action, C critics, J actions of
 a row.
 """
 
@@ -27,7 +27,7 @@ class ScoringCritics(nn.Module):
     Args:
         num_critics: C.
         state_size: S.
-        action_size: K.
+        action_size: D.
         config: hidden layers.
     """
 
@@ -46,7 +46,7 @@ class ScoringCritics(nn.Module):
                 nn.init.orthogonal_(weight, 1.0 if i == last else math.sqrt(2), generator=generator)
 
     def forward(self, state: Tensor, action: Tensor, count: int | None = None) -> Tensor:
-        """Q of one action [N, K], or of J actions [N, J, K], in each state [N, S]; [C, N] or [C, N, J].
+        """Q of one action [N, D], or of J actions [N, J, D], in each state [N, S]; [C, N] or [C, N, J].
 
         `count` computes the first critics alone.
         """
@@ -60,29 +60,29 @@ class ScoringCritics(nn.Module):
 
 
 class DeterministicActor(nn.Module):
-    """a = tanh(f(s)), parameters [N, K] of no distribution."""
+    """a = tanh(f(s)), parameters [N, D] of no distribution."""
 
     def __init__(self, state_size: int, action_size: int, config: ScoreNetworkConfig) -> None:
         super().__init__()
         self.body = Mlp((state_size, *config.hidden, action_size), config.activation, last_gain=0.01)
 
     def forward(self, state: Tensor) -> Tensor:
-        """The actions [N, K] of states [N, S]."""
+        """The actions [N, D] of states [N, S]."""
         return self.body(state).tanh()
 
     def mode(self, parameters: Tensor) -> Tensor:
-        """The action itself [N, K]."""
+        """The action itself [N, D]."""
         return parameters
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """The action itself [N, K]."""
+        """The action itself [N, D]."""
         return parameters
 
 
 class GaussianActor(nn.Module):
     """Normal distributions with mean tanh(f(s)) and a deviation for each dimension, clipped to the bounds.
 
-    Parameters [N, 2 K] are means and log deviations.
+    Parameters [N, 2 D] are means and log deviations.
     """
 
     def __init__(self, state_size: int, action_size: int, config: ScoreNetworkConfig) -> None:
@@ -91,16 +91,16 @@ class GaussianActor(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(action_size))
 
     def forward(self, state: Tensor) -> Tensor:
-        """Parameters [N, 2 K] in states [N, S]."""
+        """Parameters [N, 2 D] in states [N, S]."""
         mean = self.body(state).tanh()
         return torch.cat([mean, self.log_std.clamp(-5.0, 2.0).expand_as(mean)], -1)
 
     def mode(self, parameters: Tensor) -> Tensor:
-        """The mean [N, K]."""
+        """The mean [N, D]."""
         return parameters.chunk(2, -1)[0]
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """Mean + deviation * noise, clipped [N, K]; noise is standard normal."""
+        """Mean + deviation * noise, clipped [N, D]; noise is standard normal."""
         mean, log_std = parameters.chunk(2, -1)
         return torch.addcmul(mean, log_std.exp(), noise).clamp(-1.0, 1.0)
 
@@ -111,15 +111,15 @@ class GaussianActor(nn.Module):
         return -(0.5 * scaled.square() + log_std + HALF_LOG_TAU).sum(-1)
 
     def log_density(self, parameters: Tensor, action: Tensor, half_range: Tensor, at_bound: Tensor) -> Tensor:
-        """The log-density of actions [N, K] as the policy draws them, in the units of the log [N]; for estimates.
+        """The log-density of actions [N, D] as the policy draws them, in the units of the log [N]; for estimates.
 
         At a bound it is the logarithm of the probability of all numbers there, which has no unit.
 
         Args:
-            parameters: [N, 2 K].
+            parameters: [N, 2 D].
             action: scaled to [-1, 1].
-            half_range: half the distance between the bounds [K].
-            at_bound: the smallest magnitude of an action at a bound [K].
+            half_range: half the distance between the bounds [D].
+            at_bound: the smallest magnitude of an action at a bound [D].
         """
         mean, log_std = parameters.double().chunk(2, -1)
         scaled = (action - mean) * (-log_std).exp()
@@ -132,7 +132,7 @@ class GaussianActor(nn.Module):
 class SquashedGaussianActor(nn.Module):
     """Normal distributions through tanh, as `SquashedGaussian`, for states after preprocessing.
 
-    Parameters [N, 2 K] are means and log deviations, before tanh.
+    Parameters [N, 2 D] are means and log deviations, before tanh.
 
     Args:
         state_size: S.
@@ -147,23 +147,23 @@ class SquashedGaussianActor(nn.Module):
         self.body = Mlp(sizes, config.activation, last_gain=0.01)
 
     def forward(self, state: Tensor) -> Tensor:
-        """Parameters [N, 2 K] in states [N, S]."""
+        """Parameters [N, 2 D] in states [N, S]."""
         return self.body(state)
 
     def mode(self, parameters: Tensor) -> Tensor:
-        """Tanh of the mean [N, K]."""
+        """Tanh of the mean [N, D]."""
         return parameters.chunk(2, -1)[0].tanh()
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """tanh(mean + deviation * noise) [N, K]; noise is standard normal."""
+        """tanh(mean + deviation * noise) [N, D]; noise is standard normal."""
         return self.sample_with_log_prob(parameters, noise)[0]
 
     def sample_with_log_prob(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions [..., K] and their log-densities [...], for actions scaled to [-1, 1]."""
+        """Actions [..., D] and their log-densities [...], for actions scaled to [-1, 1]."""
         return self.distribution.scaled_action_and_log_prob(parameters, noise)
 
     def log_density(self, parameters: Tensor, action: Tensor, half_range: Tensor, at_bound: Tensor) -> Tensor:
-        """The log-density of actions [N, K], in the units of the log [N], as `SquashedGaussian.log_density`."""
+        """The log-density of actions [N, D], in the units of the log [N], as `SquashedGaussian.log_density`."""
         return self.distribution.log_density(parameters, action, half_range, at_bound)
 
 
