@@ -1,6 +1,6 @@
 """Logged rows of named or continuous actions, as pytrees of arrays.
 
-Shapes: N rows of a shard's part of a minibatch, S numbers of a state, A named actions, K dimensions of a continuous
+Shapes: N rows of a shard's part of a minibatch, S numbers of a state, A named actions, D dimensions of a continuous
 action, M metrics.
 """
 
@@ -20,7 +20,7 @@ class LoggedBatch(NamedTuple):
     state: Any
     """[N, S]."""
     action: Any
-    """The logged action: its index [N], or its numbers scaled to [-1, 1] [N, K]."""
+    """The logged action: its index [N], or its numbers scaled to [-1, 1] [N, D]."""
     reward: Any
     """sum_k gamma^k r_k over the rewards before the target bootstraps."""
     metrics: Any
@@ -60,7 +60,7 @@ class Part(NamedTuple):
     single: LoggedBatch | None = None
     """The same rows with one reward each, for the models of the policy's value; None: `batch` is that."""
     noise: Any = None
-    """Standard normal numbers [N, K] of the actions to draw, if there are any."""
+    """Standard normal numbers [N, D] of the actions to draw, if there are any."""
 
     @property
     def single_step(self) -> LoggedBatch:

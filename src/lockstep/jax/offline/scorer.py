@@ -1,6 +1,6 @@
 """The probabilities of a JAX policy, and the predictions of its models, for logged rows.
 
-Shapes: N rows, S numbers of a state, A named actions, K dimensions of a continuous action, C columns (the reward, then
+Shapes: N rows, S numbers of a state, A named actions, D dimensions of a continuous action, C columns (the reward, then
 each metric).
 """
 
@@ -113,7 +113,7 @@ class PolicyScorer:
         return policy.mean_and_log_std(params, state), predicted
 
     def _log_density(self, mean: Floats, log_std: Floats, action: NDArray[np.float32]) -> Floats:
-        """The log-density of actions [N, K] as the policy draws them, in the units of the log [N].
+        """The log-density of actions [N, D] as the policy draws them, in the units of the log [N].
 
         At a bound it is the logarithm of the probability of all numbers there, which has no unit.
         """
