@@ -111,7 +111,7 @@ class SingleEnvs:
     """Single environments, in this process or in workers."""
 
     def __init__(
-        self, env: SyncVectorEnv | WorkerEnvs, threshold: float | None, limit: int | None, task: str, frames: int = 1
+        self, env: SyncVectorEnv | WorkerEnvs, threshold: float | None, limit: int | None, frames: int = 1
     ) -> None:
         """Adapt `env`, made of `FlatEnv`; `frames`: number of frames in an image's channels, see `EnvSpec`."""
         self.num_envs = env.num_envs

@@ -79,7 +79,7 @@ def make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training:
     with config_errors(task):
         refuse_unknown_kwargs(_creator(registered.entry_point), config, task, settings=False)
     env = _vectorize(creator_of_id(task, config, kwargs), task, config, num_envs)
-    return SingleEnvs(env, threshold_of(registered, task), limit, task)
+    return SingleEnvs(env, threshold_of(registered, task), limit)
 
 
 def _games(registered: Any, config: EnvConfig, num_envs: int, *, render: bool, training: bool) -> VectorEnv:
@@ -93,7 +93,7 @@ def _games(registered: Any, config: EnvConfig, num_envs: int, *, render: bool, t
     rom, options, limit = atari.settings_of(registered, config)
     create = single_game(registered.id, rom, options, limit, training=training, render=render)
     env = _vectorize(create, registered.id, config, num_envs)
-    return SingleEnvs(env, None, limit, registered.id, 1 if config.wrappers else options.stack_num)
+    return SingleEnvs(env, None, limit, 1 if config.wrappers else options.stack_num)
 
 
 def adapt_class(cls: type, task: str, config: EnvConfig, num_envs: int, *, render: bool) -> VectorEnv | None:
@@ -118,7 +118,7 @@ def adapt_class(cls: type, task: str, config: EnvConfig, num_envs: int, *, rende
         raise ConfigError(f"env.vectorization=entry_point: {task} is a single environment; use auto, sync or async")
     refuse_unknown_kwargs(cls, config, task, settings=False)
     create = creator_of_class(cast(Any, cls), config, kwargs)
-    return SingleEnvs(_vectorize(create, task, config, num_envs), threshold, limit, task)
+    return SingleEnvs(_vectorize(create, task, config, num_envs), threshold, limit)
 
 
 def creator_of_id(task: str, config: EnvConfig, kwargs: Mapping[str, Any]) -> Callable[[], Env]:

@@ -105,7 +105,7 @@ class NoisyActor:
 
     Args:
         q_values: observations [B, O] and standard normal numbers [B, num_noise] to Q [B, A].
-        num_noise: random numbers per environment and step; 0 without noisy layers.
+        num_noise: random numbers per environment and step.
         seed: of the run.
         envs: the global indices of the environments of each local shard.
     """
@@ -125,8 +125,7 @@ class NoisyActor:
 
     def begin(self, iteration: int) -> None:
         """Start the streams of this iteration; checkpoints need no state of them."""
-        if self._num_noise:
-            self._streams = [[stream(self._seed, f"noise of env {i}", iteration) for i in envs] for envs in self._envs]
+        self._streams = [[stream(self._seed, f"noise of env {i}", iteration) for i in envs] for envs in self._envs]
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         """[K, B, O] to Q [K, B, A] of K local shards; one forward pass each."""

@@ -60,7 +60,7 @@ class LocalAttempt:
         since: float | None = None,
         remote: RemoteNodes | None = None,
     ) -> tuple[Failure | None, list[int]]:
-        """Start all ranks and wait until none is left; arguments as `RankGroup.wait`.
+        """Start all ranks and wait until none is left; arguments as `wait_for_ranks`.
 
         Returns:
             Why it failed, None if all ranks succeeded; and the ranks that had to be killed after an interruption.

@@ -249,7 +249,7 @@ class Journal:
         if self._console is not None:
             self._run_dir.write_summary(self.summary)
             self._trackers.finish(self.summary, (RUN_FILE, SUMMARY_FILE))
-            self._check_in_sync(ranks)
+            self._print_result(ranks)
 
     def state(self) -> dict[str, Any]:
         """The state that all ranks share and the next log line needs."""
@@ -358,7 +358,8 @@ class Journal:
             "return_mean_100": float(np.mean(self._recent)) if self._recent else None,
         }
 
-    def _check_in_sync(self, ranks: list[dict[str, Any]]) -> None:
+    def _print_result(self, ranks: list[dict[str, Any]]) -> None:
+        """Print the result, the fingerprints and the run directory, on rank 0."""
         assert self._console is not None
         summary, line = self.summary, self._console.line
         mean, speed = summary["eval_return_mean"], summary["steps_per_second"]

@@ -19,12 +19,12 @@ def train(run: LibraryRun) -> None:
         config = settings["params"]["config"]
         run.begin(settings, int(config["horizon_length"]), int(config.get("max_epochs", 1)))
         _check_minibatch(config, run.num_envs)
-        wrapped = _vector_env(run, env, settings)
+        wrapped = _vector_env(env, settings)
         vecenv: Any = importlib.import_module("rl_games.common.vecenv")
         configurations: Any = importlib.import_module("rl_games.common.env_configurations")
         vecenv.register(_ENV_TYPE, lambda *_, **__: wrapped)  # pyright: ignore[reportUnknownLambdaType]
         configurations.register(config["env_name"], {"vecenv_type": _ENV_TYPE, "env_creator": lambda **_: wrapped})  # pyright: ignore[reportUnknownLambdaType]
-        runner, observer = _runner(run)
+        runner, observer = _runner()
         runner.load(settings)
         runner.params["config"] = _PinnedDevice(runner.params["config"], str(run.device))
         runner.run({"train": True, "play": False})
@@ -81,7 +81,7 @@ def _check_minibatch(config: dict[str, Any], num_envs: int) -> None:
         )
 
 
-def _runner(run: LibraryRun) -> tuple[Any, Any]:
+def _runner() -> tuple[Any, Any]:
     """The runner, and an observer that keeps the algorithm: the runner drops it."""
     observers: Any = importlib.import_module("rl_games.common.algo_observer")
     torch_runner: Any = importlib.import_module("rl_games.torch_runner")
@@ -97,7 +97,7 @@ def _runner(run: LibraryRun) -> tuple[Any, Any]:
     return torch_runner.Runner(observer), observer
 
 
-def _vector_env(run: LibraryRun, env: Any, settings: dict[str, Any]) -> Any:
+def _vector_env(env: Any, settings: dict[str, Any]) -> Any:
     if hasattr(env.unwrapped, "sim"):
         wrappers: Any = importlib.import_module("isaaclab_rl.rl_games")
         return wrappers.RlGamesVecEnvWrapper.from_agent_cfg(env, settings)

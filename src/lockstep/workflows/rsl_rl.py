@@ -25,7 +25,7 @@ def train(run: LibraryRun) -> None:
         if not hasattr(runners, name):
             raise ConfigError(f"agent class_name={name} is no runner of rsl_rl")
         runner = _runner_class(getattr(runners, name), run)(
-            _vector_env(run, env, settings.get("clip_actions")),
+            _vector_env(env, settings.get("clip_actions")),
             settings,
             log_dir=str(run.path / "rsl_rl") if run.world.rank == 0 else None,
             device=str(run.device),
@@ -61,7 +61,7 @@ def _runner_class(base: Any, run: LibraryRun) -> Any:
     return type(base.__name__, (base,), {"_configure_multi_gpu": configure})
 
 
-def _vector_env(run: LibraryRun, env: Any, clip_actions: float | None) -> Any:
+def _vector_env(env: Any, clip_actions: float | None) -> Any:
     if hasattr(env.unwrapped, "sim"):
         wrappers: Any = importlib.import_module("isaaclab_rl.rsl_rl")
         return wrappers.RslRlVecEnvWrapper(env, clip_actions=clip_actions)

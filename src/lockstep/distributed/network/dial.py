@@ -48,7 +48,7 @@ def connect_hosts(
     try:
         for host in range(mine):  # a host accepts once it has connected to those before it
             other = endpoints[host]
-            links[host] = Link(other, _connect(me, other, mine, deadline))
+            links[host] = Link(other, _connect(other, mine, deadline))
         while len(links) < len(endpoints) - 1:
             other = next(endpoint for host, endpoint in enumerate(endpoints) if host > mine and host not in links)
             listener.settimeout(max(0.01, deadline - time.monotonic()))
@@ -69,7 +69,7 @@ def connect_hosts(
     return Links(me.rank, links, timeout_s, margin_s)
 
 
-def _connect(me: Endpoint, other: Endpoint, mine: int, deadline: float) -> socket.socket:
+def _connect(other: Endpoint, mine: int, deadline: float) -> socket.socket:
     opened = without_pacing(socket.socket(family_of(other.address), socket.SOCK_STREAM))
     try:
         opened.settimeout(max(0.01, deadline - time.monotonic()))
