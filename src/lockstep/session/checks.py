@@ -10,6 +10,7 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import SHORTEST_SEQUENCE, PPOConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
+from lockstep.config.settings import as_text
 from lockstep.envs.make import PIXELS_OF_BOTH, is_tensor_task, make_vector_env, stays_on_device
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
@@ -126,7 +127,7 @@ def learns_on_device(run: Run) -> bool:
         for name, needs_host in zip(MOVE_TO_HOST, need, strict=True):
             if needs_host and run.env.placement == "device":
                 raise ConfigError(
-                    f"{name}={str(getattr(config, name)).lower()} is for transitions that the host collects; use "
+                    f"{name}={as_text(getattr(config, name))} is for transitions that the host collects; use "
                     f"env.placement=host, or leave {name} out"
                 )
             if needs_host:
@@ -180,7 +181,7 @@ def _check_actor_critic(run: Run, spec: EnvSpec) -> None:
     for name, default in (("module", None), ("shared", None), ("initial_log_std", 0.0)):
         if getattr(network, name) not in (default, False):
             raise ConfigError(
-                f"network.{name}={getattr(network, name)} is not a setting of algo={run.algo}; leave it out"
+                f"network.{name}={as_text(getattr(network, name))} is not a setting of algo={run.algo}; leave it out"
             )
 
 

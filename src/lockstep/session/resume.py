@@ -3,19 +3,18 @@
 import math
 import shlex
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms.replay import ReplayConfig
-from lockstep.config import settings
-from lockstep.config.settings import leaves
+from lockstep.config.settings import as_text, leaves
 from lockstep.errors import ConfigError
 from lockstep.preflight.setting_paths import with_absolute_paths, with_portable_code
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import DamagedError
-from lockstep.record.run_dir import RUN_FILE, read_init_from
+from lockstep.record.follow import read_json
+from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, read_init_from
 from lockstep.run import AnyRun, OfflineRun, Run, from_dict, load, override, to_dict
 from lockstep.session.checks import MOVE_TO_HOST, learns_on_device
 
@@ -87,7 +86,7 @@ def load_resumption(path: Path, run: AnyRun) -> Resumption:
     run_dir, exact = _place(path)
     manifest, notes = _newest(run_dir, exact)
     if manifest is None:
-        ranks = settings.value_of(_summary(run_dir), "world_size") or 1
+        ranks = read_json(run_dir / SUMMARY_FILE).get("world_size") or 1
         processes = max(1, ranks // load(run_dir / RUN_FILE).devices_per_process)
         source = read_init_from(run_dir)
         if source is not None and not source.exists():
@@ -122,8 +121,8 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if name in _FIXED or part or learned or name.removeprefix("algorithm.") in in_algorithm:
             replay = name.removeprefix("algorithm.") in _FIXED_WITH_REPLAY
             raise ConfigError(
-                f"{name}={_shown(after.get(name))} differs from the {_shown(before.get(name))} that the checkpoint was "
-                "made with, and cannot change within a run; start a new one (--init-from takes over the policy)"
+                f"{name}={as_text(after.get(name))} differs from the {as_text(before.get(name))} that the checkpoint "
+                "was made with, and cannot change within a run; start a new one (--init-from takes over the policy)"
                 + (", or leave the saved replay out (--set checkpoint_replay=false)" if replay else "")
             )
     notes: list[str] = []
@@ -139,7 +138,7 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             effect = ", without effect: the temperature goes on from the value that it has reached"
         elif name == "algorithm.noisy_std":
             effect = ", without effect: the deviations go on from the values that they have reached"
-        notes.append(f"{name} is {_shown(after.get(name))} from here on, was {_shown(before.get(name))}{effect}")
+        notes.append(f"{name} is {as_text(after.get(name))} from here on, was {as_text(before.get(name))}{effect}")
     return notes
 
 
@@ -153,7 +152,7 @@ def _check_stays_on_device(saved: AnyRun, now: AnyRun) -> None:
     for name in MOVE_TO_HOST:
         if (value := getattr(now.algorithm, name)) != getattr(saved.algorithm, name):
             raise ConfigError(
-                f"{name}={_shown(value)} is for transitions that the host collects, and this run collected from "
+                f"{name}={as_text(value)} is for transitions that the host collects, and this run collected from "
                 f"environments on the device, which cannot change within a run; leave {name} out, or start a new run"
             )
 
@@ -183,9 +182,9 @@ def nothing_left(found: Resumption) -> str | None:
     """The message for a run that has ended and would stop at once if resumed; None if there is something to do."""
     run = found.run
     run_dir = found.run_dir
-    summary = _summary(run_dir)
+    summary = read_json(run_dir / SUMMARY_FILE)
     status, env_steps, solved_at_step, rows = (
-        settings.value_of(summary, name) for name in ("status", "env_steps", "solved_at_step", "rows")
+        summary.get(name) for name in ("status", "env_steps", "solved_at_step", "rows")
     )
     if status not in ("finished", "solved") or found.step is None or env_steps != found.step:
         return None
@@ -203,7 +202,7 @@ def nothing_left(found: Resumption) -> str | None:
             f"nothing is left to do: {run_dir} is at step {found.step}, and total_steps={run.total_steps}; "
             f"go on with: {again} --set total_steps={2 * max(run.total_steps, found.step)}"
         )
-    reached = settings.value_of(summary, "eval_return_mean")
+    reached = summary.get("eval_return_mean")
     wanted = run.stop_return
     if wanted is None:  # the task's own, which only the environment knows
         wanted = -math.inf if load(run_dir / RUN_FILE).stop_return is None else math.inf
@@ -217,7 +216,7 @@ def nothing_left(found: Resumption) -> str | None:
 
 def ended_summary(path: Path) -> dict[str, Any]:
     """The summary of a run that has ended."""
-    return _summary(_place(path)[0])
+    return read_json(_place(path)[0] / SUMMARY_FILE)
 
 
 def _place(path: Path) -> tuple[Path, Path | None]:
@@ -251,13 +250,3 @@ def _newest(run_dir: Path, exact: Path | None) -> tuple[dict[str, Any] | None, l
                 raise
             notes.append(f"checkpoint {path.name} is damaged and skipped: {error}")
     return None, notes
-
-
-def _summary(run_dir: Path) -> Any:
-    with suppress(OSError, ValueError):
-        return settings.parse((run_dir / "summary.json").read_text(encoding="utf-8"), "summary.json")
-    return {}
-
-
-def _shown(value: Any) -> str:
-    return "null" if value is None else str(value)

@@ -1,15 +1,13 @@
 """The policy that a command evaluates, exports or records: of a run, of one of its checkpoints, or of a file."""
 
-import json
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
+from lockstep.record.follow import read_json
 from lockstep.record.readable import check_readable
 from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE
 from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE, evaluation_of_best
@@ -90,7 +88,7 @@ def _best(run_dir: Path) -> Found:
 
 def _last(run_dir: Path) -> Found:
     """The final policy; if the run has not ended, the newest complete checkpoint."""
-    path, summary = run_dir / POLICY_FILE, next(_lines(run_dir / SUMMARY_FILE), dict[str, Any]())
+    path, summary = run_dir / POLICY_FILE, read_json(run_dir / SUMMARY_FILE)
     ended = summary.get("status") in ("finished", "solved", "interrupted")
     if not path.is_file() or not ended:
         for newest in checkpoint.find(run_dir):
@@ -107,14 +105,3 @@ def _last(run_dir: Path) -> Found:
     step = f", step {summary['env_steps']}" if ended and "env_steps" in summary else ""
     known = run_dir if (run_dir / RUN_FILE).is_file() else None
     return Found(path, known, f"the final policy{step}", path.stem)
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file, the whole file or one per line; none if there is no file."""
-    with suppress(OSError):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        for part in [text] if path.name == SUMMARY_FILE else text.splitlines():
-            with suppress(ValueError):
-                found = json.loads(part)
-                if isinstance(found, dict):
-                    yield cast(dict[str, Any], found)

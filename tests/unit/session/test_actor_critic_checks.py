@@ -41,7 +41,7 @@ def test_unsupported_task_is_refused(algo, changes, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"network.shared": "true"}, ["network.shared=True", "leave it out"]),
+        ({"network.shared": "true"}, ["network.shared=true", "leave it out"]),
         ({"network.module": "mine:Net"}, ["network.module=mine:Net", "leave it out"]),
         ({"network.state_dependent_std": "true"}, ["state_dependent_std"]),
     ],

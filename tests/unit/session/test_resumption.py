@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.config.settings import as_text
 from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import FORMAT, write_state
@@ -228,7 +229,7 @@ def test_settings_that_move_environments_to_the_host_are_refused_by_name(run_dir
     add(run_dir, 512, run=to_dict(run))
     name, value = next(iter(changes.items()))
     with pytest.raises(
-        ConfigError, match=f"{name}={value} is for .* from environments on the device.* leave {name} out"
+        ConfigError, match=f"{name}={as_text(value)} is for .* from environments on the device.* leave {name} out"
     ):
         load_resumption(run_dir, override(run, {**changes, "env.placement": placement}))
     assert load_resumption(run_dir, override(run, {"env.placement": placement})).step == 512
