@@ -104,13 +104,21 @@ class Comm:
         if self.world.size > 1:
             self._group.open()
             self._open = True
-            self._group.segment, hosts = open_hosts(
-                self.world, self.gather_object, self.timers, self.num_messages, self._shared_memory, self._timeout_s
-            )
-            tensors = None if hosts is None else HostTensors(hosts)
-            self._objects = tensors or self._group
-            self._hosts = tensors if self.device.type == "cpu" else None
+            try:
+                self._open_hosts()
+            except BaseException:
+                self._open = False
+                self._group.close()  # else this process could not open another one
+                raise
         return self
+
+    def _open_hosts(self) -> None:
+        self._group.segment, hosts = open_hosts(
+            self.world, self.gather_object, self.timers, self.num_messages, self._shared_memory, self._timeout_s
+        )
+        tensors = None if hosts is None else HostTensors(hosts)
+        self._objects = tensors or self._group
+        self._hosts = tensors if self.device.type == "cpu" else None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

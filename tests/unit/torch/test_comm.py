@@ -159,6 +159,23 @@ def test_ranks_that_do_not_come_are_given_up(monkeypatch):
         pass
 
 
+def test_the_group_is_closed_where_hosts_cannot_connect(monkeypatch):
+    def connect(*_):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    def refuse(*_):
+        raise PeerError("alpha and beta did not connect")
+
+    monkeypatch.setattr("lockstep.torch.collectives.group.connect", connect)
+    monkeypatch.setattr(comm_module, "open_hosts", refuse)
+    with pytest.raises(PeerError, match="did not connect"), Comm(World(rank=0, size=2), device="cpu"):
+        pass
+    left_open = dist.is_initialized()
+    if left_open:
+        dist.destroy_process_group()
+    assert not left_open, "the next Comm of this process is refused"
+
+
 def test_an_error_inside_passes():
     with pytest.raises(KeyError), Comm(World(), device="cpu"):
         raise KeyError

@@ -44,33 +44,38 @@ def open_hosts(
     `Hosts` also on one host without shared memory, with each rank as a host.
     """
     segment = Segment.create(0, world.local_size) if world.local_rank == 0 and supported() else None
-    address, cores = segment.address if segment else None, sorted(os.sched_getaffinity(0))
-    gathered = gather([_identity(), world.local_rank, world.local_size, address, cores], "hosts")
-    hosts = hosts_of(gathered)
-    here = next(host.ranks for host in hosts if world.rank in host.ranks)
-    whole = len(here) == world.local_size  # else the launchers' variables contradict each other
-    if whole and segment is None and (address := gathered[here[0]][3]):
-        with contextlib.suppress(OSError):
-            segment = Segment.attach(address, world.local_rank, world.local_size)
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_listener(world)) if len(hosts) > 1 or always else None
-        endpoints = gather([whole and segment is not None, *_endpoint(listener)], "hosts")
-        shares = [bool(endpoint[0]) for endpoint in endpoints]
-        if segment is not None and not (whole and all(shares[rank] for rank in here)):
-            segment.close()
-            segment = None
+    try:
+        address, cores = segment.address if segment else None, sorted(os.sched_getaffinity(0))
+        gathered = gather([_identity(), world.local_rank, world.local_size, address, cores], "hosts")
+        hosts = hosts_of(gathered)
+        here = next(host.ranks for host in hosts if world.rank in host.ranks)
+        whole = len(here) == world.local_size  # else the launchers' variables contradict each other
+        if whole and segment is None and (address := gathered[here[0]][3]):
+            with contextlib.suppress(OSError):
+                segment = Segment.attach(address, world.local_rank, world.local_size)
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(_listener(world)) if len(hosts) > 1 or always else None
+            endpoints = gather([whole and segment is not None, *_endpoint(listener)], "hosts")
+            shares = [bool(endpoint[0]) for endpoint in endpoints]
+            if segment is not None and not (whole and all(shares[rank] for rank in here)):
+                segment.close()
+                segment = None
+            if segment is not None:
+                timers.publish(segment.row(world.local_rank))
+                if usable_cores(set[int]().union(*(gathered[rank][4] for rank in here))) >= len(here):
+                    segment.spin()  # also if the launcher has bound each rank to a core
+            if not (memory and all(shares)):
+                if len(hosts) == 1 and not always:
+                    return segment, None
+                hosts = [Host(str(name[0]), range(rank, rank + 1)) for rank, (name, *_) in enumerate(gathered)]
+                here = range(world.rank, world.rank + 1)
+            links = _links(hosts, world.rank, listener, endpoints, gather, timeout_s) if len(hosts) > 1 else None
+        slots = Slots(segment, here[0], timeout_s, timers) if segment is not None and len(here) > 1 else None
+        return segment, Hosts(world, hosts, slots, links, timers, num_messages)
+    except BaseException:
         if segment is not None:
-            timers.publish(segment.row(world.local_rank))
-            if usable_cores(set[int]().union(*(gathered[rank][4] for rank in here))) >= len(here):
-                segment.spin()  # also if the launcher has bound each rank to a core
-        if not (memory and all(shares)):
-            if len(hosts) == 1 and not always:
-                return segment, None
-            hosts = [Host(str(name[0]), range(rank, rank + 1)) for rank, (name, *_) in enumerate(gathered)]
-            here = range(world.rank, world.rank + 1)
-        links = _links(hosts, world.rank, listener, endpoints, gather, timeout_s) if len(hosts) > 1 else None
-    slots = Slots(segment, here[0], timeout_s, timers) if segment is not None and len(here) > 1 else None
-    return segment, Hosts(world, hosts, slots, links, timers, num_messages)
+            segment.close()
+        raise
 
 
 def hosts_of(gathered: Sequence[Sequence[Any]]) -> list[Host]:

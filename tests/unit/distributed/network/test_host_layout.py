@@ -1,8 +1,16 @@
 """Which ranks are of one host, by what they say of themselves."""
 
+import os
+from collections import Counter
+
 import pytest
 
-from lockstep.distributed.network.host_layout import hosts_of
+from lockstep import World
+from lockstep.distributed.network import host_layout
+from lockstep.distributed.network.host_layout import hosts_of, open_hosts
+from lockstep.distributed.shared_memory import Segment
+from lockstep.distributed.timers import Timers
+from lockstep.errors import PeerError
 
 ALPHA, BETA = ["alpha", "1f"], ["beta", "2e"]
 
@@ -32,3 +40,29 @@ def test_two_launchers_on_one_machine_are_two_hosts():
 )
 def test_where_that_does_not_fit_each_rank_is_alone(told):
     assert names(told) == [f"host {place[0][0]} (rank {rank})" for rank, place in enumerate(told)]
+
+
+@pytest.mark.parametrize("last_answer", [1, 2])
+def test_memory_is_closed_where_hosts_cannot_connect(last_answer, monkeypatch):
+    """Of two hosts; ranks end before the endpoints of the hosts are gathered, or the hosts cannot connect."""
+    create, made, asked = Segment.create, [], []
+
+    def kept(index, count):
+        made.append(create(index, count))
+        return made[-1]
+
+    def gather(value, tag):
+        asked.append(tag)
+        if len(asked) > last_answer:
+            raise PeerError("rank 1 ended")
+        return [value, [BETA, 0, 1, None, [0]] if len(asked) == 1 else value]
+
+    def refuse(*_):
+        raise PeerError("alpha and beta did not connect")
+
+    monkeypatch.setattr(Segment, "create", kept)
+    monkeypatch.setattr(host_layout, "connect_hosts", refuse)
+    with pytest.raises(PeerError, match="rank 1 ended"):
+        open_hosts(World(rank=0, size=2, local_size=1), gather, Timers(), Counter(), memory=True, timeout_s=1.0)
+    assert len(asked) == last_answer + 1
+    assert [os.path.lexists(segment.address) for segment in made] == [False], "the memory was left open"
