@@ -69,17 +69,17 @@ class Hosts:
         self._num_messages = num_messages
         self._mine = next(number for number, host in enumerate(hosts) if world.rank in host.ranks)
         self._own_nodes = owned_nodes(world.shards, world.num_shards)
-        self._near = [
+        self._nodes_here = [
             node for rank in hosts[self._mine].ranks for node in owned_nodes(world.shards_of(rank), world.num_shards)
         ]
         shards = [range(world.shards_of(h.ranks[0]).start, world.shards_of(h.ranks[-1]).stop) for h in hosts]
-        self._far = [owned_nodes(held, world.num_shards) for held in shards]
-        self._bounds = list(accumulate((len(nodes) for nodes in self._far), initial=0))
+        self._nodes_of_hosts = [owned_nodes(held, world.num_shards) for held in shards]
+        self._bounds = list(accumulate((len(nodes) for nodes in self._nodes_of_hosts), initial=0))
         self._announced = False
 
     @property
-    def several(self) -> bool:
-        """Whether there is another host."""
+    def has_other_hosts(self) -> bool:
+        """Whether there is any host but this one."""
         return len(self._hosts) > 1
 
     def shared_by(self, size: int) -> tuple[Slots, Sequence[Node], Sequence[Node]] | None:
@@ -87,12 +87,12 @@ class Hosts:
 
         None unless `exchange` only writes, waits for all ranks, and lets each add by itself.
         """
-        if self.several or self._slots is None or not self._sums_on_every_rank(size):
+        if self.has_other_hosts or self._slots is None or not self._sums_on_every_rank(size):
             return None
-        return self._slots, self._near, self._own_nodes
+        return self._slots, self._nodes_here, self._own_nodes
 
     def _sums_on_every_rank(self, size: int) -> bool:
-        return (len(self._near) - 1) * size < _LARGE
+        return (len(self._nodes_here) - 1) * size < _LARGE
 
     def exchange(self, parts: Sequence[np.ndarray], tag: str, add: Add) -> Mapping[Node, np.ndarray]:
         """From this rank's sum at each of its tree nodes, sums at nodes that make up the tree, equal on all ranks.
@@ -102,24 +102,25 @@ class Hosts:
         length, kind = parts[0].size, parts[0].dtype
         size, root = length * kind.itemsize, (0, self._world.num_shards)
         sent = amount(size, kind)
-        near, far = len(self._near), self._bounds[-1] if self.several else 0
-        table = self._table(near + far + 1, length, kind, tag)
-        near_values = dict(zip(self._near, table, strict=False))
+        num_here = len(self._nodes_here)
+        num_of_hosts = self._bounds[-1] if self.has_other_hosts else 0
+        table = self._table(num_here + num_of_hosts + 1, length, kind, tag)
+        values_here = dict(zip(self._nodes_here, table, strict=False))
         for node, part in zip(self._own_nodes, parts, strict=True):
-            np.copyto(near_values[node], part)
+            np.copyto(values_here[node], part)
         self._wait_for_local_ranks(tag, sent)
-        if not self.several:
+        if not self.has_other_hosts:
             if self._sums_on_every_rank(size):
-                return near_values
-            self._sum_slice(near_values, table[0], tag, add)
+                return values_here
+            self._sum_slice(values_here, table[0], tag, add)
             return {root: table[0]}
-        rows, total = table[near:-1], table[-1]
+        rows, total = table[num_here:-1], table[-1]
         slices = in_slices(len(self._hosts), size)
 
         def exchange_with_hosts(links: Links) -> None:
             start = self._bounds[self._mine]
-            for row, node in enumerate(self._far[self._mine], start):
-                np.copyto(rows[row], tree_sum(near_values, node, add))
+            for row, node in enumerate(self._nodes_of_hosts[self._mine], start):
+                np.copyto(rows[row], tree_sum(values_here, node, add))
             if slices:
                 self._reduce_in_slices(links, rows, total, tag, add)
             else:
@@ -128,7 +129,7 @@ class Hosts:
         self._between_hosts(exchange_with_hosts, tag)
         if slices:
             return {root: total}
-        return dict(zip((node for nodes in self._far for node in nodes), rows, strict=True))
+        return dict(zip((node for nodes in self._nodes_of_hosts for node in nodes), rows, strict=True))
 
     def _sum_slice(self, values: Mapping[Node, np.ndarray], total: np.ndarray, tag: str, add: Add) -> None:
         """Sum this rank's slice of columns for all ranks of the only host, and wait for their slices.
@@ -201,7 +202,7 @@ class Hosts:
 
     def _between_hosts(self, exchange: Callable[[Links], None], tag: str) -> None:
         """Have the first rank of this host exchange with other hosts while the other ranks wait."""
-        if not self.several:
+        if not self.has_other_hosts:
             return
         if self._links is None:
             if self._slots is not None:
@@ -240,7 +241,7 @@ class Hosts:
             tag,
             sent,
         )
-        nodes = [node for nodes in self._far for node in nodes]
+        nodes = [node for nodes in self._nodes_of_hosts for node in nodes]
         summed = tree_sum(dict(zip(nodes, values, strict=True)), (0, self._world.num_shards), add)
         total[own.start : own.stop] = summed
         mine = _bytes(summed)
