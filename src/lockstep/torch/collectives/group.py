@@ -158,12 +158,14 @@ class Group:
         mine = torch.frombuffer(bytearray(struct.pack("<q", sent) + tag_text(tag)), dtype=torch.uint8)
         gathered: list[tuple[int, str, int]] = []
         for rank, row in enumerate(self._gather(mine, tag, messages=0)):
-            (theirs,) = struct.unpack_from("<q", header := row.numpy().tobytes())
-            gathered.append((rank, header[8:].decode("ascii").rstrip(), theirs))
-        _, tag, _ = own = gathered[self._world.rank]
+            header = row.numpy().tobytes()
+            (their_amount,) = struct.unpack_from("<q", header)
+            gathered.append((rank, header[8:].decode("ascii").rstrip(), their_amount))
+        own = gathered[self._world.rank]
         others = [one for one in gathered if one[1:] != own[1:]]
         if others:
-            raise RunError(peers.different_collectives(self._world.rank, tag, sent, others))
+            own_tag = own[1]  # as the others read it
+            raise RunError(peers.different_collectives(self._world.rank, own_tag, sent, others))
 
     def _gather(self, flat: Tensor, tag: str, messages: int = 1) -> Tensor:
         every = flat.new_empty(self._world.size, flat.numel())
