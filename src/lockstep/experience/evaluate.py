@@ -20,8 +20,8 @@ MAX_STEPS = 100_000
 """Longest episode of a task without a limit: the most likely actions may lead round in circles for ever."""
 
 
-class Interrupted(Exception):  # noqa: N818  # not an error
-    """A signal, `signal`, interrupted an evaluation before all its episodes ended."""
+class EvaluationStopped(Exception):  # noqa: N818  # not an error
+    """A signal, `signal`, stopped an evaluation before all its episodes ended."""
 
     def __init__(self, signal: int) -> None:
         super().__init__(signal)
@@ -54,6 +54,7 @@ def play(
     seeds: list[int],
     heartbeat: Callable[[], object],
     actor: ActorWithState | None = None,
+    *,
     skip_non_finite: bool = False,
 ) -> Episodes:
     """Play `episodes` episodes on the environments of `env`, each environment its fixed share of them.
@@ -65,7 +66,7 @@ def play(
         choose: observations [B, O] to actions for the environment.
         episodes: how many.
         seeds: one for each environment.
-        heartbeat: called every step; may raise `Interrupted`.
+        heartbeat: called every step; may raise `EvaluationStopped`.
         actor: that `choose` calls; notified of episodes that begin.
         skip_non_finite: go on with such numbers; `fault` is the first one.
 

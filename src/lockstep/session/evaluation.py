@@ -15,7 +15,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv
 from lockstep.errors import ConfigError, RunError
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
-from lockstep.experience.evaluate import MAX_STEPS, Episodes, Interrupted, play, quota
+from lockstep.experience.evaluate import MAX_STEPS, Episodes, EvaluationStopped, play, quota
 from lockstep.experience.normalize import RunningMoments
 from lockstep.experience.rollout import NonFiniteValue, Sampler, clipper
 from lockstep.record.journal import Journal
@@ -154,10 +154,10 @@ class Evaluation:
 
         Args:
             index: selects seeds and noise.
-            heartbeat: called every step; may raise `Interrupted`.
+            heartbeat: called every step; may raise `EvaluationStopped`.
 
         Raises:
-            Interrupted: on all ranks, if `heartbeat` raised it on any.
+            EvaluationStopped: on all ranks, if `heartbeat` raised it on any.
             RunError: on all ranks, if an environment gave a number that is not finite and `non_finite` is `stop`.
         """
         local: list[_Played] = []
@@ -173,18 +173,18 @@ class Evaluation:
             if time.monotonic() - told_at > self._run.timeout_s * _TELL_EVERY:
                 told_at = time.monotonic()
                 if number := max(number for _, number, _ in tell(done=False)):
-                    raise Interrupted(number)
+                    raise EvaluationStopped(number)
 
         try:
             local = self._play(index, beat)
-        except Interrupted as interrupted:
-            signal = interrupted.signal
+        except EvaluationStopped as stopped:
+            signal = stopped.signal
         while True:
             gathered = tell(done=True)
             if all(done for done, *_ in gathered):
                 break
         if signal := max(number for _, number, _ in gathered):
-            raise Interrupted(signal)
+            raise EvaluationStopped(signal)
         parts = sorted(_Played(*part) for *_, played in gathered for part in played)
         self._report(next((part.fault for part in parts if part.fault), None))
         returns, lengths = [r for part in parts for r in part.returns], [n for part in parts for n in part.lengths]
@@ -227,7 +227,7 @@ class Evaluation:
                 seeds,
                 heartbeat,
                 actor,
-                self._run.non_finite == "skip",
+                skip_non_finite=self._run.non_finite == "skip",
             )
             fault = self._describe(played.fault, shard)
             results.append(_Played(shard, played.returns, played.lengths, played.num_cut, fault))

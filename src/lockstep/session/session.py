@@ -23,7 +23,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv
 from lockstep.errors import PEER_DELAY_S, ConfigError, MismatchError, PeerError, RunError
 from lockstep.experience.acting import Actor, RecurrentActor
-from lockstep.experience.evaluate import Interrupted
+from lockstep.experience.evaluate import EvaluationStopped
 from lockstep.experience.normalize import RunningMoments
 from lockstep.experience.rollout import Collector, Sampler
 from lockstep.preflight.compare import Forecast, add_forecast
@@ -49,7 +49,12 @@ from lockstep.world import World
 
 SomeEnv = TypeVar("SomeEnv", bound="Closable")
 NUM_STATISTICS = 4 + len(WATCHED)
-"""Numbers of a shard in `BaseSession.local_statistics`."""
+"""Numbers of a shard in `BaseSession.local_statistics`, in the columns below."""
+_EPISODES = slice(0, 3)
+"""The number of episodes that ended, their returns and their lengths, as `Journal.add_episodes` takes them."""
+_WRITES = 3
+_SIGNALS = slice(4, NUM_STATISTICS)
+"""In the order of `WATCHED`."""
 
 
 class Closable(Protocol):
@@ -306,26 +311,32 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         """Statistics of a rollout to sum over shards, [K, M]: episodes, returns, lengths, pending writes, signals."""
         statistics = np.zeros((len(self.world.shards), NUM_STATISTICS))
         for k, episodes in enumerate(self._source.episodes):
-            statistics[k, :3] = len(episodes.returns), episodes.returns.sum(), episodes.lengths.sum()
-            self.journal.episodes[k].add(self.progress.updates, episodes.returns)
-        statistics[0, 3:] = [self._checkpoints.busy, *self.signals.flags()]
+            statistics[k, _EPISODES] = len(episodes.returns), episodes.returns.sum(), episodes.lengths.sum()
+        statistics[0, _WRITES] = self._checkpoints.busy
+        statistics[0, _SIGNALS] = self.signals.flags()
         return statistics
 
     def advance(self, num_steps: int, totals: np.ndarray, updates: int = 1) -> None:
         """Advance the counters, and decide from the sums over all shards whether a signal stops the run.
+
+        The local episodes of the rollout count from here on, so call it once for each rollout.
 
         Args:
             num_steps: environment steps of all ranks since the last call.
             totals: `local_statistics`, summed over all shards.
             updates: rollouts learned from since the last call.
         """
+        for k, episodes in enumerate(self._source.episodes):
+            self.journal.episodes[k].add(self.progress.updates, episodes.returns)
         self.progress.env_steps += num_steps
         self.progress.updates += updates
         self._new_updates = updates
-        self.progress.episodes += int(totals[0])
-        self.journal.add_episodes(totals[:3])
-        self.stopped_by = max((number for number, count in zip(WATCHED, totals[4:], strict=True) if count), default=0)
-        self._any_writes = bool(totals[3] > 0)
+        ended = totals[_EPISODES]
+        self.progress.episodes += int(ended[0])
+        self.journal.add_episodes(ended)
+        signals = zip(WATCHED, totals[_SIGNALS], strict=True)
+        self.stopped_by = max((number for number, count in signals if count), default=0)
+        self._any_writes = bool(totals[_WRITES] > 0)
         self.timers.updated(self.progress.updates)
         if self._profile is not None:
             self.timers.enter(OTHER)  # writing the profile may take seconds
@@ -375,9 +386,9 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         previous = self.timers.enter(EVALUATE)
         try:
             episodes = self._evaluation.play(self.progress.env_steps, heartbeat=self._heartbeat)
-        except Interrupted as interrupted:
+        except EvaluationStopped as stopped:
             self.journal.pending = True
-            self.stopped_by = interrupted.signal
+            self.stopped_by = stopped.signal
             self.timers.enter(previous)
             return
         best = self.journal.record_evaluation(
@@ -445,7 +456,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
     def _heartbeat(self) -> None:
         self.timers.enter(EVALUATE)
         if self.signals.received is not None:
-            raise Interrupted(self.signals.received[1])
+            raise EvaluationStopped(self.signals.received[1])
 
     def _check_in_sync(self) -> None:
         assert self._state is not None

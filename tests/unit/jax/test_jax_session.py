@@ -154,6 +154,7 @@ def test_a_run_starts_from_a_policy_file(alone, tmp_path):
 class FromNowhere:
     """Two shards that saw the same, then two that did not."""
 
+    episodes = ()
     fingerprints = ("a", "a", "b", "c")
 
     def fingerprint(self):
@@ -176,7 +177,8 @@ def test_devices_that_collected_the_same_are_named(tmp_path):
     with Session(override(RUN, {"devices_per_process": 4}), run_dir=tmp_path / "run") as session:
         ppo = PPO(session.run, Policy(session.spec, RUN.network), session.comm)
         session.begin(ppo.policy, ppo, observation_moments=ppo.normalizers.observations)
-        session._updated, session._state = False, state_of(FromNowhere(), session.world)
+        session._source = FromNowhere()
+        session._updated, session._state = False, state_of(session._source, session.world)
         with pytest.raises(RunError, match="ranks 0, 1 collected the same data"):
             session.advance(128, NO_FACTS)
 
@@ -189,7 +191,7 @@ def test_proofs_are_due_also_when_many_updates_are_one_call(tmp_path, monkeypatc
         ppo = PPO(session.run, Policy(session.spec, RUN.network), session.comm)
         session.begin(ppo.policy, ppo, observation_moments=ppo.normalizers.observations)
         session.progress = Progress(RUN.total_steps)
-        session._updated, session._started = True, 0.0
+        session._source, session._updated, session._started = FromNowhere(), True, 0.0
         session._checkpoints._writer, session._checkpoints._progress = FakeWriter(), session.progress
         for count in updates:
             session.advance(128 * count, NO_FACTS, updates=count)
