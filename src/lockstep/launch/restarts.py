@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from lockstep.distributed.agreement import Gather
 from lockstep.errors import ConfigError
-from lockstep.record.partial_files import modified_at
+from lockstep.record.latest import latest_written, source_of_restart
 from lockstep.record.run_dir import RUN_FILE
 from lockstep.run import AnyRun
 from lockstep.session.resume import Resumption, load_resumption
@@ -30,7 +30,6 @@ from lockstep.world import World
 
 START_RECORD_VARIABLE = "LOCKSTEP_START_RECORD"
 _SEEN_S = 5.0  # until another node sees what rank 0's node wrote to a shared disk
-_LATEST = Path("checkpoints", "LATEST")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +43,13 @@ class TrainedRun:
     checkpoint: str | None = None
     """The checkpoint to start from that the user named, if any; used until the run has written one of its own."""
     latest: int | None = None
-    """Modification time of `LATEST` when this was recorded."""
+    """`latest_written` when this was recorded."""
 
     @property
     def source(self) -> Path:
-        """What to resume: the run, or the checkpoint that the user named while there is no newer one."""
-        untouched = self.checkpoint is not None and modified_at(Path(self.run_dir) / _LATEST) == self.latest
-        return Path(self.checkpoint) if self.checkpoint and untouched else Path(self.run_dir)
+        """What to resume."""
+        named = None if self.checkpoint is None else Path(self.checkpoint)
+        return source_of_restart(Path(self.run_dir), named, self.latest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +160,7 @@ def record_start(record: StartRecord, run_dir: Path, earlier: Restart | None, re
     """
     chosen = earlier.resumption.exact if earlier is not None else resume
     exact = str(chosen.absolute()) if chosen is not None and chosen.name.startswith("step_") else None
-    latest = modified_at(run_dir / _LATEST)
+    latest = latest_written(run_dir)
     starts = 1 + (earlier.restarts if earlier is not None else 0)
     try:
         record.write(TrainedRun(run_dir=str(run_dir.absolute()), starts=starts, checkpoint=exact, latest=latest))

@@ -17,6 +17,7 @@ from lockstep.launch.local import Restarts, launch
 from lockstep.launch.supervise import DEFAULT_BOUNDS, Bounds
 from lockstep.record.failure import read_failure
 from lockstep.record.follow import read_json
+from lockstep.record.latest import latest_written, source_of_restart
 from lockstep.record.partial_files import modified_at, remove_partial_files, remove_results
 from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, RunDir, lock_run_dir, mark_failed, write_config
 from lockstep.record.run_status import COMPLETE
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from lockstep.session.resume import Resumption
 
 PROGRAM = (sys.executable, "-m", "lockstep.train")
-_LATEST = Path("checkpoints", "LATEST")
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _EXPLAINED_CODES = (0, ConfigError.exit_code, *(128 + number for number in _STOPS))
 
@@ -87,7 +87,7 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
     if launcher is not None:  # its ranks may start in another directory
         resume, init_from = (path and path.absolute() for path in (resume, init_from))
     named = run_dir if launcher is None else run_dir.absolute()
-    commands = _Commands(named, resume, init_from, flags, modified_at(run_dir / _LATEST))
+    commands = _Commands(named, resume, init_from, flags, latest_written(run_dir))
     lock = lock_run_dir(run_dir)
     start = functools.partial(
         launcher or launch,
@@ -106,7 +106,7 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
         code, message = RunError.exit_code, "all ranks left with code 0 before the training ended"
         log(f"lockstep: error: {message}: some code of the run, such as the environment, ends the process")
         mark_failed(run_dir, message, processes=ranks)
-    if code not in _EXPLAINED_CODES and modified_at(run_dir / _LATEST) is not None:
+    if code not in _EXPLAINED_CODES and latest_written(run_dir) is not None:
         log(f"go on with: lockstep train --resume {shlex.quote(str(run_dir))}")
     return code, run_dir
 
@@ -215,7 +215,7 @@ class _Commands:
     init_from: Path | None
     flags: list[str]
     latest_before: int | None
-    """Modification time of `LATEST` before the first start."""
+    """`latest_written` before the first start."""
 
     def first_command(self) -> list[str]:
         """The command of the first start."""
@@ -228,9 +228,7 @@ class _Commands:
         """The command after a failure, and a description of its starting point."""
         from lockstep.session.resume import prepare
 
-        # A checkpoint that the user named is used until the run has written one of its own.
-        untouched = modified_at(self.run_dir / _LATEST) == self.latest_before
-        path = self.resume if self.resume is not None and untouched else self.run_dir
+        path = source_of_restart(self.run_dir, self.resume, self.latest_before)
         step = prepare(path, {}).step
         if step is not None:
             return [*PROGRAM, "--resume", str(path), *self.flags], f"from step {step}"

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from lockstep.errors import ConfigError
+from lockstep.record.latest import LATEST
 from lockstep.record.partial_files import REPLACED
 from lockstep.system.files import sync_directory, write_atomically
 
@@ -31,7 +32,6 @@ LEARNER = "learner.safetensors"
 State = Mapping[str, Any]
 """A tree of mappings and lists with plain values and numpy arrays at its ends."""
 
-_LATEST = "LATEST"
 _KINDS = {
     **{"b1": "BOOL", "i1": "I8", "u1": "U8", "i2": "I16", "u2": "U16", "i4": "I32", "u4": "U32", "i8": "I64"},
     **{"u8": "U64", "f2": "F16", "f4": "F32", "f8": "F64"},
@@ -167,7 +167,7 @@ def find(run_dir: Path) -> list[Path]:
                 steps.setdefault(int(number), path)
     latest = max(steps, default=0)
     with suppress(OSError, ValueError):
-        named = int((run_dir / FOLDER / _LATEST).read_text().strip().removeprefix("step_"))
+        named = int((run_dir / LATEST).read_text().strip().removeprefix("step_"))
         latest = named if named in steps else latest
     return [steps[step] for step in sorted(steps, reverse=True) if step <= latest]
 
@@ -202,7 +202,7 @@ def commit(run_dir: Path, manifest: Mapping[str, Any], num_kept: int) -> None:
 
 def set_latest(run_dir: Path, name: str) -> None:
     """Set the checkpoint that a resumed run continues."""
-    write_atomically(run_dir / FOLDER / _LATEST, name + "\n")
+    write_atomically(run_dir / LATEST, name + "\n")
     sync_directory(run_dir / FOLDER)
 
 
