@@ -108,6 +108,8 @@ def _quiet_torch() -> Generator[None]:
     finally:
         if before is None:
             del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.launch import multi_node
 from lockstep.launch.rank_environment import free_port
 
 BOUND_S = 90.0  # on a busy machine; nothing here takes longer than seconds by itself
@@ -221,3 +222,15 @@ def test_a_signal_before_a_restart_ends_all_nodes(start, tmp_path, interrupted, 
         assert f"rank {1 - slow} exited with code 3" in node.said
         assert "interrupted by SIGINT (signal 2) before restart 1 of 2" in node.said
     assert not list(tmp_path.glob("start1_*"))
+
+
+@pytest.mark.parametrize("before", [None, "", "INFO"])
+def test_ranks_inherit_the_log_level_that_the_user_set(before, monkeypatch):
+    name = "TORCH_CPP_LOG_LEVEL"
+    if before is None:
+        monkeypatch.delenv(name, raising=False)
+    else:
+        monkeypatch.setenv(name, before)
+    with multi_node._quiet_torch():
+        assert os.environ[name] == (before or "ERROR")
+    assert os.environ.get(name) == before
