@@ -16,21 +16,21 @@ def check_command(args: argparse.Namespace) -> int:
     from lockstep.cli.request import has_task_defaults, online_run, requested_run
     from lockstep.envs.make import env_spec
     from lockstep.envs.state import UNSAVABLE
-    from lockstep.session.checks import check_task as check_algorithm
+    from lockstep.session.checks import check_task
     from lockstep.session.env_checks.episodes import Limits
     from lockstep.session.env_checks.report import Report, count_noun
-    from lockstep.session.env_checks.task import check_task
+    from lockstep.session.env_checks.task import check_env_of_task
     from lockstep.session.task_defaults import defaults_note
 
     run = online_run(requested_run(args, task_defaults=False), "lockstep check")  # those need an environment that works
     report = Report(skip_non_finite=run.non_finite == "skip")
     with watch_duration(run, report):
-        check_task(run.task, run.env, report, Limits(_MAX_STEPS, _MAX_S))
+        check_env_of_task(run.task, run.env, report, Limits(_MAX_STEPS, _MAX_S))
     facts = list(report.facts)
     if not report.faults:
         run = online_run(requested_run(args), "lockstep check")
         spec = env_spec(run.task, run.env)
-        check_algorithm(run, spec)
+        check_task(run, spec)
         if has_task_defaults(args, run):
             facts += filter(None, [defaults_note(run, spec)])
     print(run.task)

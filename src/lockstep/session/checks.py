@@ -154,7 +154,8 @@ def _check_actor_critic(run: Run, spec: EnvSpec) -> None:
         other = "--algo dqn or --algo ppo" if action.kind == "discrete" else "--algo ppo"
         raise ConfigError(f"algo={run.algo} needs continuous actions, and task={run.task} takes {kind}; use {other}")
     with np.errstate(over="ignore", invalid="ignore"):
-        widths = np.subtract(*reversed(action.float32_bounds))
+        lowest, highest = action.float32_bounds
+        widths = highest - lowest
     for d, (low, high) in enumerate(zip(action.low, action.high, strict=True)):
         if low == high or widths[d] == 0:
             raise ConfigError(
@@ -176,7 +177,7 @@ def _check_actor_critic(run: Run, spec: EnvSpec) -> None:
             "or name the policy's groups as env.critic_keys, too"
         )
     if run.ml_framework == "jax":
-        learns_on_device(run)
+        learns_on_device(run)  # raises if env.placement=device does not fit other settings
     network = run.network
     for name, default in (("module", None), ("shared", None), ("initial_log_std", 0.0)):
         if getattr(network, name) not in (default, False):
@@ -310,7 +311,7 @@ def _check_recurrent(run: Run) -> None:
     network, config = run.network, run.algorithm
     setting = f"network.recurrent={network.recurrent}"
     if network.recurrent == "none":
-        _refuse_without_memory(run)
+        _refuse_recurrent_settings(run)
         return
     reason = None
     if not isinstance(config, PPOConfig):
@@ -336,7 +337,7 @@ def _check_recurrent(run: Run) -> None:
         )
 
 
-def _refuse_without_memory(run: Run) -> None:
+def _refuse_recurrent_settings(run: Run) -> None:
     """Raise `ConfigError` for settings of recurrent layers in a run without them."""
     network, config, default = run.network, run.algorithm, NetworkConfig()
     given = {
@@ -349,7 +350,8 @@ def _refuse_without_memory(run: Run) -> None:
         way_out = "set network.recurrent to gru or lstm, or leave it out"
         if config.sequence_length is not None:
             given = {"sequence_length": config.sequence_length, **given}
-    for name, value in given.items():
+    if given:
+        name, value = next(iter(given.items()))
         raise ConfigError(f"{name}={value} is for recurrent policies; {way_out}")
 
 

@@ -13,7 +13,7 @@ from lockstep.errors import ConfigError, RunError
 from lockstep.run import EnvConfig
 from lockstep.session.env_checks.episodes import Limits
 from lockstep.session.env_checks.report import Report
-from lockstep.session.env_checks.task import check_task
+from lockstep.session.env_checks.task import check_env_of_task
 
 SYNC = EnvConfig(vectorization="sync")
 
@@ -228,7 +228,7 @@ def test_a_task_may_have_no_metadata(monkeypatch):
     with pytest.raises(ConfigError, match="metadata autoreset_mode"):
         env_spec("own_envs:GymVector", EnvConfig())
     report = Report()
-    check_task("own_envs:GymVector", EnvConfig(), report, Limits(seconds=0))
+    check_env_of_task("own_envs:GymVector", EnvConfig(), report, Limits(seconds=0))
     assert any("autoreset_mode None" in fault for fault in report.faults)
 
 

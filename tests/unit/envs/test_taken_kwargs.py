@@ -10,7 +10,7 @@ from lockstep.errors import ConfigError
 from lockstep.run import EnvConfig
 from lockstep.session.env_checks.episodes import Limits
 from lockstep.session.env_checks.report import Report
-from lockstep.session.env_checks.task import check_task
+from lockstep.session.env_checks.task import check_env_of_task
 
 HERE = __name__
 LIMIT = {"max_episode_steps": 5}
@@ -81,7 +81,7 @@ def test_taken_names_are_refused_by_training_and_by_the_check(task, config, mess
     with pytest.raises(ConfigError, match=message):
         env_spec(task, config)
     with pytest.raises(ConfigError, match=message):
-        check_task(task, config, Report(), Limits(seconds=0))
+        check_env_of_task(task, config, Report(), Limits(seconds=0))
 
 
 def test_a_class_keeps_a_limit_of_its_own():

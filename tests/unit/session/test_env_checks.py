@@ -18,7 +18,7 @@ from lockstep.run import EnvConfig, Run
 from lockstep.session.env_checks.before_run import check_before_run
 from lockstep.session.env_checks.episodes import Limits
 from lockstep.session.env_checks.report import Report
-from lockstep.session.env_checks.task import check_task
+from lockstep.session.env_checks.task import check_env_of_task
 
 ENVS = str(Path(faulty_envs.__file__))
 TIME_ENOUGH = Limits(seconds=30.0)
@@ -26,7 +26,7 @@ TIME_ENOUGH = Limits(seconds=30.0)
 
 def checked(name, config=EnvConfig(), limits=TIME_ENOUGH, **kwargs):  # noqa: B008
     report = Report(**kwargs)
-    check_task(name if "/" in name or "-" in name else f"{ENVS}:{name}", config, report, limits)
+    check_env_of_task(name if "/" in name or "-" in name else f"{ENVS}:{name}", config, report, limits)
     return report
 
 
@@ -175,7 +175,7 @@ def test_a_game_with_wrappers_is_checked_as_it_is_played():
     pytest.importorskip("ale_py")
     config = EnvConfig(kwargs={"stack_num": 4}, wrappers=("faulty_envs:NeedsFourFrames",))
     report = Report()
-    check_task("PongNoFrameskip-v4", config, report, Limits(seconds=1))
+    check_env_of_task("PongNoFrameskip-v4", config, report, Limits(seconds=1))
     assert report.faults == []
 
 
@@ -260,7 +260,7 @@ def test_warnings_are_said_once_and_tasks_of_others_are_trusted(capsys, monkeypa
     check_before_run(run)
     assert capsys.readouterr().err.count("lockstep: warning: task=") == 1
     check_before_run(run)
-    monkeypatch.setattr("lockstep.session.env_checks.task.check_task", None)
+    monkeypatch.setattr("lockstep.session.env_checks.task.check_env_of_task", None)
     check_before_run(Run(task="CartPole-v1"))
     assert capsys.readouterr().err == ""
 

@@ -14,7 +14,7 @@ from lockstep.run import EnvConfig, Run  # noqa: E402
 from lockstep.session.env_checks.before_run import check_before_run  # noqa: E402
 from lockstep.session.env_checks.episodes import Limits  # noqa: E402
 from lockstep.session.env_checks.report import Report  # noqa: E402
-from lockstep.session.env_checks.task import check_task  # noqa: E402
+from lockstep.session.env_checks.task import check_env_of_task  # noqa: E402
 
 
 class State(NamedTuple):
@@ -120,7 +120,7 @@ class FlagsAreNumbers(Walk):
 
 def checked(name, **kwargs):
     report = Report()
-    check_task(f"{Path(__file__)}:{name}", EnvConfig(), report, Limits(), **kwargs)
+    check_env_of_task(f"{Path(__file__)}:{name}", EnvConfig(), report, Limits(), **kwargs)
     return report
 
 

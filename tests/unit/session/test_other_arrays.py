@@ -12,7 +12,7 @@ from lockstep.envs.make import make_vector_env
 from lockstep.run import EnvConfig
 from lockstep.session.env_checks.episodes import Limits
 from lockstep.session.env_checks.report import Report
-from lockstep.session.env_checks.task import check_task
+from lockstep.session.env_checks.task import check_env_of_task
 
 
 def converted(array, library):
@@ -101,7 +101,9 @@ def checked(name, library):
     if library != "list":
         pytest.importorskip("jax" if library == "jax" else "torch")
     report = Report()
-    check_task(f"{__file__}:{name}", EnvConfig(kwargs={"library": library}), report, Limits(seconds=5.0, steps=200))
+    check_env_of_task(
+        f"{__file__}:{name}", EnvConfig(kwargs={"library": library}), report, Limits(seconds=5.0, steps=200)
+    )
     return report
 
 

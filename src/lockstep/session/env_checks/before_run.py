@@ -53,10 +53,10 @@ def _short_check(run: "Run") -> "Report":
     """Run the check, in a separate process if the environments will run in worker processes, or may use JAX."""
     from lockstep.session.env_checks.episodes import Limits
     from lockstep.session.env_checks.report import Report
-    from lockstep.session.env_checks.task import check_task
+    from lockstep.session.env_checks.task import check_env_of_task
 
     report = Report(skip_non_finite=run.non_finite == "skip")
-    check = functools.partial(check_task, run.task, run.env, report, Limits(), trace_only=True)
+    check = functools.partial(check_env_of_task, run.task, run.env, report, Limits(), trace_only=True)
     with watch_duration(run, report):
         if run.env.vectorization != "async" and not _may_start_jax(run):
             check()

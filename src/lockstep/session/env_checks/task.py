@@ -31,7 +31,9 @@ def uses_user_code(task: str, config: EnvConfig) -> bool:
     return ":" in task or bool(config.wrappers)
 
 
-def check_task(task: str, config: EnvConfig, report: Report, limits: Limits, *, trace_only: bool = False) -> None:
+def check_env_of_task(
+    task: str, config: EnvConfig, report: Report, limits: Limits, *, trace_only: bool = False
+) -> None:
     """Check the environments of a task.
 
     The global random generators of Python and numpy are restored afterwards.
