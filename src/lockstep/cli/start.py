@@ -66,16 +66,17 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     run_dir = given if found is None else found.run_dir
     supervised = world.size > 1 or max_restarts > 0 or args.grace_s is not None  # only a launcher kills a rank
     if on_ray is not None or (world.launcher == "none" and supervised):
-        options = {"run_dir": run_dir, "found": found, "init_from": init_from}
         return _launch(
             run,
             world.size,
             on_ray,
+            run_dir=run_dir,
+            found=found,
+            init_from=init_from,
             debug=args.debug,
             bounds=bounds,
             max_restarts=max_restarts,
             profile=profile,
-            **options,
         )
     from lockstep.launch.train import exit_code, train
 

@@ -27,6 +27,7 @@ from lockstep.launch.world_checks import check_world
 from lockstep.preflight.setting_paths import with_absolute_paths
 from lockstep.record.console import Console
 from lockstep.record.pending_run import PendingRun
+from lockstep.record.summary import signal_of
 from lockstep.run import AnyRun, OfflineRun, Run, override
 from lockstep.session.checks import learns_on_device
 from lockstep.session.env_checks.before_run import check_before_run
@@ -92,10 +93,11 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
     if world is None and not joined:  # else the command has checked the run
         _print_notes(start_notes(run, check_run(run), task_alone=task_alone))
     run = with_absolute_paths(run)
-    alone, world = world is None, world or World.from_environment()
+    world_given = world is not None
+    world = world or World.from_environment()
     if resume is not None and not joined and is_complete(load_resumption(Path(resume), run), world):
         return ended_summary(Path(resume))
-    if ranks is not None and ranks != 1 and alone and world.launcher == "none":
+    if ranks is not None and ranks != 1 and not world_given and world.launcher == "none":
         from lockstep.launch.train_ranks import train_on_ranks
 
         if resume is None and isinstance(run, Run):
@@ -103,7 +105,7 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
         return train_on_ranks(run, ranks, run_dir=run_dir, init_from=init_from, resume=resume, profile=profile)
     if ranks not in (None, world.size):
         raise ConfigError(f"ranks={ranks}, but this process is one of {world.size} ranks already; leave ranks out")
-    if alone and resume is None:
+    if not world_given and resume is None:
         check_world(run, world)
     paths = (Path(path) if path else None for path in (run_dir, init_from, resume))
     return _train_here(run, world, *paths, joined=joined, profile=profile)
@@ -191,7 +193,6 @@ def _train_here(
             run_dir=pending_run,
             init_from=init_from,
             resume=source,
-            joined=joined,
             profile=profile,
         )
         with session, exits_are_errors("training"):
@@ -324,5 +325,5 @@ def _all_processes(run: AnyRun, world: World) -> Generator[Gather]:
 def exit_code(summary: dict[str, Any]) -> int:
     """0 done, 1 failed, 128 + n after signal n."""
     if summary["status"] == "interrupted":
-        return 128 + signal.Signals[summary["error"].rpartition(" ")[2]]
+        return 128 + signal_of(summary["error"])
     return 0 if summary["status"] in ("finished", "solved") else 1

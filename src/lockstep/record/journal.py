@@ -6,7 +6,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from signal import Signals
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from lockstep.record.pending_run import PendingRun
 from lockstep.record.progress import Progress
 from lockstep.record.rank_log import RankLog
 from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, RunDir, mark_failed, write_config
-from lockstep.record.summary import empty_summary
+from lockstep.record.summary import empty_summary, stopped_by
 from lockstep.record.trackers.background import CLOSE_TIMEOUT_S
 from lockstep.record.trackers.open import Trackers
 from lockstep.run import AnyRun, OfflineRun
@@ -239,7 +238,7 @@ class Journal:
             rank["wait_s"] = spent["wait"]
         self.summary |= {
             "status": status,
-            "error": f"stopped by {Signals(signal).name}" if signal else None,
+            "error": stopped_by(signal) if signal else None,
             "devices": [rank["device"] for rank in ranks],
             "params_fingerprint": ranks[0]["params_fingerprint"],
             "phases_s": {name: float(np.mean([spent[name] for spent in phases])) for name in PHASES},

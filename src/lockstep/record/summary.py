@@ -5,6 +5,7 @@ import platform
 import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from signal import Signals
 from typing import Any
 
 from lockstep.distributed.timers import PHASES
@@ -14,6 +15,7 @@ SCHEMA = 1
 
 _REPORTED = {"lockstep": "lockstep-rl", "numpy": "numpy", "gymnasium": "gymnasium"}
 _OF_FRAMEWORK = {"torch": ("torch",), "jax": ("jax", "jaxlib")}
+_STOPPED_BY = "stopped by "
 
 
 def empty_summary(run: AnyRun | Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -50,6 +52,16 @@ def empty_summary(run: AnyRun | Mapping[str, Any] | None = None) -> dict[str, An
         "resumed_from": None,
         "versions": versions(known.get("ml_framework")),
     }
+
+
+def stopped_by(number: int) -> str:
+    """The `error` of a run that a signal interrupted."""
+    return f"{_STOPPED_BY}{Signals(number).name}"
+
+
+def signal_of(error: str) -> Signals:
+    """The signal that `stopped_by` wrote."""
+    return Signals[error.removeprefix(_STOPPED_BY)]
 
 
 def versions(framework: str | None = None) -> dict[str, str]:
