@@ -282,7 +282,9 @@ def test_metrics_are_sums(seam):
 
 @slow_in_jax
 def test_no_episode_weighs_nothing(seam):
-    for log in lines(seam["no_episode_weighs_nothing"][0]["folder"])[:6]:
+    logs = lines(seam["no_episode_weighs_nothing"][0]["folder"])[:6]
+    assert len(logs) == 6
+    for log in logs:
         assert log["episode/return_mean"] == 4.0, "a rank without episodes was counted as 0"
         assert log["episode/count"] == 8 * 2
         assert log["episode/return_mean_100"] == 4.0

@@ -45,8 +45,9 @@ def test_tracker_on_a_full_disk_costs_a_warning_and_not_the_run(run_dir):
 
 
 def test_phases_of_each_rank_sum_to_the_time_of_training(run_dir):
-    for line in (run_dir / "ranks.jsonl").read_text().splitlines():
-        entry = json.loads(line)
+    entries = [json.loads(line) for line in (run_dir / "ranks.jsonl").read_text().splitlines()]
+    assert len(entries) == 4
+    for entry in entries:
         sums = [sum(seconds) for seconds in zip(*(entry["phases_s"][phase] for phase in PHASES), strict=True)]
         # `time_s` is the largest of the ranks' clocks, which are read when each comes to its log line.
         assert max(sums) == pytest.approx(entry["time_s"], rel=0.02)

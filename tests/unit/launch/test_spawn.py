@@ -27,9 +27,16 @@ def big(rank: int, payload: bytes) -> bytes:
 
 
 def one_raises(rank: int, file: str) -> None:
+    """Rank 1, once rank 0 has written its process id."""
+    pid = Path(file)
     if rank == 1:
+        end = time.monotonic() + 30
+        while not pid.exists() and time.monotonic() < end:
+            time.sleep(0.01)
         raise ValueError("boom")
-    Path(file).write_text(str(os.getpid()))
+    beside = pid.with_suffix(".beside")
+    beside.write_text(str(os.getpid()))
+    beside.rename(pid)
     time.sleep(60)
 
 
@@ -105,8 +112,7 @@ def test_a_rank_that_raises_ends_all_and_shows_where(tmp_path):
         spawn(one_raises, 2, (str(tmp_path / "pid"),))
     assert time.monotonic() - start < 20
     assert "in one_raises" in str(caught.value.__cause__)
-    pid = tmp_path / "pid"
-    assert not pid.exists() or not Path(f"/proc/{pid.read_text()}").exists()
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
 
 
 def test_a_killed_rank_is_named():
