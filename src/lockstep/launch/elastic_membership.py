@@ -37,7 +37,8 @@ from lockstep.errors import ConfigError, RunError
 from lockstep.launch.attempt import Attempt, Member, address_of, node_order, placement_of, store_errors
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rank_environment import free_port
-from lockstep.launch.rendezvous import STORE_TIMEOUT_S, Cancelled, NodeRendezvous
+from lockstep.launch.rendezvous import Cancelled, NodeRendezvous
+from lockstep.launch.rendezvous.join import STORE_TIMEOUT_S
 from lockstep.system.bounded import bounded
 
 _LAST_CALL_S = 10.0  # once enough nodes are there: how long to wait for more of them

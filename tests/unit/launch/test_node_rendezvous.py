@@ -12,10 +12,9 @@ from rendezvous_nodes import IDENTITY, OUTER_S, listens, serve, until
 
 from lockstep.distributed.network import framing, interfaces, store_server
 from lockstep.errors import ConfigError, RunError
-from lockstep.launch import rendezvous
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rank_environment import free_port
-from lockstep.launch.rendezvous import Cancelled, client, handshake, server, waiting
+from lockstep.launch.rendezvous import Cancelled, client, handshake, join, server, waiting
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -94,7 +93,7 @@ def test_a_duplicate_node_rank_is_reported_by_all_nodes(start, at):
 
 def test_a_second_main_node_elsewhere_is_reported_by_both(start, monkeypatch):
     port = free_port()
-    monkeypatch.setattr(rendezvous, "is_local", lambda address: address != "127.0.0.8")
+    monkeypatch.setattr(join, "is_local", lambda address: address != "127.0.0.8")
     monkeypatch.setattr(client, "_PATIENCE_S", OUTER_S)
     monkeypatch.setattr(client, "_REPORT_S", OUTER_S)
     second = start(node_rank=0, host="127.0.0.8", port=port)
@@ -105,7 +104,7 @@ def test_a_second_main_node_elsewhere_is_reported_by_both(start, monkeypatch):
 
 
 def test_a_main_node_that_is_not_at_the_endpoint_is_refused(start, monkeypatch):
-    monkeypatch.setattr(rendezvous, "is_local", lambda address: False)
+    monkeypatch.setattr(join, "is_local", lambda address: False)
     node = start(node_rank=0, host="127.0.0.8", port=free_port())
     assert (
         "--node-rank 0 is the main node, but 127.0.0.8 of --rdzv-endpoint is not an address of this" in node.refused()
@@ -231,7 +230,7 @@ def test_the_store_is_served_to_admitted_nodes_only(start, at):
         proof = handshake._proof(b"token right", "node", nonce, "bb")
         waiting_node.send(lockstep=store_server.PROTOCOL, nonce="bb", proof=proof)
         assert "proof" in waiting_node.receive()
-        node = rendezvous._node_info(Nodes(node_rank=1, minimum=3, maximum=3), IDENTITY)
+        node = join._node_info(Nodes(node_rank=1, minimum=3, maximum=3), IDENTITY)
         waiting_node.send(**dataclasses.asdict(node))
         waiting_node.send(**request)
         start(node_rank=2, token="right", minimum=3, maximum=3, **at).admitted()
@@ -414,14 +413,14 @@ def test_a_node_that_reconnects_keeps_its_place(start, at):
     """The main node has not noticed yet that the first connection leads nowhere."""
     flags = {"minimum": 3, "maximum": 3, **at}
     main, nodes = start(node_rank=0, **flags), Nodes(**flags)
-    node = rendezvous._node_info(Nodes(**flags, node_rank=1), IDENTITY)
+    node = join._node_info(Nodes(**flags, node_rank=1), IDENTITY)
     joined = []
 
-    def join():
+    def join_main():
         with contextlib.suppress(ConfigError):
             joined.append(client.RendezvousClient(nodes, node, waiting.Waiting(lambda: False, OUTER_S)).join())
 
-    threads = [threading.Thread(target=join) for _ in range(2)]
+    threads = [threading.Thread(target=join_main) for _ in range(2)]
     for thread in threads:
         thread.start()
         assert not main.decided.wait(0.5), main.error
@@ -526,7 +525,7 @@ def test_connections_to_vanished_hosts_are_closed_by_keepalive(start, at, monkey
 
 
 def test_the_main_node_listens_at_the_endpoint_only(start, monkeypatch):
-    monkeypatch.setattr(rendezvous, "is_loopback", lambda address: False)
+    monkeypatch.setattr(join, "is_loopback", lambda address: False)
     port = free_port()
     main, _ = start(node_rank=0, host="127.0.0.5", port=port), start(node_rank=1, host="127.0.0.5", port=port)
     main.admitted()
@@ -535,7 +534,7 @@ def test_the_main_node_listens_at_the_endpoint_only(start, monkeypatch):
 
 
 def test_torchs_store_listens_at_the_endpoint_only(start, monkeypatch):
-    monkeypatch.setattr(rendezvous, "is_loopback", lambda address: False)
+    monkeypatch.setattr(join, "is_loopback", lambda address: False)
     main = start(node_rank=0, host="127.0.0.5", port=free_port(), minimum=1, maximum=2)
     port = main.admitted().torch_port
     assert listens("127.0.0.5", port)

@@ -9,8 +9,7 @@ from rendezvous_nodes import OUTER_S, serve, until
 
 from lockstep.distributed.network import init_file
 from lockstep.distributed.network.init_file import PublishedEndpoint, read
-from lockstep.launch import rendezvous
-from lockstep.launch.rendezvous import client, server
+from lockstep.launch.rendezvous import client, join, server
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -97,7 +96,7 @@ def test_of_two_runs_that_start_at_once_one_continues(start, file, monkeypatch):
 
 
 def test_a_deleted_file_is_written_again(start, file, monkeypatch):
-    monkeypatch.setattr(rendezvous, "_KEEP_S", 0.1)
+    monkeypatch.setattr(join, "_KEEP_S", 0.1)
     main = start(node_rank=0, init_file=file)
     until(file.exists)
     file.unlink()
