@@ -19,7 +19,7 @@ from jax import Array, lax
 from lockstep.envs.spec import EnvSpec, ImagePart, number_columns
 from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.run import NetworkConfig
-from lockstep.session.checks import CONVOLUTIONS, check_encoder, encoder_of
+from lockstep.session.encoder_choice import CONVOLUTIONS, check_encoder, encoder_of
 from lockstep.world import stream
 
 InitStreams = Callable[[str], np.random.Generator]

@@ -29,8 +29,8 @@ from lockstep.record.console import Console
 from lockstep.record.pending_run import PendingRun
 from lockstep.record.summary import signal_of
 from lockstep.run import AnyRun, OfflineRun, Run, override
-from lockstep.session.checks import learns_on_device
 from lockstep.session.env_checks.before_run import check_before_run
+from lockstep.session.placement import learns_on_device
 from lockstep.session.profile import check_profile
 from lockstep.session.resume import ended_summary, load_resumption, nothing_left, prepare
 from lockstep.session.run_checks import check_run

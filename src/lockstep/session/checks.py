@@ -1,6 +1,5 @@
 """Checks of a run's packages and task, before a process starts."""
 
-from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -11,22 +10,14 @@ from lockstep.algorithms.ppo import SHORTEST_SEQUENCE, PPOConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.config.settings import as_text
-from lockstep.envs.make import PIXELS_OF_BOTH, is_tensor_task, make_vector_env, stays_on_device
+from lockstep.envs.make import make_vector_env
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.record.trackers.open import check_trackers
 from lockstep.run import AnyRun, NetworkConfig, Run
-from lockstep.system.nvidia import jax_finds_gpu
-
-CONVOLUTIONS: Mapping[str, tuple[tuple[int, int, int], ...]] = {
-    "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
-    "wide": ((128, 8, 4), (128, 4, 2), (512, 3, 1)),
-    "small": ((16, 8, 4), (32, 4, 2)),
-}
-"""Channels, kernel and stride of each layer of these encoders."""
-MOVE_TO_HOST = ("prioritized", "replay_path", "replay_device")
-"""Settings of the replay buffer that may need the transitions to be collected on the host, in JAX."""
+from lockstep.session.encoder_choice import check_encoder, only_convolves
+from lockstep.session.placement import check_placement, learns_on_device
 
 
 def check_packages(run: AnyRun) -> None:
@@ -64,7 +55,7 @@ def check_task(run: Run, spec: EnvSpec) -> None:
             f"task={run.task} has {spec.num_agents} agents, which algo={run.algo} does not support; use ppo"
         )
     check_agents(run.num_envs, run.num_shards or 1, spec)
-    _check_placement(run)
+    check_placement(run)
     if isinstance(config, DQNConfig):
         if run.env.critic_keys:
             raise ConfigError(f"env.critic_keys={list(run.env.critic_keys)}: algo=dqn has no critic; leave it out")
@@ -90,49 +81,6 @@ def check_task(run: Run, spec: EnvSpec) -> None:
     _check_recurrent(run)
     if run.evaluate_video:
         check_drawing(run)
-
-
-def _check_placement(run: Run) -> None:
-    """Raise `ConfigError` if environments would be on a device that this algorithm, task or frame stacking lacks."""
-    on_device = ("ppo",) if run.ml_framework == "torch" else ("ppo", "sac", "td3")
-    if run.env.placement == "device" and run.algo not in on_device:
-        raise ConfigError(
-            f"env.placement=device: algo={run.algo} with ml_framework={run.ml_framework} steps environments on the "
-            "host; use auto or host"
-        )
-    if run.env.placement == "device" and run.ml_framework == "jax" and run.algo != "ppo" and is_tensor_task(run.task):
-        raise ConfigError(
-            f"env.placement=device: algo={run.algo} in JAX steps task={run.task}, which is on torch tensors, through "
-            "the host; use auto or host"
-        )
-    if run.algo in on_device and (run.env.placement == "device" or run.env.frame_stack > 1):
-        stays_on_device(run.task, run.env, run.ml_framework, preferred=True)  # refuses what the host alone can do
-
-
-def learns_on_device(run: Run) -> bool:
-    """Whether a run in JAX steps environments that are written in JAX inside its compiled updates.
-
-    Raises:
-        ConfigError: `env.placement=device`, and a setting of the replay buffer needs the host.
-    """
-    config = run.algorithm
-    # On CPUs convolutions are many times slower within compiled loops.
-    on_gpu = run.device != "cpu" and jax_finds_gpu()
-    preferred = run.task != PIXELS_OF_BOTH or on_gpu
-    if isinstance(config, DQNConfig) or not stays_on_device(run.task, run.env, "jax", preferred=preferred):
-        return False
-    if isinstance(config, SACConfig | TD3Config):
-        not_the_device = config.replay_device == ("cpu" if on_gpu else "cuda")
-        need = (config.prioritized, config.replay_path is not None, not_the_device)
-        for name, needs_host in zip(MOVE_TO_HOST, need, strict=True):
-            if needs_host and run.env.placement == "device":
-                raise ConfigError(
-                    f"{name}={as_text(getattr(config, name))} is for transitions that the host collects; use "
-                    f"env.placement=host, or leave {name} out"
-                )
-            if needs_host:
-                return False
-    return True
 
 
 def check_agents(num_envs: int, num_shards: int, spec: EnvSpec) -> None:
@@ -203,57 +151,6 @@ def check_drawing(run: AnyRun) -> None:
         env.close()
     if not picture or np.shape(picture[0])[2:] != (3,):
         raise ConfigError(f"a video was asked for, and task={run.task} draws no pictures (render_mode=rgb_array)")
-
-
-def encoder_of(config: NetworkConfig, spec: EnvSpec) -> str:
-    """The encoder of a network; `auto` chooses by the observations."""
-    if config.encoder != "auto":
-        return config.encoder
-    images = _images(spec)
-    if not images:
-        return "mlp"
-    smallest = min(min(shape[1:]) for shape in images)
-    return "nature" if smallest >= _smallest_image("nature") else "impala"
-
-
-def only_convolves(config: NetworkConfig, spec: EnvSpec) -> bool:
-    """Whether policy and value network have convolutions and no hidden layers: both observe an image alone."""
-    return spec.image is not None and spec.critic_size is None and encoder_of(config, spec) != "mlp"
-
-
-def _images(spec: EnvSpec) -> list[tuple[int, int, int]]:
-    """The shapes of all images of the policy and the value network."""
-    parts = [part.shape for part in (*spec.image_parts, *spec.critic_image_parts)]
-    return parts if spec.image is None else [spec.image, *parts]
-
-
-def _smallest_image(kind: str) -> int:
-    """Height and width of the smallest image that the convolutions of an encoder take."""
-    least = 1
-    for _, kernel, stride in reversed(CONVOLUTIONS[kind]):
-        least = (least - 1) * stride + kernel
-    return least
-
-
-def check_encoder(config: NetworkConfig, spec: EnvSpec) -> None:
-    """Raise `ConfigError` for convolutions on observations without images, or images that are too small."""
-    images = _images(spec)
-    if not images:
-        if config.encoder not in ("auto", "mlp"):
-            raise ConfigError(
-                f"network.encoder={config.encoder} needs images, and this task observes vectors; use mlp, or auto"
-            )
-        return
-    kind = encoder_of(config, spec)
-    if config.module is not None or kind not in CONVOLUTIONS:
-        return
-    least = _smallest_image(kind)
-    _, height, width = min(images, key=lambda shape: min(shape[1:]))
-    if min(height, width) < least:
-        raise ConfigError(
-            f"network.encoder={kind} needs images of at least {least} by {least}, and this task observes {height} by "
-            f"{width}; use larger images, or network.encoder=impala or mlp, which take any size"
-        )
 
 
 def check_critic_observation(config: NetworkConfig, spec: EnvSpec) -> None:

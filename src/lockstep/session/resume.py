@@ -16,7 +16,7 @@ from lockstep.record.checkpoint import DamagedError
 from lockstep.record.follow import read_json
 from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, read_init_from
 from lockstep.run import AnyRun, OfflineRun, Run, from_dict, load, override, to_dict
-from lockstep.session.checks import MOVE_TO_HOST, learns_on_device
+from lockstep.session.placement import MOVE_TO_HOST, learns_on_device
 
 _FIXED = ("task", "algo", "ml_framework", "seed", "num_envs", "num_shards")
 """Settings that the saved state depends on."""

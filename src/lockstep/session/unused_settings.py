@@ -10,7 +10,7 @@ from lockstep.algorithms.sac import SACConfig
 from lockstep.config.settings import as_text
 from lockstep.envs.spec import EnvSpec
 from lockstep.run import AnyRun, Run
-from lockstep.session.checks import encoder_of, only_convolves
+from lockstep.session.encoder_choice import encoder_of, only_convolves
 
 _ONLY_WITH: tuple[tuple[str, str | bool | None, tuple[str, ...]], ...] = (
     ("prioritized", True, ("priority_exponent", "importance_exponent", "priority_eps")),

@@ -17,7 +17,7 @@ from lockstep.envs.load import load_object
 from lockstep.envs.spec import EnvSpec, ImagePart, number_columns
 from lockstep.errors import ConfigError
 from lockstep.run import NetworkConfig
-from lockstep.session.checks import CONVOLUTIONS, check_encoder, encoder_of
+from lockstep.session.encoder_choice import CONVOLUTIONS, check_encoder, encoder_of
 from lockstep.torch.layers import conv2d, elu
 from lockstep.torch.products import linear
 

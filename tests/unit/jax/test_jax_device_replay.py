@@ -21,8 +21,8 @@ from lockstep.jax.device_shard import first_shard, keys_of
 from lockstep.jax.device_transitions import TransitionRollout
 from lockstep.jax.envs.packed import PackedEnv
 from lockstep.run import NetworkConfig, Run, override
-from lockstep.session import checks
-from lockstep.session.checks import learns_on_device
+from lockstep.session import placement
+from lockstep.session.placement import learns_on_device
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
 
@@ -178,7 +178,7 @@ def test_exploration_noise_of_td3_has_the_deviation_of_the_setting():
     ids=lambda one: next(iter(one)),
 )
 def test_settings_of_buffers_on_the_host_keep_environments_there(changes, monkeypatch):
-    monkeypatch.setattr(checks, "jax_finds_gpu", lambda: "replay_device" in changes)
+    monkeypatch.setattr(placement, "jax_finds_gpu", lambda: "replay_device" in changes)
     run = Run(task="device_envs:Drift", algo="sac", ml_framework="jax")
     run = override(run, {"env.kwargs": {"continuous": True}})
     assert learns_on_device(run)

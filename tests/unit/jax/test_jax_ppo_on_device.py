@@ -16,7 +16,7 @@ from lockstep.jax.ppo import PPO
 from lockstep.jax.ppo_on_device import PPODeviceLoop
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session import checks
+from lockstep.session.placement import learns_on_device
 from lockstep.system import nvidia
 from lockstep.world import World
 
@@ -124,8 +124,8 @@ def test_pictures_are_learned_from_on_the_host_without_a_gpu(monkeypatch, device
     monkeypatch.setattr(nvidia, "find_spec", lambda name: gpu or None)  # JAX's plugin for GPUs
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     run = run_of(task="lockstep/PixelPong-v0", device=device, env=EnvConfig(placement=placement))
-    assert checks.learns_on_device(run) is expected
+    assert learns_on_device(run) is expected
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert checks.learns_on_device(run) is (placement == "device")
+    assert learns_on_device(run) is (placement == "device")
     cartpole = run_of(task="lockstep/Cartpole-v0", device="cpu", env=EnvConfig())
-    assert checks.learns_on_device(cartpole)
+    assert learns_on_device(cartpole)

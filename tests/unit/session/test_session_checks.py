@@ -17,7 +17,7 @@ from lockstep.errors import ConfigError
 from lockstep.experience.memory import replay_bytes
 from lockstep.launch.world_checks import check_world
 from lockstep.run import OfflineRun, Run, override
-from lockstep.session import checks, host_checks
+from lockstep.session import checks, host_checks, placement
 from lockstep.session.checks import check_task
 from lockstep.session.data_checks import check_data
 from lockstep.session.host_checks import bytes_of_host, check_host, check_model_path
@@ -289,10 +289,10 @@ def test_the_memory_of_a_rollout_is_compared_before_ranks_start():
 
 
 def test_sac_in_jax_does_not_keep_torch_tensors_on_the_device(monkeypatch):
-    monkeypatch.setattr(checks, "is_tensor_task", lambda task: True)
+    monkeypatch.setattr(placement, "is_tensor_task", lambda task: True)
     run = Run(task="Mine", algo="sac", ml_framework="jax", env=EnvConfig(placement="device"))
     with pytest.raises(ConfigError, match=r"env.placement=device: algo=sac in JAX .* torch tensors"):
-        checks._check_placement(run)
+        placement.check_placement(run)
 
 
 def test_machines_of_a_ray_cluster_are_not_judged_by_this_one(monkeypatch):
@@ -330,5 +330,5 @@ def test_actions_that_float32_cannot_tell_apart_are_refused():
 def test_stacked_observations_are_refused_on_the_device_before_a_run(algo):
     run = override(Run(task="brax/fast", ml_framework="jax"), {"algo": algo, "env.frame_stack": 2})
     with pytest.raises(ConfigError, match=r"env.frame_stack=2 is for environments on the host; use env.placement=host"):
-        checks._check_placement(run)
-    checks._check_placement(override(run, {"env.placement": "host"}))
+        placement.check_placement(run)
+    placement.check_placement(override(run, {"env.placement": "host"}))

@@ -10,7 +10,7 @@ from torch import nn
 from lockstep.envs.spec import ActionSpec, EnvSpec, ImagePart
 from lockstep.errors import ConfigError
 from lockstep.run import NetworkConfig
-from lockstep.session import checks
+from lockstep.session import encoder_choice
 from lockstep.torch import encoders
 from lockstep.torch.encoders import make_encoder
 from lockstep.torch.networks import Policy, multiplications
@@ -95,8 +95,8 @@ def test_the_nature_network_of_pong_has_1_69_million_parameters():
 def test_images_too_small_for_the_nature_network_get_another():
     for size, kind in ((35, "impala"), (36, "nature")):
         spec = spec_of((3, size, 36))
-        assert checks.encoder_of(NetworkConfig(), spec) == kind
-        checks.check_encoder(NetworkConfig(), spec)
+        assert encoder_choice.encoder_of(NetworkConfig(), spec) == kind
+        encoder_choice.check_encoder(NetworkConfig(), spec)
         assert encoder_of("auto", spec)(pictures(spec)).shape[0] == 3
 
 
