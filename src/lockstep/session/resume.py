@@ -206,7 +206,7 @@ def nothing_left(found: Resumption) -> str | None:
     wanted = run.stop_return
     if wanted is None:  # the task's own, which only the environment knows
         wanted = -math.inf if load(run_dir / RUN_FILE).stop_return is None else math.inf
-    if solved_at_step != found.step or not run.stop_when_solved or reached < wanted:
+    if solved_at_step != found.step or not run.stop_when_solved or reached is None or reached < wanted:
         return None
     return (
         f"nothing is left to do: {run_dir} solved its task at step {found.step}; "
