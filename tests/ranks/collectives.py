@@ -283,6 +283,22 @@ def differ(rank: int, ports: dict[str, int]) -> dict[str, str]:
     return found
 
 
+def two_heads(trained: int) -> nn.ModuleList:
+    """Two networks of equal shapes, one of them frozen."""
+    heads = nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])
+    heads[1 - trained].requires_grad_(False)
+    return heads
+
+
+MIXED = {
+    "order of gradients": ("gradients in order", "gradients in another"),
+    "frozen": ("gradients of the first", "gradients of the second"),
+    "flat": ("flat gradients of the first", "flat gradients of the second"),
+    "order of a broadcast": ("broadcast in order", "broadcast in another"),
+}
+"""Collectives of equal tag, size and type, whose tensors would be mixed."""
+
+
 def call(comm: Comm, name: str) -> None:
     """One collective of ordinary use, by its tag."""
     module = nn.Linear(4, 64)
@@ -297,6 +313,14 @@ def call(comm: Comm, name: str) -> None:
         "sum of int64": lambda: comm.sum_shards(torch.ones(1, 3, dtype=torch.int64)),
         "broadcast of float32": lambda: comm.broadcast_([torch.ones(6)]),
         "broadcast of int32": lambda: comm.broadcast_([torch.ones(6, dtype=torch.int32)]),
+        "gradients in order": lambda: comm.average_gradients_(list(module.parameters())),
+        "gradients in another": lambda: comm.average_gradients_(list(module.parameters())[::-1]),
+        "gradients of the first": lambda: comm.average_gradients_(two_heads(trained=0)),
+        "gradients of the second": lambda: comm.average_gradients_(two_heads(trained=1)),
+        "flat gradients of the first": lambda: comm.average_gradients_(FlatParameters(two_heads(trained=0))),
+        "flat gradients of the second": lambda: comm.average_gradients_(FlatParameters(two_heads(trained=1))),
+        "broadcast in order": lambda: comm.broadcast_(list(module.parameters())),
+        "broadcast in another": lambda: comm.broadcast_(list(module.parameters())[::-1]),
     }
     calls[name]()
 
@@ -316,6 +340,7 @@ def call_different_things(rank: int, ports: dict[str, list[int]]) -> dict[str, s
         "type": ("sum of float64", "sum of int64"),
         "width": ("sum of float64", "sum of float32"),
         "type of a broadcast": ("broadcast of float32", "broadcast of int32"),
+        **MIXED,
     }
     found: dict[str, str] = {}
     for way, numbers in ports.items():

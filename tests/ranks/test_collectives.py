@@ -41,7 +41,7 @@ def told(folder):
         ("overlapped_gradients", (free_port(),)),
         ("differ", (ports(*WAYS),)),
         ("objects_differ", (free_port(),)),
-        ("call_different_things", ({way: [free_port() for _ in range(7)] for way in WAYS},)),
+        ("call_different_things", ({way: [free_port() for _ in range(11)] for way in WAYS},)),
         ("first_is_missed", ({way: [free_port() for _ in range(3)] for way in WAYS[:2]},)),
         ("unequal", (ports(*WAYS),)),
         ("one_port", (free_port(),)),
@@ -215,6 +215,19 @@ def test_what_ranks_call_is_told_before_any_size(told, way):
                 f"RunError: ranks are in the same collective, {tag}, with different tensors: "
                 f"rank {rank} sends 24 bytes of {mine}, rank {1 - rank} 24 bytes of {other}"
             )
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", collectives.MIXED)
+def test_ranks_whose_tensors_are_others_of_equal_size_are_told_apart(told, way, case):
+    """As parameters of a set, whose order is another in each process, or another frozen head."""
+    for rank, said in enumerate(told["call_different_things"]):
+        tag = "broadcast" if "broadcast" in case else "average_gradients"
+        assert said[f"{way} {case}"] == (
+            f"RunError: ranks are in the same collective, {tag}, with tensors of other names, shapes or order: rank "
+            f"{rank} gives others than rank {1 - rank}, of the same size in all; give every rank the same tensors in "
+            "the same order"
+        )
 
 
 @pytest.mark.parametrize("way", ["memory", "messages"])

@@ -26,6 +26,7 @@ from lockstep.distributed.timers import SYNC, Timers
 from lockstep.distributed.tree import Node, owned_nodes, tree_sum
 from lockstep.distributed.watch import Observed
 from lockstep.errors import ConfigError
+from lockstep.torch.collectives import given
 from lockstep.torch.collectives.buckets import GradientBuckets
 from lockstep.torch.collectives.checksum import checksum, identity, type_and_shape
 from lockstep.torch.collectives.group import Group, is_on_gpu
@@ -150,25 +151,25 @@ class Comm:
             rows: [K, n], one row for each shard of this rank.
             tag: name of the sum, for errors about ranks in different collectives.
         """
-        return self._sum_rows(rows.detach(), tag).clone()
+        return self._sum_rows(given.rows(rows), tag).clone()
 
     def sum_statistics(self, rows: np.ndarray, tag: str = "sum_statistics") -> np.ndarray:
         """`sum_shards` of numpy numbers, [K, n] float64; *collective*, one message."""
         return self.sum_shards(torch.from_numpy(rows), tag).numpy()
 
-    def _sum_rows(self, rows: Tensor, tag: str) -> Tensor:
-        """As `sum_shards`; the next collective may overwrite the result."""
+    def _sum_rows(self, rows: Tensor, tag: str, layout: int = 0) -> Tensor:
+        """As `sum_shards`; the next collective may overwrite the result. Ranks compare the `layout` (see `peers`)."""
         check_number(len(rows), len(self.world.shards))
         if _is_narrow(rows):
-            return self._sum_rows(rows.float(), tag).to(rows.dtype)
+            return self._sum_rows(rows.float(), tag, layout).to(rows.dtype)
         leaves = {(shard, shard + 1): row for shard, row in zip(self.world.shards, rows, strict=True)}
         partial = [tree_sum(leaves, node, torch.add) for node in self._nodes[self.world.rank]]
         if self.world.size == 1:
             return partial[0]
         if self._hosts is None and not self.world.pinned:
             with self._entered(tag):
-                return self._group.sum(torch.stack(partial).sum(0), tag)
-        return tree_sum(self._exchange(partial, tag, torch.add), self._root, torch.add)
+                return self._group.sum(torch.stack(partial).sum(0), tag, layout)
+        return tree_sum(self._exchange(partial, tag, torch.add, layout), self._root, torch.add)
 
     def sum(self, value: Tensor, tag: str = "sum") -> Tensor:
         """The sum over ranks; *collective*. Not differentiable; returns a new tensor.
@@ -176,13 +177,17 @@ class Comm:
         Floating-point numbers of fewer than 32 bits are added as float32. Integers and booleans are added, and
         returned, as int64.
         """
-        value = value.detach()
+        value = given.tensor(value)
         value = value if value.is_floating_point() or value.is_complex() else value.long()
         if self.world.size == 1:
             return value.clone()
+        return self._sum_over_ranks(value.reshape(-1), tag).clone().view(value.shape)
+
+    def _sum_over_ranks(self, value: Tensor, tag: str, layout: int = 0) -> Tensor:
+        """As `_sum_rows`, of one row [n] for each rank."""
         rows = value.new_zeros(len(self.world.shards), value.numel())
-        rows[0] = value.reshape(-1)
-        return self.sum_shards(rows, tag).view(value.shape)
+        rows[0] = value
+        return self._sum_rows(rows, tag, layout)
 
     def mean(self, value: Tensor, weight: Tensor | float = 1.0, tag: str = "mean") -> Tensor:
         """The mean over ranks weighted by `weight`; values of weight 0 are ignored, even NaN; *collective*.
@@ -191,7 +196,7 @@ class Comm:
         weights are all 0 the mean is NaN. Not differentiable; returns a new tensor.
         """
         check_weight(weight)
-        value = value.detach()
+        value = given.tensor(value)
         value = value if value.is_floating_point() or value.is_complex() else value.float()
         if self.world.size == 1:
             return value.clone()
@@ -204,7 +209,7 @@ class Comm:
 
     def max(self, value: Tensor, tag: str = "max") -> Tensor:
         """The largest value over ranks; *collective*. Not differentiable; returns a new tensor."""
-        value = value.detach()
+        value = given.tensor(value)
         if self.world.size == 1:
             return value.clone()
         if value.element_size() < 4:  # gloo has no sums of some of these types
@@ -214,6 +219,7 @@ class Comm:
 
     def any(self, flag: bool, tag: str = "any") -> bool:
         """Whether `flag` is true on any rank, to turn a local condition into a common decision; *collective*."""
+        flag = given.flag(flag)
         if self.world.size == 1:
             return flag
         return bool(self.sum(torch.tensor([float(flag)], device=self.device), tag) > 0)
@@ -231,10 +237,10 @@ class Comm:
             weight: [N], of each row; default 1. If all are 0, so are mean and variance.
             tag: name of the collective, for errors about ranks in different collectives.
         """
+        value, weight = given.weighed(value, weight)
         shape = value.shape[1:]
         kind = value.dtype if value.is_floating_point() else torch.float32
-        rows = value.detach().double().reshape(len(value), math.prod(shape))
-        weight = None if weight is None else weight.detach()
+        rows = value.double().reshape(len(value), math.prod(shape))
         total = self.sum(sums_of(rows, weight, self.world.rank, self.world.size), tag)
         count, mean, variance = moments_of(total, self.world.size)
         return count, mean.view(shape).to(kind), variance.view(shape).to(kind)
@@ -254,7 +260,7 @@ class Comm:
 
             def start_sum(part: Tensor, first: bool) -> Callable[[], object]:
                 with self._entered(tag):
-                    return self._group.start_sum(part, tag, flat.rows.nbytes if first else None)
+                    return self._group.start_sum(part, tag, flat.rows.nbytes if first else None, flat.layout)
 
             self._buckets[flat] = GradientBuckets(flat, start_sum, _BUCKET_BYTES)
         self._buckets[flat].start()
@@ -271,7 +277,7 @@ class Comm:
 
     def average_gradients_(
         self,
-        parameters: nn.Module | nn.Parameter | FlatParameters | Iterable[nn.Parameter],
+        parameters: nn.Module | Tensor | FlatParameters | Iterable[Tensor],
         weight: float = 1.0,
         tag: str = "average_gradients",
     ) -> Tensor:
@@ -281,28 +287,28 @@ class Comm:
         of all weights, and the sums over all shards are returned. With an ordinary module, or its parameters, `.grad`
         holds this rank's *mean* over its part of the batch, which counts `weight` (rows, say). A rank of weight 0 is
         ignored. Where the total weight is 0, so is the gradient: skip such a step. `.grad` stays None where it is None
-        on all ranks.
+        on all ranks. Ranks whose parameters have other names, shapes or another order are detected.
         """
         if isinstance(parameters, FlatParameters):
-            buckets = self._buckets.get(parameters)
-            if buckets is None or not buckets.started:
-                total = self._sum_rows(parameters.rows, tag)
-            else:
-                total = self._sum_rest(parameters, buckets, tag)
-            sums = total[parameters.num_parameters :].clone()
-            torch.div(total[: parameters.num_parameters], divisor(sums[0]), out=parameters.gradient)
-            return sums
+            return self._average_flat(parameters, weight, tag)
         check_weight(weight)
-        if isinstance(parameters, nn.Parameter):  # its rows have no gradients
-            listed = [parameters]
-        else:
-            listed = [*(parameters.parameters() if isinstance(parameters, nn.Module) else parameters)]
-        if any(not parameter.is_leaf for parameter in listed):
-            raise ConfigError("a tensor that was computed has no gradient to average; give the parameters themselves")
-        return torch.tensor([self._average_module([p for p in listed if p.requires_grad], float(weight), tag)])
+        check_weight(weight := float(weight))  # of a tensor on a GPU, too
+        return torch.tensor([self._average_module(given.parameters(parameters), weight, tag)])
 
-    def _average_module(self, trained: list[nn.Parameter], weight: float, tag: str) -> float:
+    def _average_flat(self, flat: FlatParameters, weight: float, tag: str) -> Tensor:
+        """`average_gradients_` of flat parameters. Returns the sums over all shards."""
+        buckets = self._buckets.get(flat)
+        if buckets is None or not buckets.started:
+            total = self._sum_rows(flat.rows, tag, flat.layout)
+        else:
+            total = self._sum_rest(flat, buckets, tag)
+        sums = total[flat.num_parameters :].clone()
+        torch.div(total[: flat.num_parameters], divisor(sums[0]), out=flat.gradient)
+        return sums
+
+    def _average_module(self, named: given.Named, weight: float, tag: str) -> float:
         """`average_gradients_` of parameters with gradients of their own. Returns the total weight."""
+        trained = [parameter for _, parameter in named]
         if self.world.size == 1:
             for parameter in trained:
                 if weight == 0 and parameter.grad is not None:
@@ -313,7 +319,7 @@ class Comm:
         flat = flat.float() if _is_narrow(flat) else flat
         flat = flat * weight if weight > 0 else torch.zeros_like(flat)  # 0 times NaN is NaN
         rest = flat.new_tensor([weight, *(float(p.grad is not None) for p in trained)])
-        total = self.sum(torch.cat([flat, rest]), tag)
+        total = self._sum_over_ranks(torch.cat([flat, rest]), tag, given.layout(named))
         count, total_weight = flat.numel(), total[flat.numel()].real
         means = torch.split(total[:count] / divisor(total_weight), [g.numel() for g in gradients])
         holders = cast("list[float]", total[count + 1 :].real.tolist())
@@ -326,7 +332,7 @@ class Comm:
         row = flat.rows[0]
         with self._entered(tag):
             count = buckets.stop()
-            rest = self._group.sum(torch.cat([row[:count], row[flat.num_parameters :]]), tag)
+            rest = self._group.sum(torch.cat([row[:count], row[flat.num_parameters :]]), tag, flat.layout)
             buckets.wait()
             row[:count] = rest[:count]
             row[flat.num_parameters :] = rest[count:]
@@ -334,20 +340,24 @@ class Comm:
 
     # -- equal on all ranks --------------------------------------------------------------------------------------------
 
-    def broadcast_(self, tensors: nn.Module | Iterable[Tensor], source: int = 0) -> None:
-        """Broadcast tensors, or the parameters and buffers of a module, from rank `source`, in place; *collective*."""
+    def broadcast_(self, tensors: nn.Module | Tensor | Iterable[Tensor], source: int = 0) -> None:
+        """Broadcast tensors, or the parameters and buffers of a module, from rank `source`, in place; *collective*.
+
+        Ranks whose tensors have other names, shapes or another order are detected.
+        """
         check_source(source, self.world.size)
+        named = given.tensors(tensors)
         if self.world.size == 1:
             return
-        listed = [t for _, t in sorted(_tensors_of(tensors).items())] if isinstance(tensors, nn.Module) else tensors
+        layout = given.layout(named)
         alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for tensor in listed:
+        for _, tensor in named:
             alike.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
         for group in alike.values():
             flat = torch.cat([t.reshape(-1) for t in group])
             with self._entered("broadcast"):
                 channel = self._objects if flat.device.type == "cpu" else self._group
-                channel.broadcast_(flat, source, "broadcast")
+                channel.broadcast_(flat, source, "broadcast", layout)
             for tensor, part in zip(group, torch.split(flat, [t.numel() for t in group]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 
@@ -372,15 +382,15 @@ class Comm:
         """Wait for all ranks; *collective*."""
         self.gather_object(None, tag)
 
-    def check_equal(self, tensors: nn.Module | Mapping[str, Tensor | np.ndarray], tag: str = "check_equal") -> None:
+    def check_equal(self, tensors: nn.Module | Mapping[str, Any], tag: str = "check_equal") -> None:
         """Raise `MismatchError`, naming ranks and tensors, unless all hold the same bits; *collective*.
 
-        One message; only on a mismatch a second one, with a digest of each tensor.
+        One message; only on a mismatch a second one, with a digest of each tensor. Tensors, arrays and numbers by name
+        may be nested.
         """
+        named = given.by_name(tensors)
         if self.world.size == 1:
             return
-        given = _tensors_of(tensors) if isinstance(tensors, nn.Module) else tensors
-        named = {name: torch.as_tensor(given[name]) for name in sorted(given)}
         shapes = torch.tensor(layout_hash({name: type_and_shape(tensor) for name, tensor in named.items()}))
         mine = torch.stack([checksum(named.values()).to(self.device), shapes.to(self.device)])
         # One message of four integers. ~x decreases in x, so max(~x) = ~min(x): every rank decides from the same four.
@@ -396,14 +406,15 @@ class Comm:
         """The current status of the ranks of this host; not collective."""
         return peers.observe(self._group.segment, self.world.rank, self.timers.row, self._group.tag)
 
-    def _exchange(self, parts: list[Tensor], tag: str, add: Add) -> Mapping[Node, Tensor]:
+    def _exchange(self, parts: list[Tensor], tag: str, add: Add, layout: int = 0) -> Mapping[Node, Tensor]:
         """Gather the tensors of each rank's nodes; returns enough nodes to complete the tree."""
         with self._entered(tag):
             if self._hosts is not None:
-                return self._hosts.exchange(parts, tag, add)
+                return self._hosts.exchange(parts, tag, add, layout)
             width = max(len(nodes) for nodes in self._nodes)  # a rank with fewer nodes than others pads with zeros
             padding = parts[0].new_zeros((width - len(parts)) * parts[0].numel())
-            gathered = self._group.gather(torch.cat([*parts, padding]), tag).view(self.world.size, width, -1)
+            every = self._group.gather(torch.cat([*parts, padding]), tag, layout)
+            gathered = every.view(self.world.size, width, -1)
             return {node: gathered[rank, i] for rank, nodes in enumerate(self._nodes) for i, node in enumerate(nodes)}
 
     @contextlib.contextmanager
@@ -435,8 +446,3 @@ class Comm:
 def _is_narrow(value: Tensor) -> bool:
     """Whether these are floating-point numbers of fewer than 32 bits, whose sums over ranks would lose digits."""
     return value.is_floating_point() and value.element_size() < 4
-
-
-def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers of a module by name, also those that its `state_dict` leaves out."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
+from lockstep.distributed.peers import layout_code
 from lockstep.torch.products import add_by_autograd, add_in_place
 
 SomeModule = TypeVar("SomeModule", bound=nn.Module)
@@ -36,10 +37,13 @@ class FlatParameters:
         values: all parameters [P], an `nn.Parameter` whose `.grad` is `gradient`; pass it to the optimizer.
         gradient: their gradients [P]; `backward()` adds to it.
         rows: [K, P + num_sums]: the gradient sum of each local shard, then its other sums, the weight first.
+        layout: integer hash of the names and shapes of the parameters, which ranks compare.
     """
 
     def __init__(self, module: nn.Module, num_shards: int = 1, num_sums: int = 1) -> None:
-        self.parameters = parameters = [p for p in module.parameters() if p.requires_grad]
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self.parameters = parameters = [p for _, p in named]
+        self.layout = layout_code([(name, p.shape, p.dtype) for name, p in named])
         kinds = {(p.dtype, p.device) for p in parameters}
         if len(kinds) != 1:
             raise ValueError(f"parameters of one type on one device are needed, not {sorted(map(str, kinds))}")

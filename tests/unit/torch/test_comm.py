@@ -98,6 +98,15 @@ def test_one_rank_refuses_what_several_would(comm):
         comm.sum_shards(torch.ones(3, 2))
 
 
+def test_a_set_of_parameters_is_refused(comm):
+    """Its order depends on addresses, which are others in each process."""
+    parameters = set(nn.Linear(2, 1).parameters())
+    for call in (comm.average_gradients_, comm.broadcast_):
+        with pytest.raises(ConfigError, match="was given a set, which has another order on each rank; give a list"):
+            call(parameters)
+    comm.broadcast_(dict.fromkeys(nn.Linear(2, 1).parameters()).keys())
+
+
 @pytest.mark.parametrize("seconds", [0, -1.0, np.nan, np.inf, None, "10"])
 def test_timeouts_that_bound_nothing_are_refused(seconds):
     with pytest.raises(ConfigError, match=f"^timeout_s={seconds} must be a finite number"):

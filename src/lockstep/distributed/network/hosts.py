@@ -94,14 +94,14 @@ class Hosts:
     def _sums_on_every_rank(self, size: int) -> bool:
         return (len(self._nodes_here) - 1) * size < _LARGE
 
-    def exchange(self, parts: Sequence[np.ndarray], tag: str, add: Add) -> Mapping[Node, np.ndarray]:
+    def exchange(self, parts: Sequence[np.ndarray], tag: str, add: Add, layout: int = 0) -> Mapping[Node, np.ndarray]:
         """From this rank's sum at each of its tree nodes, sums at nodes that make up the tree, equal on all ranks.
 
-        The arrays may be in shared memory: read them before the next exchange.
+        The arrays may be in shared memory: read them before the next exchange. Ranks compare the `layout_code`.
         """
         length, kind = parts[0].size, parts[0].dtype
         size, root = length * kind.itemsize, (0, self._world.num_shards)
-        sent = amount(size, kind)
+        sent = amount(size, kind, layout)
         num_here = len(self._nodes_here)
         num_of_hosts = self._bounds[-1] if self.has_other_hosts else 0
         table = self._table(num_here + num_of_hosts + 1, length, kind, tag)
@@ -144,9 +144,9 @@ class Hosts:
             np.copyto(total[piece], tree_sum(parts, (0, self._world.num_shards), add))
         self._wait_for_local_ranks(tag, amount(total.nbytes, total.dtype), messages=0)
 
-    def gather(self, flat: np.ndarray, tag: str) -> np.ndarray:
+    def gather(self, flat: np.ndarray, tag: str, layout: int = 0) -> np.ndarray:
         """The arrays [n] of all ranks, [size, n]."""
-        sent = amount(flat.nbytes, flat.dtype)
+        sent = amount(flat.nbytes, flat.dtype, layout)
         table = self._table(self._world.size, flat.size, flat.dtype, tag)
         np.copyto(table[self._world.rank], flat)
         self._wait_for_local_ranks(tag, sent)
@@ -154,9 +154,9 @@ class Hosts:
         self._between_hosts(lambda links: self._exchange_rows(links, table, bounds, tag, sent), tag)
         return table.copy()
 
-    def broadcast(self, flat: np.ndarray, source: int, tag: str, kind: str) -> None:
+    def broadcast(self, flat: np.ndarray, source: int, tag: str, kind: str, layout: int = 0) -> None:
         """Broadcast the array of rank `source`, in place; `kind` is the type that its bytes stand for."""
-        sent = amount(flat.nbytes, kind)
+        sent = amount(flat.nbytes, kind, layout)
         table = self._table(1, flat.size, flat.dtype, tag)
         if self._world.rank == source:
             np.copyto(table[0], flat)

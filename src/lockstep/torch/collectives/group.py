@@ -1,7 +1,7 @@
 """The process group: the only file that uses `torch.distributed`.
 
-With gloo ranks compare tag and size before each collective; with NCCL messages are numbered and tagged, so that the
-host does not wait for the GPU. A broken connection is reported with the rank that exited, not with a TCP port.
+With gloo ranks compare tag, size and layout before each collective; with NCCL messages are numbered and tagged, so that
+the host does not wait for the GPU. A broken connection is reported with the rank that exited, not with a TCP port.
 """
 
 import math
@@ -81,68 +81,70 @@ class Group:
         if self._world.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
-    def gather(self, flat: Tensor, tag: str) -> Tensor:
-        """The tensors [n] of all ranks, [size, n]."""
+    def gather(self, flat: Tensor, tag: str, layout: int = 0, *, look: bool = False) -> Tensor:
+        """The tensors [n] of all ranks, [size, n]; ranks compare the `layout_code`, with `look` at once."""
         if not is_on_gpu(flat):
-            self._compare(tag, flat.nbytes, flat.dtype)
+            self._compare(tag, flat.nbytes, flat.dtype, layout)
             return self._gather(flat, tag)
         if self._backend == "gloo":
-            return self.gather(flat.cpu(), tag).to(flat.device)
-        every = self._gather(torch.cat([flat, self._mark(tag, flat)[:1]]), tag)
-        if self._may_look():
+            return self.gather(flat.cpu(), tag, layout).to(flat.device)
+        every = self._gather(torch.cat([flat, self._mark(tag, flat, layout)[:1]]), tag)
+        if look or self._may_look():
             marks = cast("list[float]", every[:, -1].tolist())
             odd = [rank for rank, mark in enumerate(marks) if mark != marks[self._world.rank]]
             if odd:
                 raise RunError(
                     f"ranks are in different collectives: rank {self._world.rank} is in {tag} (number {self._number}), "
-                    f"rank {', '.join(map(str, odd))} in another"
+                    f"rank {', '.join(map(str, odd))} in another{_or_tensors(layout)}"
                 )
         return every[:, :-1]
 
-    def sum(self, flat: Tensor, tag: str) -> Tensor:
+    def sum(self, flat: Tensor, tag: str, layout: int = 0) -> Tensor:
         """All-reduce [n] over ranks; the backend chooses the order of additions."""
         if not is_on_gpu(flat):
-            self._compare(tag, flat.nbytes, flat.dtype)
+            self._compare(tag, flat.nbytes, flat.dtype, layout)
             total = flat.clone()
             self._send(tag, lambda: dist.all_reduce(total))  # pyright: ignore[reportUnknownLambdaType]
             return total
         if self._backend == "gloo":
-            return self.sum(flat.cpu(), tag).to(flat.device)
+            return self.sum(flat.cpu(), tag, layout).to(flat.device)
         # Unless all marks are equal, some rank's mark or its square differs from the mean over ranks.
-        mark = self._mark(tag, flat)
+        mark = self._mark(tag, flat, layout)
         marked = torch.cat([flat, mark])
         self._send(tag, lambda: dist.all_reduce(marked))  # pyright: ignore[reportUnknownLambdaType]
         if self._may_look() and bool((marked[-2:] != mark * self._world.size).any()):
             raise RunError(
                 f"ranks are in different collectives: rank {self._world.rank} is in {tag} (number {self._number})"
+                f"{_or_tensors(layout)}"
             )
         return marked[:-2]
 
-    def start_sum(self, part: Tensor, tag: str, size: int | None) -> Callable[[], object]:
+    def start_sum(self, part: Tensor, tag: str, size: int | None, layout: int = 0) -> Callable[[], object]:
         """Start to add a tensor over ranks, in place; returns a function that waits for the sum.
 
         Args:
             part: of a larger message.
             tag: of the message.
             size: of the message, to compare between ranks before its first part; None for later parts.
+            layout: `layout_code` of the message, compared likewise.
         """
         if not is_on_gpu(part) and size is not None:
-            self._compare(tag, size, part.dtype)
+            self._compare(tag, size, part.dtype, layout)
         started: list[dist.Work] = []
         self._send(tag, lambda: started.append(dist.all_reduce(part, async_op=True)))  # pyright: ignore
         return lambda: self._send(tag, started[0].wait, messages=0)
 
-    def broadcast_(self, flat: Tensor, source: int, tag: str) -> None:
+    def broadcast_(self, flat: Tensor, source: int, tag: str, layout: int = 0) -> None:
         """Broadcast the tensor of rank `source`."""
         if not is_on_gpu(flat):
-            self._compare(tag, flat.nbytes, flat.dtype)
+            self._compare(tag, flat.nbytes, flat.dtype, layout)
         elif self._backend == "gloo":
             on_host = flat.cpu()
-            self.broadcast_(on_host, source, tag)
+            self.broadcast_(on_host, source, tag, layout)
             flat.copy_(on_host)
             return
         else:
-            self.gather(flat.new_zeros(1), tag)  # a broadcast carries no marks, and is rare
+            self.gather(torch.zeros(1, device=flat.device), tag, layout, look=True)  # it has no marks, and is rare
         raw = flat if is_on_gpu(flat) else flat.view(torch.uint8)  # gloo does not know all types
         self._send(tag, lambda: dist.broadcast(raw, src=source))  # pyright: ignore[reportUnknownLambdaType]
 
@@ -152,9 +154,9 @@ class Group:
         if self.segment is not None:
             self.segment.enter(tag)
 
-    def _compare(self, tag: str, size: int, dtype: torch.dtype) -> None:
-        """Raise `RunError` unless all ranks have the same tag, bytes and type; gloo aborts a process on other bytes."""
-        sent = peers.amount(size, dtype_name(dtype))
+    def _compare(self, tag: str, size: int, dtype: torch.dtype, layout: int) -> None:
+        """Raise `RunError` unless all ranks have the same tag and amount; gloo aborts a process on other bytes."""
+        sent = peers.amount(size, dtype_name(dtype), layout)
         mine = torch.frombuffer(bytearray(struct.pack("<q", sent) + tag_text(tag)), dtype=torch.uint8)
         gathered: list[tuple[int, str, int]] = []
         for rank, row in enumerate(self._gather(mine, tag, messages=0)):
@@ -172,7 +174,7 @@ class Group:
         self._send(tag, lambda: dist.all_gather(list(every.unbind()), flat), messages)  # pyright: ignore[reportUnknownLambdaType]
         return every
 
-    def _mark(self, tag: str, like: Tensor) -> Tensor:
+    def _mark(self, tag: str, like: Tensor, layout: int) -> Tensor:
         """The mark of the next collective and its square, of the device and type of a tensor.
 
         It is read from a table on the device: a copy of a number from the host would wait for the device.
@@ -182,7 +184,7 @@ class Group:
         if key not in self._tables:
             marks = torch.arange(self._num_marks, dtype=like.dtype, device=like.device)
             self._tables[key] = torch.stack([marks, marks * marks], 1)
-        return self._tables[key][(self._number * 31 + zlib.crc32(tag.encode())) % self._num_marks]
+        return self._tables[key][(self._number * 31 + zlib.crc32(tag.encode()) + layout) % self._num_marks]
 
     def _may_look(self) -> bool:
         return self._number % _LOOK_EVERY == 0
@@ -195,6 +197,11 @@ class Group:
         except RuntimeError as error:
             raise peers.lost(self.segment, self._world.rank, tag, self._timeout_s, error) from error
         self._timers.enter(previous)
+
+
+def _or_tensors(layout: int) -> str:
+    """Of a collective whose tensors have a layout: marks do not tell which of both differs."""
+    return ", or gives tensors of other names, shapes or order than another rank" if layout else ""
 
 
 def is_on_gpu(tensor: Tensor) -> bool:

@@ -20,15 +20,15 @@ class HostTensors:
     def __init__(self, all_hosts: hosts.Hosts) -> None:
         self.hosts = all_hosts
 
-    def exchange(self, parts: Sequence[Tensor], tag: str, add: Add) -> Mapping[Node, Tensor]:
+    def exchange(self, parts: Sequence[Tensor], tag: str, add: Add, layout: int = 0) -> Mapping[Node, Tensor]:
         """As `hosts.Hosts.exchange`, for sums and maxima."""
-        values = self.hosts.exchange([part.detach().numpy() for part in parts], tag, _ADDS[add])
+        values = self.hosts.exchange([part.detach().numpy() for part in parts], tag, _ADDS[add], layout)
         return {node: torch.from_numpy(value) for node, value in values.items()}
 
     def gather(self, flat: Tensor, tag: str) -> Tensor:
         """The tensors [n] of all ranks, [size, n]."""
         return torch.from_numpy(self.hosts.gather(flat.numpy(), tag))
 
-    def broadcast_(self, flat: Tensor, source: int, tag: str) -> None:
+    def broadcast_(self, flat: Tensor, source: int, tag: str, layout: int = 0) -> None:
         """Broadcast the tensor of rank `source`, of any type."""
-        self.hosts.broadcast(flat.view(torch.uint8).numpy(), source, tag, dtype_name(flat.dtype))
+        self.hosts.broadcast(flat.view(torch.uint8).numpy(), source, tag, dtype_name(flat.dtype), layout)

@@ -1,0 +1,137 @@
+"""Checks of what callers give to the collectives of PyTorch, the same on one rank as on several."""
+
+from collections.abc import Iterable, Mapping, MappingView, Set
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lockstep.distributed import peers
+from lockstep.errors import ConfigError
+
+Named = list[tuple[str, Tensor]]
+"""Tensors in the order in which they are sent, each with a name: that of a module, or a place in a list."""
+
+
+def tensor(value: Any, name: str = "value") -> Tensor:
+    """The tensor, without its gradient. Raises `ConfigError` for anything else."""
+    if not isinstance(value, Tensor):
+        raise ConfigError(f"{name} is {_what(value)}, not a tensor; give torch.as_tensor({name})")
+    return value.detach()
+
+
+def rows(value: Any) -> Tensor:
+    """The tensor [K, n], without its gradient."""
+    found = tensor(value, "rows")
+    if found.ndim != 2:
+        raise ConfigError(f"rows has shape {list(found.shape)}; give [K, n], one row for each shard of this rank")
+    return found
+
+
+def flag(value: Any) -> bool:
+    """The boolean."""
+    if isinstance(value, Tensor | np.ndarray) and np.prod(value.shape) != 1:
+        raise ConfigError(f"flag has shape {list(value.shape)}, but a rank has one flag; give flag.any()")
+    return bool(value)
+
+
+def weighed(value: Any, weight: Any) -> tuple[Tensor, Tensor | None]:
+    """Rows [N, *F] and their weights [N], without their gradients; weights on a GPU are not read."""
+    found = tensor(value)
+    if found.ndim == 0:
+        raise ConfigError("value has no rows: its shape is []; give [N, ...], as value.reshape(1)")
+    if weight is None:
+        return found, None
+    weights = tensor(weight, "weight")
+    if weights.shape != found.shape[:1]:
+        raise ConfigError(
+            f"weight has shape {list(weights.shape)} for {len(found)} rows; give one weight for each row, "
+            f"[{len(found)}]"
+        )
+    if weights.device.type == "cpu" and not bool(((weights >= 0) & weights.isfinite()).all()):
+        raise ConfigError(f"weight={weights.tolist()} must have finite numbers of at least 0")
+    return found, weights
+
+
+def parameters(given: Any) -> Named:
+    """The parameters that are trained, of a module, a parameter or several, all on one device."""
+    listed = _listed(given, "average_gradients_", "policy or policy.parameters()", buffers=False)
+    if any(not one.is_leaf for _, one in listed):
+        raise ConfigError("a tensor that was computed has no gradient to average; give the parameters themselves")
+    trained = [(name, one) for name, one in listed if one.requires_grad]
+    devices = {one.device for _, one in trained}
+    if len(devices) > 1:
+        raise ConfigError(
+            f"parameters are on {' and '.join(sorted(map(str, devices)))}; call average_gradients_ once for those of "
+            "each device"
+        )
+    return trained
+
+
+def tensors(given: Any) -> Named:
+    """The parameters and buffers of a module, by name, or the tensors of a list."""
+    return _listed(given, "broadcast_", "policy or policy.state_dict().values()", buffers=True)
+
+
+def by_name(given: Any, prefix: str = "") -> dict[str, Tensor]:
+    """Tensors of a module or mapping, which may be nested, in the order of their names."""
+    if isinstance(given, nn.Module):
+        return dict(sorted(tensors_of(given).items()))
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"check_equal takes a module, or tensors by name, not {_what(given)}; give policy or "
+            "{'weight': policy.weight}"
+        )
+    found: dict[str, Tensor] = {}
+    for key, value in cast("Mapping[object, Any]", given).items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found |= by_name(value, f"{name}.")
+        elif isinstance(value, Tensor | np.ndarray | np.generic | int | float | complex):
+            found[name] = torch.as_tensor(value)
+        else:
+            raise ConfigError(
+                f"check_equal compares tensors, arrays and numbers, but {name} is {_what(value)}; leave it out"
+            )
+    return dict(sorted(found.items()))
+
+
+def layout(named: Named) -> int:
+    """What ranks compare of tensors that are sent as one: names, shapes and types, in their order."""
+    return peers.layout_code([(name, one.shape, one.dtype) for name, one in named])
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a module by name, also those that its `state_dict` leaves out."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _listed(given: Any, method: str, instead: str, *, buffers: bool) -> Named:
+    if isinstance(given, nn.Module):
+        return sorted(tensors_of(given).items()) if buffers else list(given.named_parameters())
+    if isinstance(given, Tensor):  # its rows are no parameters
+        return [("", given)]
+    if isinstance(given, Set) and not isinstance(given, MappingView):
+        raise ConfigError(f"{method} was given a set, which has another order on each rank; give a list")
+    if isinstance(given, Mapping | Optimizer | str) or not isinstance(given, Iterable):
+        raise ConfigError(f"{method} takes a module or tensors, not {_what(given)}; give {instead}")
+    listed = [*cast("Iterable[Any]", given)]
+    for place, one in enumerate(listed):
+        if isinstance(one, nn.Module):
+            raise ConfigError(
+                f"{method} was given a module as element {place} of a list; give nn.ModuleList([...]), or call it once "
+                "for each"
+            )
+        if not isinstance(one, Tensor):
+            raise ConfigError(
+                f"{method} takes a module or tensors, but element {place} is {_what(one)}; give {instead}"
+            )
+    return [(str(place), one) for place, one in enumerate(listed)]
+
+
+def _what(value: object) -> str:
+    """A value's type, for messages."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
