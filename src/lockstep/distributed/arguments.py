@@ -1,6 +1,7 @@
 """Checks of what callers give to collectives, the same for both frameworks."""
 
 import math
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,17 @@ def check_source(source: int, size: int) -> None:
 
 
 def check_weight(weight: Any) -> None:
-    """Raise `ConfigError` for what weighs nothing sensible; arrays on a device are not read."""
+    """Raise `ConfigError` for what weighs nothing sensible; arrays of JAX and tensors on a GPU are not read."""
     shape = tuple(getattr(weight, "shape", ()))
     if math.prod(shape) != 1:
         raise ConfigError(
             f"weight has shape {list(shape)}, but a rank has one weight: give a number, or an array of one element"
         )
-    if isinstance(weight, int | float) and not 0 <= weight < math.inf:
-        raise ConfigError(f"weight={weight} must be a finite number of at least 0")
+    if not isinstance(weight, Real | np.bool_) and not hasattr(weight, "shape"):
+        raise ConfigError(f"weight={weight!r} must be a number")
+    is_on_host = isinstance(weight, Real | np.generic | np.ndarray) or _is_on_cpu(weight)
+    if is_on_host and not 0 <= (number := float(weight.item() if hasattr(weight, "item") else weight)) < math.inf:
+        raise ConfigError(f"weight={number} must be a finite number of at least 0")
 
 
 def check_number(given: int, needed: int, what: str = "rows", each: str = "shard of this rank") -> None:
@@ -37,6 +41,11 @@ def check_timeouts(timeout_s: Any, startup_timeout_s: Any) -> None:
         raise ConfigError(f"timeout_s={timeout_s} must be a finite number of seconds above 0")
     if not _is_positive(startup_timeout_s):
         raise ConfigError(f"startup_timeout_s={startup_timeout_s} must be a number of seconds above 0")
+
+
+def _is_on_cpu(value: Any) -> bool:
+    """Whether this is a tensor of torch in the host's memory."""
+    return getattr(getattr(value, "device", None), "type", None) == "cpu"
 
 
 def _is_positive(value: Any) -> bool:

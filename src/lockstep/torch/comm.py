@@ -32,7 +32,7 @@ from lockstep.torch.collectives.checksum import checksum, identity, type_and_sha
 from lockstep.torch.collectives.group import Group, is_on_gpu
 from lockstep.torch.collectives.host_tensors import Add, HostTensors
 from lockstep.torch.collectives.moments import moments_of, sums_of
-from lockstep.torch.flat import FlatParameters, divisor
+from lockstep.torch.flat import FlatParameters, divisor, divisor_of_gradients
 from lockstep.torch.hardware import backend_of, device_of
 from lockstep.world import World
 
@@ -278,7 +278,7 @@ class Comm:
     def average_gradients_(
         self,
         parameters: nn.Module | Tensor | FlatParameters | Iterable[Tensor],
-        weight: float = 1.0,
+        weight: Tensor | float = 1.0,
         tag: str = "average_gradients",
     ) -> Tensor:
         """Give every rank the mean gradient of the global batch; *collective*, one message. Clip afterwards.
@@ -290,20 +290,23 @@ class Comm:
         on all ranks. Ranks whose parameters have other names, shapes or another order are detected.
         """
         if isinstance(parameters, FlatParameters):
-            return self._average_flat(parameters, weight, tag)
+            given.no_weight(weight)
+            return self._average_flat(parameters, tag)
         check_weight(weight)
-        check_weight(weight := float(weight))  # of a tensor on a GPU, too
+        weight = weight.item() if isinstance(weight, Tensor) else float(weight)
+        check_weight(weight)  # of a tensor on a GPU, too
         return torch.tensor([self._average_module(given.parameters(parameters), weight, tag)])
 
-    def _average_flat(self, flat: FlatParameters, weight: float, tag: str) -> Tensor:
+    def _average_flat(self, flat: FlatParameters, tag: str) -> Tensor:
         """`average_gradients_` of flat parameters. Returns the sums over all shards."""
+        flat.check_views()
         buckets = self._buckets.get(flat)
         if buckets is None or not buckets.started:
             total = self._sum_rows(flat.rows, tag, flat.layout)
         else:
             total = self._sum_rest(flat, buckets, tag)
         sums = total[flat.num_parameters :].clone()
-        torch.div(total[: flat.num_parameters], divisor(sums[0]), out=flat.gradient)
+        torch.div(total[: flat.num_parameters], divisor_of_gradients(sums[0]), out=flat.gradient)
         return sums
 
     def _average_module(self, named: given.Named, weight: float, tag: str) -> float:

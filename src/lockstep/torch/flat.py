@@ -6,13 +6,14 @@ One gradient is then one message, one norm and one optimizer step.
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
 from lockstep.distributed.peers import layout_code
+from lockstep.errors import ConfigError
 from lockstep.torch.products import add_by_autograd, add_in_place
 
 SomeModule = TypeVar("SomeModule", bound=nn.Module)
@@ -66,10 +67,20 @@ class FlatParameters:
             offset = part.stop
         self.values = nn.Parameter(values)
         self.values.grad = self.gradient
+        self._views = [(self.values, self.gradient), *((p, cast(Tensor, p.grad)) for p in parameters)]
 
     def zero_gradient_(self) -> None:
         """Set the gradient to 0; the views stay."""
         self.gradient.zero_()
+
+    def check_views(self) -> None:
+        """Raise `ConfigError` if a parameter has a gradient of its own, which nothing would send."""
+        for parameter, view in self._views:
+            if parameter.grad is not view:
+                raise ConfigError(
+                    "a gradient is no view of FlatParameters any more: zero_grad() of a module or optimizer dropped "
+                    "it; use flat.zero_gradient_() in its place"
+                )
 
     def watch(self, computed: Callable[[int], None]) -> None:
         """From now on, call `computed` with the number of a parameter when a backward pass has added its gradient."""
@@ -99,6 +110,11 @@ def frozen_copy(module: SomeModule, values: Tensor) -> SomeModule:
     copied = copy.deepcopy(module)
     vector_to_parameters(values, copied.parameters())
     return copied.requires_grad_(False)
+
+
+def divisor_of_gradients(weight: Tensor) -> Tensor:
+    """A weight, or infinity if it is 0: any finite sum divided by it is 0."""
+    return weight.masked_fill(weight == 0, torch.inf)
 
 
 def divisor(weight: Tensor) -> Tensor:

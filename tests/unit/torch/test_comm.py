@@ -245,6 +245,125 @@ def test_weight_0_gives_zero_gradient_and_zero_moments():
     assert (float(count), mean.tolist(), variance.tolist()) == (0.0, [0.0, 0.0], [0.0, 0.0])
 
 
+def test_flat_gradients_without_weight_are_0(comm):
+    """Of a loop that forgot `store_shard`, gradients became 1e38."""
+    flat = FlatParameters(module := nn.Linear(2, 1))
+    module(torch.ones(3, 2)).sum().backward()
+    comm.average_gradients_(flat)
+    assert flat.gradient.tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("weight", [2, 0.0, torch.tensor(2.0), "2"])
+def test_a_weight_beside_flat_parameters_is_refused(comm, weight):
+    with pytest.raises(ConfigError, match="their weight is the first of the sums of store_shard; give it there"):
+        comm.average_gradients_(FlatParameters(nn.Linear(2, 1)), weight=weight)
+
+
+@pytest.mark.parametrize("of", ["module", "optimizer of the module", "optimizer of the values"])
+def test_views_that_zero_grad_dropped_are_refused(comm, of):
+    """Training would do nothing."""
+    flat = FlatParameters(module := nn.Linear(2, 1))
+    comm.average_gradients_(flat)
+    owners = {"module": module, "optimizer of the module": torch.optim.SGD(module.parameters())}
+    owners.get(of, torch.optim.SGD([flat.values])).zero_grad()
+    module(torch.ones(3, 2)).sum().backward()
+    with pytest.raises(ConfigError, match=r"use flat\.zero_gradient_\(\) in its place"):
+        comm.average_gradients_(flat)
+
+
+BAD_WEIGHTS = [
+    -1.0,
+    np.nan,
+    np.float32(-1),
+    np.array([np.nan]),
+    torch.tensor(-1.0),
+    torch.tensor([torch.nan]),
+    "3",
+    None,
+]
+
+
+@pytest.mark.parametrize("weight", BAD_WEIGHTS, ids=repr)
+def test_weights_that_weigh_nothing_sensible_are_refused(comm, weight):
+    for call in (comm.mean, comm.average_gradients_):
+        with pytest.raises(ConfigError, match=r"^weight=.* must be a (finite )?number"):
+            call(nn.Parameter(torch.ones(2)), weight=weight)
+
+
+@pytest.mark.parametrize(
+    "weight", [2, True, np.float32(2), np.int64(2), torch.tensor(2), torch.ones(1, requires_grad=True)]
+)
+def test_weights_of_any_kind_of_number_are_taken(comm, weight):
+    assert comm.average_gradients_(nn.Linear(2, 1), weight=weight).tolist() == [weight]
+    comm.mean(torch.ones(2), weight=weight)
+
+
+@pytest.mark.parametrize(
+    ("value", "weight", "words"),
+    [
+        (torch.ones(2), torch.tensor([1.0, -1.0]), r"weight=\[1.0, -1.0\] must have finite numbers"),
+        (torch.ones(2), torch.tensor([1.0, torch.nan]), "must have finite numbers"),
+        (torch.ones(2), torch.ones(3), r"weight has shape \[3\] for 2 rows"),
+        (torch.ones(2), [1.0, 1.0], "weight is a list, not a tensor"),
+        (np.ones(2), None, r"value is a ndarray, not a tensor; give torch.as_tensor\(value\)"),
+        (torch.tensor(1.0), None, "value has no rows"),
+    ],
+)
+def test_moments_of_anything_but_rows_and_their_weights_are_refused(comm, value, weight, words):
+    with pytest.raises(ConfigError, match=words):
+        comm.moments(value, weight)
+
+
+def test_anything_but_tensors_is_refused_by_one_rank_too(comm):
+    """Each appeared on two ranks only, as an error of Python or torch."""
+    module, take = nn.Linear(2, 1), r"takes a module or tensors, "
+    optimizer = torch.optim.Adam(module.parameters())
+    for given, words in {
+        "optimizer": (optimizer, "not an Adam; give policy or"),
+        "state": (module.state_dict(), "not an OrderedDict; give policy or"),
+        "named": ([*module.named_parameters()], "but element 0 is a tuple; give policy or"),
+        "number": (1.0, "not a float; give policy or"),
+    }.values():
+        for call in (comm.average_gradients_, comm.broadcast_):
+            with pytest.raises(ConfigError, match=take + words):
+                call(given)
+    for call in (comm.average_gradients_, comm.broadcast_):
+        with pytest.raises(ConfigError, match=r"a module as element 1 of a list; give nn.ModuleList\(\[\.\.\.\]\)"):
+            call([module.weight, module])
+    for call in (comm.sum, comm.mean, comm.max):
+        with pytest.raises(ConfigError, match=r"value is a float, not a tensor; give torch.as_tensor\(value\)"):
+            call(1.5)
+    with pytest.raises(ConfigError, match=r"flag has shape \[3\], but a rank has one flag; give flag.any\(\)"):
+        comm.any(torch.ones(3))
+    assert comm.any(np.True_) is True
+    with pytest.raises(ConfigError, match=r"rows has shape \[1\]; give \[K, n\]"):
+        comm.sum_shards(torch.ones(1))
+
+
+def test_parameters_on_two_devices_are_refused_by_name(comm):
+    module = nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1, device="meta")])
+    with pytest.raises(ConfigError, match="parameters are on cpu and meta; call average_gradients_ once for those of"):
+        comm.average_gradients_(module)
+
+
+def test_one_tensor_is_taken(comm):
+    for shape in ((), (1,)):
+        alpha = torch.zeros(shape, requires_grad=True)
+        (3 * alpha).sum().backward()
+        comm.average_gradients_(alpha)
+        comm.broadcast_(alpha)
+        assert alpha.grad == 3.0
+
+
+def test_equality_is_checked_of_tensors_by_name(comm):
+    comm.check_equal({"a": {"b": torch.ones(1), 0: {"c": np.ones(2)}}, "rate": 0.1})
+    with pytest.raises(ConfigError, match=r"param_groups is a list; leave it out"):
+        comm.check_equal(torch.optim.Adam(nn.Linear(2, 1).parameters()).state_dict())
+    for given in ([torch.ones(1)], torch.ones(1)):
+        with pytest.raises(ConfigError, match="check_equal takes a module, or tensors by name, not a"):
+            comm.check_equal(given)
+
+
 def test_weight_0_gives_zero_gradients_of_a_module(comm):
     used, unused = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     used.grad = torch.tensor([torch.nan])  # of 0 rows

@@ -55,6 +55,15 @@ def weighed(value: Any, weight: Any) -> tuple[Tensor, Tensor | None]:
     return found, weights
 
 
+def no_weight(weight: Any) -> None:
+    """Raise `ConfigError` unless the weight is the default, beside `FlatParameters`."""
+    if not isinstance(weight, int | float) or weight != 1:
+        raise ConfigError(
+            f"weight={weight} has no effect on FlatParameters: their weight is the first of the sums of store_shard; "
+            "give it there"
+        )
+
+
 def parameters(given: Any) -> Named:
     """The parameters that are trained, of a module, a parameter or several, all on one device."""
     listed = _listed(given, "average_gradients_", "policy or policy.parameters()", buffers=False)
