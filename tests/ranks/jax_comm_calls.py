@@ -210,6 +210,8 @@ def send_unequal(rank: int, port: int, way: str, difference: str) -> str:
                 odd = difference if shared["call"].size == 2 else ""
                 row = own["row"][:, :3] if odd == "shape" else own["row"]
                 total = comm.sum_shards(row.astype(jnp.int32) if odd == "type" else row, "learn").sum()
+                heads = ("b", "c") if odd == "layout" else ("a", "b")
+                total += comm.average_gradients(dict.fromkeys(heads, row[0]), tag="learn")["b"].sum()
                 return {"total": comm.sum(total, "log") if odd == "order" else total}, {}
 
             step = comm.spmd(learn, donate=False)
@@ -262,6 +264,16 @@ def unequal(rank: int, port: int) -> dict[str, Any]:
             comm.check_different("the same data")
         except Exception as error:
             found["data"] = str(error)
+        try:
+            comm.broadcast({"w": np.ones((3, 2 + rank))})
+        except Exception as error:
+            found["broadcast"] = str(error)
+    try:
+        with opened(rank, port) as comm:
+            heads = ("b", "c") if odd else ("a", "b")
+            comm.spmd(lambda shared, own: (comm.average_gradients(dict.fromkeys(heads, shared)), own))(weight, {})
+    except Exception as error:
+        found["heads"] = str(error)
     return found
 
 

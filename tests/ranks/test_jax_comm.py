@@ -127,7 +127,11 @@ def test_ranks_in_different_collectives_of_equal_size_are_told_apart(way):
     ("way", "difference"),
     others_slow(
         [
-            *((way, difference) for way in ("gloo", "gloo devices") for difference in ("shape", "type", "order")),
+            *(
+                (way, difference)
+                for way in ("gloo", "gloo devices")
+                for difference in ("shape", "type", "order", "layout")
+            ),
             ("memory", "shape"),
             ("memory", "type"),
         ],
@@ -138,8 +142,9 @@ def test_ranks_in_different_collectives_of_equal_size_are_told_apart(way):
 )
 def test_ranks_that_send_different_arrays_are_told_apart(way, difference):
     """JAX's gloo would mix their numbers in silence, or abort."""
-    different = (
-        "different collectives" if difference == "order" else "the same collective, learn, with different tensors"
+    same = "the same collective, learn, with "
+    different = {"order": "different collectives", "layout": f"{same}tensors of other names, shapes or order"}.get(
+        difference, f"{same}different tensors"
     )
     for told in spawn(called.send_unequal, 2, (free_port(), way, difference), timeout_s=60):
         assert told.startswith(f"RunError: ranks are in {different}"), told
@@ -172,6 +177,9 @@ def test_unequal_arrays_and_equal_data_are_named():
         assert found["missing"] == "ranks 0 and 1 hold different weight (rank 1 without it)" + cause
         assert found["after"] == 2
         assert found["data"].startswith("ranks 0, 1 collected the same data")
+        shapes = "(rank 0: float32 [3, 2], rank 1: float32 [3, 3])"
+        assert found["broadcast"] == f"ranks 0 and 1 hold different ['w'] {shapes}" + cause
+        assert "average_gradients, with tensors of other names, shapes or order" in found["heads"]
 
 
 @pytest.mark.slow

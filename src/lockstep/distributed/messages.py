@@ -27,7 +27,10 @@ def encode(value: Any) -> bytes:
                 blobs.append(array.tobytes())
                 dtype = array.dtype.name if registered else array.dtype.str
                 return {_ARRAY: [dtype, list(array.shape), len(blobs[-1])]}
-        raise TypeError(f"{kind} cannot be sent between ranks; send numbers, text, lists, dicts or arrays")
+        convert = "; convert it with np.asarray(x) or float(x)" if kind in ("ArrayImpl", "Tensor", "Parameter") else ""
+        raise TypeError(
+            f"{kind} cannot be sent between ranks; send numbers, text, lists, dicts or numpy arrays{convert}"
+        )
 
     text = json.dumps(value, default=replace).encode()
     return struct.pack("<q", len(text)) + text + b"".join(blobs)

@@ -26,7 +26,7 @@ from lockstep.distributed.tree import Node, owned_nodes, tree_sum
 from lockstep.distributed.watch import Observed
 from lockstep.errors import RunError
 from lockstep.jax import hardware
-from lockstep.jax.collectives import mesh
+from lockstep.jax.collectives import given, mesh
 from lockstep.jax.collectives.mesh import AXIS, DeviceArrays, DeviceMap, Tree, map_shards
 from lockstep.jax.collectives.processes import Processes
 from lockstep.jax.collectives.transports import Function, MeshTransport, ProcessTransport, SingleDevice, Transport
@@ -136,6 +136,7 @@ class Comm:
 
     def shard(self, parts: Sequence[Tree]) -> Tree:
         """Arrays [devices * num_slots, ...] over all devices, from one pytree of equal shapes per local shard."""
+        given.check_parts(parts)
         return self._arrays.shard(parts)
 
     def join(self, parts: Sequence[Array]) -> Array:
@@ -157,11 +158,11 @@ class Comm:
 
     def read(self, tree: Tree) -> Tree:
         """Host copies of arrays that are the same on all devices."""
-        return jax.tree.map(lambda leaf: np.array(leaf.addressable_data(0)), tree)
+        return jax.tree.map(lambda leaf: np.array(given.on_device(leaf, "read").addressable_data(0)), tree)
 
     def local(self, tree: Tree) -> Tree:
         """Replicated arrays on this process' first device, without a copy."""
-        return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
+        return jax.tree.map(lambda leaf: given.on_device(leaf, "local").addressable_data(0), tree)
 
     def spmd(self, function: Function, *, donate: bool = True, donate_own: bool = False) -> Function:
         """Compile `function(shared, own) -> (shared, own)` for all devices at once; calls are *collective*.
@@ -180,7 +181,7 @@ class Comm:
             self.num_compilations[name] += 1  # JAX traces once per compilation
             self._tracing += 1
             try:
-                return function(shared, own)
+                return given.pair(function(shared, own), name)
             finally:
                 self._tracing -= 1
 
@@ -228,6 +229,7 @@ class Comm:
         That of integers is float32. One device has the mean of its own value, whatever the weight. Not differentiable.
         """
         check_weight(weight)
+        given.check_float32(value, tag)
         value = lax.stop_gradient(value)
         value = value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(jnp.float32)
         if self._has_one_device:
@@ -235,10 +237,10 @@ class Comm:
         wide = value.astype(jnp.float32) if _is_narrow(value) else value
         return jnp.divide(*self._weighted_sum(wide, weight, tag)).reshape(value.shape).astype(value.dtype)
 
-    def _weighted_sum(self, value: Array, weight: Array | float, tag: str) -> tuple[Array, Array]:
+    def _weighted_sum(self, value: Array, weight: Array | float, tag: str, layout: int = 0) -> tuple[Array, Array]:
         weight = jnp.asarray(weight, value.dtype)
         part = jnp.where(weight > 0, value * weight, jnp.zeros_like(value))
-        summed = self.sum(jnp.concatenate([part.reshape(-1), weight.reshape(1)]), tag)
+        summed = self._over_devices(jnp.concatenate([part.reshape(-1), weight.reshape(1)]), jnp.add, tag, layout)
         return summed[:-1], summed[-1]
 
     def moments(self, value: Array, weight: Array | None = None, tag: str = "moments") -> tuple[Array, Array, Array]:
@@ -253,6 +255,7 @@ class Comm:
             weight: of each row [N]; default 1.
             tag: names the collective in errors.
         """
+        given.check_float32(value, tag)
         flat = lax.stop_gradient(value).reshape(len(value), math.prod(value.shape[1:])).astype(jnp.float32)
         kind = value.dtype if jnp.issubdtype(value.dtype, jnp.floating) else jnp.float32
         weights = jnp.ones(len(flat), jnp.float32)
@@ -280,9 +283,10 @@ class Comm:
             tag: names the collective in errors.
         """
         check_weight(weight)
+        given.check_float32(gradients, tag)
         leaves, structure = mesh.flat(gradients)
         flat = jnp.concatenate([leaf.reshape(-1).astype(jnp.float32) for leaf in leaves])
-        total, weight = self._weighted_sum(flat, weight, tag)
+        total, weight = self._weighted_sum(flat, weight, tag, given.layout(gradients))
         means = jnp.split(total / divisor(weight), np.cumsum([leaf.size for leaf in leaves])[:-1])
         shaped = [mean.reshape(leaf.shape).astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True)]
         return jax.tree.unflatten(structure, shaped)
@@ -301,13 +305,13 @@ class Comm:
     def _has_one_device(self) -> bool:
         return len(self._device_map.shards) == 1
 
-    def _over_devices(self, value: Array, add: Any, tag: str) -> Array:
+    def _over_devices(self, value: Array, add: Any, tag: str, layout: int = 0) -> Array:
         value = lax.stop_gradient(value)
         if self._has_one_device:
             return value  # without a barrier, which XLA's CPU compiler does not take within some loops
         if _is_narrow(value):
             return self._over_devices(value.astype(jnp.float32), add, tag).astype(value.dtype)
-        every = self._inside(tag).gather(lax.optimization_barrier(value.reshape(-1)), tag)
+        every = self._inside(tag).gather(lax.optimization_barrier(value.reshape(-1)), tag, layout)
         values: dict[Node, Array] = {(device, device + 1): row for device, row in enumerate(every)}
         return tree_sum(values, (0, len(self._device_map.shards)), add).reshape(value.shape)
 
@@ -331,13 +335,19 @@ class Comm:
         return any(self.gather_object(bool(flag), tag)) if self.world.size > 1 else bool(flag)
 
     def broadcast(self, tree: Tree, source: int = 0, tag: str = "broadcast") -> Tree:
-        """Arrays on all devices of all ranks, with the host values of process `source`; *collective*."""
+        """Arrays on all devices of all ranks, with the host values of process `source`; *collective*.
+
+        Raises `MismatchError` if a tree has other names, shapes or types than that of `source`.
+        """
         check_source(source, self.world.size)
         if self.world.size == 1:
             return self.replicate(tree)
         leaves, structure = mesh.flat(tree)
         mine = [np.asarray(leaf) for leaf in leaves] if self.world.rank == source else None
-        return self.replicate(jax.tree.unflatten(structure, self.broadcast_object(mine, source, tag)))
+        every = self.gather_object([given.kinds(tree), mine], tag)
+        if any(kinds != every[0][0] for kinds, _ in every):
+            raise agreement.mismatch_error([kinds for kinds, _ in every])
+        return self.replicate(jax.tree.unflatten(structure, every[source][1]))
 
     def broadcast_object(self, value: Any = None, source: int = 0, tag: str = "broadcast_object") -> Any:
         """The JSON-able value (arrays allowed) of process `source`; *collective*."""
@@ -353,6 +363,7 @@ class Comm:
 
         One small message if they do; after a mismatch a second one, with a digest of each array.
         """
+        given.check_named(tensors)
         ranks = len(self._device_map.shards)
         if ranks == 1:
             return

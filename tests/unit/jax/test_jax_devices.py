@@ -55,6 +55,43 @@ def test_a_sum_over_shards_has_the_bits_of_the_tree_on_any_number_of_devices(num
             assert not comm.num_messages
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_numbers_that_float32_does_not_hold_are_refused(devices):
+    """In a world of one device, too: float64 came back rounded, and complex numbers without their imaginary part."""
+    with comm_of(2, devices) as comm, jax.enable_x64(True):
+
+        def said(kind, call):
+            rows = [np.ones(2, kind)] * 2
+            with pytest.raises(ConfigError) as error:
+                comm.spmd(lambda shared, own: (call(own["x"][0]), own), donate=False)(
+                    {}, comm.shard([{"x": row} for row in rows])
+                )
+            return str(error.value)
+
+        gradients = said(np.float64, lambda x: comm.average_gradients({"w": x}))
+        out = "and computes in float32: cast it to float32, or disable jax_enable_x64"
+        assert gradients == f"average_gradients was given float64 in ['w'] {out}"
+        assert said(np.float64, comm.mean) == f"mean was given float64 {out}"
+        assert said(np.float64, comm.moments) == f"moments was given float64 {out}"
+        assert said(np.complex64, comm.mean).endswith("complex64 and computes in float32: give its .real and .imag")
+
+
+def test_what_is_no_tree_for_each_shard_or_no_pair_is_refused():
+    with comm_of(1, 1) as comm:
+        for parts in ({"x": np.ones(1)}, np.ones(1)):
+            with pytest.raises(ConfigError, match=r"shard takes a list of one tree .*; give \[tree\]"):
+                comm.shard(parts)
+        for result in (lambda shared: shared, lambda _: None, lambda shared: (shared, shared, shared)):
+            with pytest.raises(ConfigError, match="to spmd, which takes a pair; end it with return shared, own"):
+                comm.spmd(lambda shared, own, result=result: result(shared), donate=False)({}, {})
+        with pytest.raises(ConfigError, match="check_equal takes arrays by name, not a list"):
+            comm.check_equal([np.ones(1)])
+        with pytest.raises(ConfigError, match="read takes arrays on devices, not a ndarray; it is on the host already"):
+            comm.read(np.ones(1))
+        with pytest.raises(TypeError, match=r"or numpy arrays; convert it with np.asarray\(x\) or float\(x\)"):
+            comm.broadcast_object(jnp.float32(3))
+
+
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_what_ranks_tell_each_other(devices):
     rows = rows_of(4)

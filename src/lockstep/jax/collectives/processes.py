@@ -140,12 +140,12 @@ class Processes:
             bodies = self._hosts.gather(padded, tag)
         return [messages.decode(one[:size].tobytes()) for one, size in zip(bodies, sizes, strict=True)]
 
-    def gather(self, flat: np.ndarray, tag: str) -> np.ndarray:
-        """The arrays [n] of all processes, [size, n]; *collective*, one message."""
+    def gather(self, flat: np.ndarray, tag: str, layout: int = 0) -> np.ndarray:
+        """The arrays [n] of all processes, [size, n]; *collective*, one message. They compare the `layout_code`."""
         if self._hosts is None:
             return flat[None]
         with self.entered(tag):
-            return self._hosts.gather(flat, tag)
+            return self._hosts.gather(flat, tag, layout)
 
     def sum(self, parts: Sequence[np.ndarray], tag: str) -> np.ndarray:
         """The sum [n] over all shards, from the sums at the tree nodes of this process; *collective*, one message.

@@ -19,6 +19,8 @@ from lockstep.errors import RunError
 from lockstep.jax.collectives.mesh import AXIS, Tree
 from lockstep.jax.collectives.processes import Processes
 
+LAYOUT_MARK = "#"
+"""Separates the name of a collective from the `layout_code` of its arrays, in the name of a scope."""
 Collective = tuple[str, int]
 """The name of a collective and the `amount` that each device sends."""
 
@@ -73,9 +75,10 @@ def _collectives(program: Jaxpr) -> Generator[Collective]:
     for equation in program.eqns:
         axes = equation.params.get("axis_name") or equation.params.get("axes") or ()
         if equation.invars and AXIS in (axes if isinstance(axes, tuple) else (axes,)):
-            name = str(equation.source_info.name_stack).rsplit("/", 1)[-1] or str(equation.primitive)
+            scope = str(equation.source_info.name_stack).rsplit("/", 1)[-1] or str(equation.primitive)
+            name, _, layout = scope.partition(LAYOUT_MARK)
             sent = cast(Any, equation.invars[0].aval)
-            yield name, peers.amount(sent.size * sent.dtype.itemsize, sent.dtype.name)
+            yield name, peers.amount(sent.size * sent.dtype.itemsize, sent.dtype.name, int(layout or 0))
         for value in equation.params.values():
             for part in value if isinstance(value, tuple | list) else (value,):
                 if isinstance(part, ClosedJaxpr | Jaxpr):

@@ -15,7 +15,7 @@ from lockstep.distributed.tree import Node, owned_nodes, tree_sum
 from lockstep.jax.collectives.callback import Callback
 from lockstep.jax.collectives.mesh import AXIS, DeviceMap
 from lockstep.jax.collectives.processes import Processes
-from lockstep.jax.collectives.same_program import SameProgram
+from lockstep.jax.collectives.same_program import LAYOUT_MARK, SameProgram
 
 try:
     from jax.extend.core import get_opaque_trace_state
@@ -43,7 +43,7 @@ class SingleDevice:
         """0."""
         return jnp.zeros((), jnp.int32)
 
-    def gather(self, flat: Array, tag: str) -> Array:
+    def gather(self, flat: Array, tag: str, layout: int = 0) -> Array:
         """The array itself, [1, n]."""
         return flat[None]
 
@@ -74,9 +74,9 @@ class MeshTransport:
         """The device's index on the mesh axis."""
         return lax.axis_index(AXIS)
 
-    def gather(self, flat: Array, tag: str) -> Array:
-        """JAX's all-gather."""
-        with jax.named_scope(tag):
+    def gather(self, flat: Array, tag: str, layout: int = 0) -> Array:
+        """JAX's all-gather; the name of its scope tells other processes the `layout_code` (see `SameProgram`)."""
+        with jax.named_scope(f"{tag}{LAYOUT_MARK}{layout}" if layout else tag):
             return cast(Array, lax.all_gather(flat, AXIS))
 
     def sum_slots(self, rows: Array, tag: str) -> Array:
@@ -156,13 +156,13 @@ class ProcessTransport:
         first = jnp.full((), self._device_map.own.start, jnp.int32)
         return first if self._local is None else first + self._local.index()
 
-    def gather(self, flat: Array, tag: str) -> Array:
-        """One message per process, with the arrays of all its devices."""
+    def gather(self, flat: Array, tag: str, layout: int = 0) -> Array:
+        """One message per process, with the arrays of all its devices; processes compare the `layout_code`."""
         own = flat[None] if self._local is None else self._local.gather(flat, tag)
         unique_tag = self._unique_tag(tag)
 
         def exchange(value: np.ndarray, out: np.ndarray) -> None:
-            np.copyto(out, self._processes.gather(value.reshape(-1), unique_tag).reshape(out.shape))
+            np.copyto(out, self._processes.gather(value.reshape(-1), unique_tag, layout).reshape(out.shape))
 
         return self._in_order(self._call(exchange, unique_tag), own, (len(self._device_map.shards), *flat.shape))
 

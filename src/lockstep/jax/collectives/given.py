@@ -1,0 +1,76 @@
+"""Checks of what callers give to the collectives of JAX, the same on one device as on several."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lockstep.distributed import agreement, peers
+from lockstep.errors import ConfigError
+
+Tree = Any
+
+
+def check_float32(tree: Tree, tag: str) -> None:
+    """Raise `ConfigError` for numbers that lose digits, or their imaginary part, in float32."""
+    for name, leaf in _named(tree):
+        kind = jnp.result_type(leaf)
+        if kind == np.float64 or jnp.issubdtype(kind, np.complexfloating):
+            out = "cast it to float32, or disable jax_enable_x64" if kind == np.float64 else "give its .real and .imag"
+            raise ConfigError(f"{tag} was given {kind}{' in ' * bool(name)}{name} and computes in float32: {out}")
+
+
+def check_parts(parts: Any) -> None:
+    """Raise `ConfigError` unless these are a sequence, one tree for each local shard."""
+    if isinstance(parts, Mapping | str) or not isinstance(parts, Sequence):
+        raise ConfigError(f"shard takes a list of one tree for each local shard, not {_what(parts)}; give [tree]")
+
+
+def pair(result: Any, name: str) -> tuple[Tree, Tree]:
+    """The result of a function of `spmd`. Raises `ConfigError` unless it is a pair."""
+    if not isinstance(result, tuple | list) or len(cast("Sequence[Any]", result)) != 2:
+        raise ConfigError(
+            f"{name} returned {_what(result)} to spmd, which takes a pair; end it with return shared, own"
+        )
+    shared, own = cast("Sequence[Any]", result)
+    return shared, own
+
+
+def check_named(tensors: Any) -> None:
+    """Raise `ConfigError` unless these are arrays by name."""
+    if not isinstance(tensors, Mapping):
+        raise ConfigError(f"check_equal takes arrays by name, not {_what(tensors)}; give {{'weight': weight}}")
+
+
+def on_device(leaf: Any, method: str) -> Array:
+    """The array. Raises `ConfigError` for anything that is not on a device."""
+    if not isinstance(leaf, Array):
+        raise ConfigError(f"{method} takes arrays on devices, not {_what(leaf)}; it is on the host already")
+    return leaf
+
+
+def layout(tree: Tree) -> int:
+    """What devices compare of arrays that are sent as one: names, shapes and types, in their order."""
+    return peers.layout_code([(name, jnp.shape(leaf), jnp.result_type(leaf)) for name, leaf in _named(tree)])
+
+
+def kinds(tree: Tree) -> dict[str, list[str]]:
+    """Type and shape of each leaf by name, for `mismatch_error`."""
+    return {
+        name or "the tree": [agreement.dtype_and_shape(str(jnp.result_type(leaf)), np.shape(leaf)), ""]
+        for name, leaf in _named(tree)
+    }
+
+
+def _named(tree: Tree) -> list[tuple[str, Any]]:
+    found = cast("list[tuple[Any, Any]]", jax.tree_util.tree_leaves_with_path(tree))
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in found]
+
+
+def _what(value: object) -> str:
+    """A value's type, for messages."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
