@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.errors import ConfigError
+
 EPS = 1e-8
 """Added to a variance before its square root."""
 LIMIT = 10.0
@@ -63,6 +65,10 @@ class RunningMoments:
 
         Relative to the current mean, which is equal on all ranks: squares of large numbers would lose digits.
         """
+        if rows.shape[1:] != self.mean.shape:
+            raise ConfigError(
+                f"rows has shape {list(rows.shape)}; give [N, {len(self.mean)}], the size of these moments"
+            )
         centred = rows.astype(np.float64) - self.mean
         return np.concatenate([[weight.sum()], weight @ centred, weight @ np.square(centred)])
 

@@ -7,6 +7,7 @@ vectorized over environments or sampled rows.
 Shapes: B environments of the shard, R rows of a ring, N sampled transitions, n steps of a return, `*O` observation.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class Replay:
         make_rows: makes the storage of the observations elsewhere, as on a device.
 
     Raises:
-        ConfigError: the file cannot be made, or its disk is too full.
+        ConfigError: a number is out of its range, the file cannot be made, or its disk is too full.
     """
 
     def __init__(  # noqa: PLR0913  # everything a replay needs, once, by keyword
@@ -85,7 +86,9 @@ class Replay:
         path: Path | None = None,
         make_rows: MakeRows | None = None,
     ) -> None:
+        _check_numbers(capacity, n_step, gamma)
         self._n, self._same_step = n_step, spec.autoreset == "same_step"
+        self._spec = spec
         self._frames = Frames(spec, num_envs, ring_rows(spec, num_envs, capacity, n_step), path, make_rows)
         total = num_envs * self._frames.num_rows
         width = () if spec.action.kind == "discrete" else (spec.action.width,)
@@ -112,6 +115,7 @@ class Replay:
     def begin(self, observation: np.ndarray) -> None:
         """Start new episodes everywhere, with first observations [B, *O]; episodes in progress count as truncated."""
         frames = self._frames
+        _check_shapes({"observation": (observation, (len(frames.env), *self._spec.observation_shape))})
         last = frames.index(frames.env, 1)
         self._kind[last[self._kind[last] == _GOES_ON]] = _TRUNCATED
         changed = self._complete(self._open, 1)
@@ -129,12 +133,39 @@ class Replay:
         final: np.ndarray | None,
     ) -> None:
         """Add one step of all environments: the actions [B] or [B, D], and the result of `VectorEnv.step`."""
+        self._check_step(action, (reward, terminated, truncated), observation, final)
         last = None
         if self._same_step and (rows := np.flatnonzero(truncated & ~terminated)).size:
             if final is None:
                 raise ValueError("an episode was truncated, and its final observation is not given")
             last = rows, final[rows]
         self._add(action, reward, (terminated, truncated), observation, last)
+
+    def _check_step(self, action: Any, numbers: tuple[Any, Any, Any], observation: Any, final: Any) -> None:
+        """Raise `ConfigError` for arrays that numpy would repeat, or round, to fit all environments."""
+        spec, envs = self._spec.action, (len(self._frames.env),)
+        rows = (*envs, *self._spec.observation_shape)
+        _check_shapes(
+            {
+                "action": (action, envs if spec.kind == "discrete" else (*envs, spec.width)),
+                **{name: (one, envs) for name, one in zip(("reward", "terminated", "truncated"), numbers, strict=True)},
+                "observation": (observation, rows),
+                "final": (observation if final is None else final, rows),
+            }
+        )
+        if spec.kind == "continuous":
+            return
+        choices = np.asarray(action)
+        if choices.dtype.kind not in "iu":
+            raise ConfigError(
+                f"action has {choices.dtype} numbers, but choices are whole; give action.astype(np.int64)"
+            )
+        if (choices < 0).any() or (choices >= np.array(spec.sizes)).any():
+            most = np.array(spec.sizes) - 1
+            raise ConfigError(
+                f"action={choices.tolist()} has a choice outside 0 to {', '.join(map(str, most.tolist()))}; give the "
+                "policy's choices, which are counted from 0"
+            )
 
     def extend(self, rollout: Rollout) -> None:
         """Add the T steps of a rollout. One that does not begin where the last one ended begins new episodes."""
@@ -307,3 +338,21 @@ class Replay:
             found.append(drawn[self._valid[drawn]])
             missing -= len(found[-1])
         return np.concatenate(found)[:rows]
+
+
+def _check_numbers(capacity: Any, n_step: Any, gamma: Any) -> None:
+    """Raise `ConfigError` unless transitions can be kept, and their returns summed."""
+    for name, value in (("capacity", capacity), ("n_step", n_step)):
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
+    if not 0 <= gamma <= 1:
+        raise ConfigError(f"gamma={gamma} must be from 0 to 1")
+
+
+def _check_shapes(given: Mapping[str, tuple[Any, tuple[int, ...]]]) -> None:
+    """Raise `ConfigError` unless each array has its shape."""
+    for name, (array, shape) in given.items():
+        if tuple(np.shape(array)) != shape:
+            raise ConfigError(
+                f"{name} has shape {list(np.shape(array))}; give {list(shape)}, one row for each environment"
+            )

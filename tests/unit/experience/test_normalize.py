@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.errors import ConfigError
 from lockstep.experience.normalize import DiscountedReturns, RunningMoments
 from lockstep.session.normalizers import set_first_means
 
@@ -128,3 +129,8 @@ def test_fixed_columns_are_not_normalized():
     np.testing.assert_allclose(moments.variance[[0, 3]], rows[:, [0, 3]].astype(np.float64).var(0))
     limited = np.clip(rows[:, 1:3], -moments.limit, moments.limit)
     np.testing.assert_array_equal(moments.normalize(rows)[:, 1:3], limited)
+
+
+def test_a_column_is_not_counted_for_each_number():
+    with pytest.raises(ConfigError, match=r"rows has shape \[2, 1\]; give \[N, 3\], the size of these moments"):
+        RunningMoments(3).sums(np.ones((2, 1)), np.ones(2))

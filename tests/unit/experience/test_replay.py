@@ -317,3 +317,51 @@ def test_a_file_that_cannot_be_is_refused_before_anything_is_written(tmp_path):
         filled(film_spec("same_step"), 0, path=tmp_path / "taken" / "x")
     with pytest.raises(ConfigError, match=r"cannot take 24000000\.\d MB"):
         filled(film_spec("same_step", image=False), 0, capacity=2 * 10**12, path=tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("observation", np.zeros((1, 4, 6, 5), np.uint8), "observation has shape "),
+        ("action", 1, r"action has shape \[\]; give \[3\], one row for each environment"),
+        ("action", np.array([0.9, 1.7, 0.0]), r"action has float64 numbers, but choices are whole"),
+        ("action", np.array([5, -1, 0]), r"action=\[5, -1, 0\] has a choice outside 0 to"),
+        ("reward", 1.0, r"reward has shape \[\]; give \[3\]"),
+        ("terminated", False, r"terminated has shape \[\]"),
+        ("final", np.zeros((1, 4, 6, 5), np.uint8), "final has shape "),
+    ],
+)
+def test_what_numpy_would_repeat_or_round_is_refused(name, value, words):
+    film, replay = filled(film_spec("same_step"), 2, n_step=1)
+    no, size = np.zeros(3, bool), replay.size
+    step = {
+        "action": np.zeros(3, np.int64),
+        "reward": np.ones(3, np.float32),
+        "terminated": no,
+        "truncated": no,
+        "observation": np.stack([episode.observation[-1] for episode in film.current]),
+        "final": None,
+    }
+    with pytest.raises(ConfigError, match=words):
+        replay.add(**step | {name: value})
+    with pytest.raises(ConfigError, match="observation has shape"):
+        replay.begin(step["observation"][0])
+    assert replay.size == size
+    replay.add(**step)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ({"capacity": 0}, "capacity=0 must be a whole number of at least 1"),
+        ({"capacity": 10.0}, "capacity=10.0 must be"),
+        ({"n_step": 0}, "n_step=0 must be"),
+        ({"gamma": 1.5}, "gamma=1.5 must be from 0 to 1"),
+        ({"gamma": np.nan}, "gamma=nan must be from 0 to 1"),
+    ],
+)
+def test_numbers_that_keep_or_discount_nothing_are_refused(numbers, words):
+    with pytest.raises(ConfigError, match=words):
+        Replay(
+            film_spec("same_step"), 3, **{"capacity": 60, "n_step": 1, "gamma": GAMMA, "prioritized": False} | numbers
+        )

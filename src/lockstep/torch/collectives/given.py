@@ -1,5 +1,6 @@
 """Checks of what callers give to the collectives of PyTorch, the same on one rank as on several."""
 
+import math
 from collections.abc import Iterable, Mapping, MappingView, Set
 from typing import Any, cast
 
@@ -32,8 +33,8 @@ def rows(value: Any) -> Tensor:
 
 def flag(value: Any) -> bool:
     """The boolean."""
-    if isinstance(value, Tensor | np.ndarray) and np.prod(value.shape) != 1:
-        raise ConfigError(f"flag has shape {list(value.shape)}, but a rank has one flag; give flag.any()")
+    if (shape := np.shape(value)) and math.prod(shape) != 1:
+        raise ConfigError(f"flag has shape {list(shape)}, but a rank has one flag; give flag.any()")
     return bool(value)
 
 
@@ -124,9 +125,10 @@ def _listed(given: Any, method: str, instead: str, *, buffers: bool) -> Named:
         return [("", given)]
     if isinstance(given, Set) and not isinstance(given, MappingView):
         raise ConfigError(f"{method} was given a set, which has another order on each rank; give a list")
+    several: Any = given
     if isinstance(given, Mapping | Optimizer | str) or not isinstance(given, Iterable):
-        raise ConfigError(f"{method} takes a module or tensors, not {_what(given)}; give {instead}")
-    listed = [*cast("Iterable[Any]", given)]
+        raise ConfigError(f"{method} takes a module or tensors, not {_what(several)}; give {instead}")
+    listed: list[Any] = [*several]
     for place, one in enumerate(listed):
         if isinstance(one, nn.Module):
             raise ConfigError(
