@@ -213,8 +213,8 @@ def requested_on_ray(args: argparse.Namespace, default_ranks: int, num_shards: i
     """The ranks to place on a Ray cluster; None without `--on ray`."""
     from lockstep.engines.ray.arguments import ray_request
     from lockstep.engines.ray.cluster import check_ray
-    from lockstep.launch.commands import check_no_rank
     from lockstep.launch.nodes import check_shards
+    from lockstep.launch.rank_environment import check_no_rank
 
     request = ray_request(args, default_ranks)
     if request is not None:

@@ -2,7 +2,7 @@
 
 import math
 from numbers import Real
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,8 +24,8 @@ def check_weight(weight: Any) -> None:
         )
     if not isinstance(weight, Real | np.bool_) and not hasattr(weight, "shape"):
         raise ConfigError(f"weight={weight!r} must be a number")
-    held: Any = weight
-    is_on_host = isinstance(weight, Real | np.generic | np.ndarray) or _is_on_cpu(held)
+    held = cast(Any, weight)
+    is_on_host = isinstance(held, Real | np.generic | np.ndarray) or _is_on_cpu(weight)
     if is_on_host and not 0 <= (number := float(held.item() if hasattr(held, "item") else held)) < math.inf:
         raise ConfigError(f"weight={number} must be a finite number of at least 0")
 

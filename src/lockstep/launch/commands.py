@@ -14,6 +14,7 @@ from lockstep.errors import ConfigError
 from lockstep.launch.flags import bounds_of, max_restarts_of, nodes_of, take_ranks, without_node_flags
 from lockstep.launch.local import Restarts, launch
 from lockstep.launch.nodes import Nodes
+from lockstep.launch.rank_environment import check_no_rank
 from lockstep.launch.restarts import new_start_record
 from lockstep.launch.supervise import SCRIPT_EARLY_S, Bounds
 from lockstep.launch.train_ranks import PROGRAM, search_path
@@ -32,16 +33,6 @@ def launch_command(args: argparse.Namespace) -> int:
     take_ranks(args)
     nodes = nodes_of(args)
     return run_program(program(args), nodes, args)
-
-
-def check_no_rank(starter: str) -> None:
-    """Refuse to start ranks within a rank."""
-    for rank, size in (("RANK", "WORLD_SIZE"), ("JAX_RANK", "JAX_WORLD_SIZE")):
-        if rank in os.environ and size in os.environ:
-            raise ConfigError(
-                f"{starter} starts ranks, but this process is rank {os.environ[rank]} of one already; start the "
-                f"script itself, or unset {rank} and {size}"
-            )
 
 
 def program(args: argparse.Namespace, python: Sequence[str] = (sys.executable,)) -> list[str]:

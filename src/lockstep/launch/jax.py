@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from lockstep.errors import ConfigError, exit_code_of
-from lockstep.launch.commands import check_no_rank, program, run_program
+from lockstep.launch.commands import program, run_program
 from lockstep.launch.flags import (
     OneLineParser,
     add_flag,
@@ -31,6 +31,7 @@ from lockstep.launch.flags import (
     token_of,
 )
 from lockstep.launch.nodes import Nodes
+from lockstep.launch.rank_environment import check_no_rank
 
 _FLAG = "--coordinator_address"
 _RUNNER = (sys.executable, "-m", "lockstep.launch.script")

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar, cast
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.failure_report import log, report_failure, update_summary
 from lockstep.launch.local_attempt import LocalAttempt
-from lockstep.launch.rank_environment import rank_environments
+from lockstep.launch.rank_environment import check_no_rank, rank_environments
 from lockstep.launch.signals import caught_signals
 from lockstep.launch.spawned_call import pack, unpack
 from lockstep.launch.supervise import DEFAULT_BOUNDS, Bounds, Failure, RankGroup, interruption, wait_for_ranks
@@ -188,7 +188,10 @@ def spawn(fn: Callable[..., _T], ranks: int, args: tuple[Any, ...] = (), *, time
         raise ConfigError(f"fn={fn!r} must be a function")
     if not isinstance(cast(object, ranks), int):
         raise ConfigError(f"ranks={ranks!r} must be a whole number")
+    if not isinstance(cast(object, args), tuple | list):
+        raise ConfigError(f"args is a {type(args).__name__}, not a tuple; give args=(value,)")
     call = pack(fn, args)
+    check_no_rank("spawn", several=True)
     environments = rank_environments(ranks, _cores(ranks))
     with contextlib.ExitStack() as stack:
         # Unnamed files hold any amount of data and disappear with the processes that have them open.

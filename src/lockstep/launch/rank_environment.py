@@ -105,6 +105,16 @@ def _rank_variables(placement: RankPlacement, local: int, ranks: int, ml_framewo
     return dict(zip(_TORCH_NAMES, map(str, values), strict=True)) | {_NUM_NODES: str(placement.num_nodes)}
 
 
+def check_no_rank(starter: str, *, several: bool = False) -> None:
+    """Refuse to start ranks within a rank; with `several` only within one of several."""
+    for rank, size in (("RANK", "WORLD_SIZE"), ("JAX_RANK", "JAX_WORLD_SIZE")):
+        if rank in os.environ and size in os.environ and not (several and os.environ[size] == "1"):
+            raise ConfigError(
+                f"{starter} starts ranks, but this process is rank {os.environ[rank]} of one already; start the "
+                f"script itself, or unset {rank} and {size}"
+            )
+
+
 def free_port() -> int:
     """A TCP port that nobody listens on now.
 

@@ -75,7 +75,12 @@ def run(call: int, result: int) -> None:
         prepare(preparation)
         _importing_main = False
         value = pickle.loads(fn_bytes)(int(os.environ["RANK"]), *pickle.loads(args_bytes))
-        _write(result, (True, value))
+        try:
+            _write(result, (True, value))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise RunError(
+                f"what fn returned cannot be sent to its caller ({error}); return picklable values"
+            ) from error
     except Exception as error:
         _exit_with_error(result, error)
     threading._shutdown()  # pyright: ignore  # waits for threads and executors of the caller, as Python's own exit does

@@ -58,8 +58,8 @@ class CheckpointManager:
     """
 
     def __init__(self, comm: Comm, folder: Path | str, *, num_kept: int = 3) -> None:
-        if num_kept < 1:
-            raise ConfigError(f"num_kept={num_kept} must be at least 1")
+        if not isinstance(cast(object, num_kept), int | np.integer) or num_kept < 1:
+            raise ConfigError(f"num_kept={num_kept!r} must be a whole number of at least 1")
         self._comm = comm
         self._folder = Path(folder)
         self._lock = -1
@@ -118,6 +118,9 @@ class CheckpointManager:
         own = {shard: dict[str, Any]() for shard in world.shards} if shards is None else shards
         if set(own) != set(world.shards):
             raise ConfigError(f"shards={sorted(own)} are saved, and this rank holds {list(world.shards)}; give those")
+        for shard, state in own.items():
+            if not isinstance(cast(object, state), Mapping):
+                raise ConfigError(f"shards[{shard}] is a {type(state).__name__}, not a mapping; give {{'name': state}}")
         leaves: dict[str, np.ndarray] = {"step": np.array(step)}
         packed = self._pack(shared, "shared", leaves)
         self._comm.check_equal(leaves, "checkpoint")
@@ -213,6 +216,11 @@ class CheckpointManager:
                     for key, item in items
                 ]
             }
+        if isinstance(value, tuple) and hasattr(cast(object, value), "_asdict"):
+            raise ConfigError(
+                f"{place} is a {type(cast(object, value)).__name__}, a named tuple, which a checkpoint would give back "
+                "as a plain one; save its ._asdict(), or of JAX's states jax.tree.leaves(state), for jax.tree.unflatten"
+            )
         if isinstance(value, list | tuple):
             listed = cast("list[Any]", value)
             if all(_is_plain(item) for item in listed):  # one digest, however long the list is

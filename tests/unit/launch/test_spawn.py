@@ -139,8 +139,22 @@ def test_a_rank_that_leaves_is_named(how, message):
 
 
 def test_a_result_that_cannot_be_sent_is_named():
-    with pytest.raises(RunError, match=r"rank 0: .*pickle"):
+    with pytest.raises(RunError, match=r"rank 0: what fn returned cannot be sent to its caller \(.*pickle"):
         spawn(not_picklable, 1)
+
+
+def test_spawn_within_a_rank_is_refused(monkeypatch):
+    """Each rank of `lockstep launch` would train alone with ranks of its own."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="spawn starts ranks, but this process is rank 1 of one already"):
+        spawn(not_picklable, 2)
+
+
+@pytest.mark.parametrize("args", ["word", 1, {"a": 1}])
+def test_args_that_are_no_tuple_are_refused(args):
+    with pytest.raises(ConfigError, match=r"^args is a (str|int|dict), not a tuple; give args=\(value,\)"):
+        spawn(who, 1, args)
 
 
 def test_a_rank_that_has_returned_may_wait_for_others(monkeypatch):

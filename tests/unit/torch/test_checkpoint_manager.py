@@ -1,5 +1,6 @@
 """Checkpoints of a loop of one's own: what comes back, and what is refused. Killed loops: tests/examples."""
 
+import collections
 import json
 import re
 from pathlib import Path
@@ -108,6 +109,11 @@ def test_what_cannot_be_saved_is_named(comm, tmp_path):
             checkpoints.save(1, {}, {0: {"phase": torch.zeros(1, dtype=torch.complex64)}})
         with pytest.raises(ConfigError, match=r"shared\.names is an array of <U1"):
             checkpoints.save(1, {"names": np.array(["a"])})
+        named = collections.namedtuple("State", "count")(1)  # as optax's states
+        with pytest.raises(ConfigError, match=r"shared\.optimizer\[0\] is a State, a named tuple, .* ._asdict\(\), or"):
+            checkpoints.save(1, {"optimizer": [named]})
+        with pytest.raises(ConfigError, match=r"shards\[0\] is a list, not a mapping; give \{'name': state\}"):
+            checkpoints.save(1, {}, {0: [1]})
         with pytest.raises(ConfigError, match=r"shards=\[1\] are saved, and this rank holds \[0\]"):
             checkpoints.save(1, {}, {1: {}})
     assert not list(tmp_path.glob("checkpoints/*"))
