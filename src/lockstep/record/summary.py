@@ -15,7 +15,6 @@ SCHEMA = 1
 
 _REPORTED = {"lockstep": "lockstep-rl", "numpy": "numpy", "gymnasium": "gymnasium"}
 _OF_FRAMEWORK = {"torch": ("torch",), "jax": ("jax", "jaxlib")}
-_STOPPED_BY = "stopped by "
 
 
 def empty_summary(run: AnyRun | Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -56,12 +55,12 @@ def empty_summary(run: AnyRun | Mapping[str, Any] | None = None) -> dict[str, An
 
 def stopped_by(number: int) -> str:
     """The `error` of a run that a signal interrupted."""
-    return f"{_STOPPED_BY}{Signals(number).name}"
+    return f"stopped by {Signals(number).name}"
 
 
 def signal_of(error: str) -> Signals:
-    """The signal that `stopped_by` wrote."""
-    return Signals[error.removeprefix(_STOPPED_BY)]
+    """The signal that an `error` ends with: that of `stopped_by`, or of a launcher, "interrupted by SIGINT"."""
+    return Signals[error.rpartition(" ")[2]]
 
 
 def versions(framework: str | None = None) -> dict[str, str]:

@@ -126,7 +126,7 @@ def _wait(hosts: list[_Host], caught: list[int], elastic: bool) -> _Host | None:
             if host.code and host.name not in reported:
                 reported.add(host.name)
                 print(f"lockstep: {host.name} ended with code {host.code}; the others go on", file=sys.stderr)
-        if len(ended) == len(hosts) or (elastic and hosts[0].code is not None):
+        if len(ended) == len(hosts) or (elastic and hosts[0] in ended):
             return None
         time.sleep(_POLL_S)
     return None

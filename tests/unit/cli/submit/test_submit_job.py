@@ -46,7 +46,7 @@ ON_JAX = ("--ml-framework", "jax", "--gpus-per-node", "4", "--set", "devices_per
         (["cartpole", *SLURM, "--gpus-per-node", "2"], "device=cpu leaves them idle"),
         (["CartPole-v1", *SLURM, "--gpus-per-node", "2", "--nproc-per-node", "4"], "use --nproc-per-node 2"),
         (["CartPole-v1", *SLURM, *ON_JAX, "--nproc-per-node", "4"], "a process takes 2 GPUs: use --nproc-per-node 2"),
-        (["CartPole-v1", *SLURM, *ON_JAX, "--set", "devices_per_process=8"], "use at most 4"),
+        (["CartPole-v1", *SLURM, *ON_JAX[:-1], "devices_per_process=8"], "use at most 4"),
         (["cartpole", *SLURM, "--run-dir", "a\nb"], "line break"),
         (["cartpole", *SLURM, "--token-file", "nowhere"], "--token-file nowhere does not exist"),
         (["cartpole", *SLURM, "--lockstep", " "], "--lockstep is empty"),

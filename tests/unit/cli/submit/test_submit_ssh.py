@@ -149,6 +149,7 @@ def test_hosts_that_come_and_go(hosts, capfd):
 
     def finish():
         wait_for([hosts / "caught_gamma", hosts / "up_alpha"])
+        time.sleep(2)  # gamma writes before it ends
         ends(hosts, alpha=0)
 
     main_host = threading.Thread(target=finish)

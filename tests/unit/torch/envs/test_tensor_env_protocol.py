@@ -75,9 +75,11 @@ def test_the_host_saves_and_restores():
     np.testing.assert_array_equal([again.step(action)[0] for _ in range(5)], expected)
 
 
-@pytest.mark.parametrize("more", [[], ["env.clip_observation=5"], ["env.placement=host"]])
+@pytest.mark.parametrize(
+    "more", [["env.placement=device"], ["env.placement=device", "env.clip_observation=5"], ["env.placement=host"]]
+)
 def test_a_run_says_which_observations_no_network_receives(tmp_path, more):
-    settings = ["num_envs=4", "num_steps=8", "num_minibatches=1", "total_steps=64", "env.placement=device", *more]
+    settings = ["num_envs=4", "num_steps=8", "num_minibatches=1", "total_steps=64", *more]
     words = [word for one in settings for word in ("--set", one)]
     command = ["train", WALK.replace("Walk", "Seeing"), "--run-dir", str(tmp_path / "run"), *words]
     assert cli.main([*command, "--set", "evaluate_every=null", "--set", "evaluate_episodes=1"]) == 0
