@@ -135,7 +135,7 @@ def changes_of(args: argparse.Namespace, task: str | None) -> dict[str, str]:
 
 
 def set_values(pairs: list[str]) -> dict[str, str]:
-    """The values of `--set NAME=VALUE` by name. Raises `ConfigError` if a name has two."""
+    """The values of `--set NAME=VALUE` by name; of a name that is given twice, the last one."""
     values: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -144,11 +144,7 @@ def set_values(pairs: list[str]) -> dict[str, str]:
             raise ConfigError(f"--set {pair} has no value; write --set {name}={value or 'VALUE'}")
         if not name:
             raise ConfigError(f"--set {pair} names no setting; write --set NAME=VALUE")
-        name = _underscored(name.strip())
-        if values.setdefault(name, value) != value:
-            raise ConfigError(
-                f"--set {name}={values[name]} and --set {name}={value} are two values of one setting; give one"
-            )
+        values[_underscored(name.strip())] = value
     return values
 
 

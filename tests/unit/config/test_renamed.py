@@ -144,10 +144,8 @@ def test_names_of_the_user_keep_their_hyphens():
     assert [*set_values(given)] == ["reward_boost.add-to-cart", "env.kwargs.my-key.b-c", "num_envs"]
 
 
-def test_a_setting_has_one_value():
-    assert set_values(["gamma=0.9", "num-envs=4", "gamma=0.9"]) == {"gamma": "0.9", "num_envs": "4"}
-    with pytest.raises(ConfigError, match=r"--set num_envs=4 and --set num_envs=8 are two values of one setting"):
-        set_values(["num-envs=4", "num_envs=8"])
+def test_the_last_value_of_a_name_counts():
+    assert set_values(["gamma=0.9", "num-envs=4", "gamma=0.8", "num_envs=8"]) == {"gamma": "0.8", "num_envs": "8"}
 
 
 def test_the_alpha_of_td3_bc_is_no_temperature():

@@ -75,7 +75,7 @@ class TrainCommand:
         Raises:
             ConfigError: the run cannot work; names the settings of its trial.
         """
-        from lockstep.cli.request import checked, requested_run
+        from lockstep.cli.request import checked, requested_run, set_values
         from lockstep.config.settings import to_yaml
         from lockstep.launch.world_checks import check_world
         from lockstep.run import Run
@@ -90,6 +90,8 @@ class TrainCommand:
             if args.target or args.task:
                 raise ConfigError(f"settings.task, but train names a task too: {self._words}; leave one of them out")
             args.target = str(values.pop("task"))
+        if both := [name for name in values if name in set_values(args.set)]:
+            raise ConfigError(f"settings.{both[0]}, but train sets it too: {self._words}; leave one of them out")
         args.set = [*args.set, *(f"{name}={to_yaml(value, one_line=True)}" for name, value in values.items())]
         try:
             run = checked(args, requested_run(args))

@@ -271,6 +271,8 @@ def test_wrong_arguments_are_refused_before_anything_starts(sweeps, capsys, word
         ("train: cartpole\nsettings: {num_envs: [0, 8]}", "the run with num_envs=0 cannot work"),
         ("train: cartpole\nsampler: random\nsettings: {gamma: [1]}", "needs the number of trials"),
         ("train: cartpole --set seed=7", "--set seed=7 is for a single run"),
+        ("train: cartpole --set gamma=0.9\nsettings: {gamma: [0.8]}", "settings.gamma, but train sets it too"),
+        ("train: cartpole\nsettings: {gamma: [0.8], algorithm.gamma: [0.9]}", "give algorithm.gamma two values"),
         ("train: cartpole --num-envs 8\nsettings: {num_envs: [8, 16]}", "--num-envs 8 and --set num_envs=16"),
         ("train: cartpole\nmetric: best", "must be last_return"),
         ("train: cartpole\nmetric: episode/retrn_mean_100", "did you mean episode/return_mean_100"),
