@@ -24,9 +24,8 @@ def check_weight(weight: Any) -> None:
         )
     if not isinstance(weight, Real | np.bool_) and not hasattr(weight, "shape"):
         raise ConfigError(f"weight={weight!r} must be a number")
-    held = cast(Any, weight)
-    is_on_host = isinstance(held, Real | np.generic | np.ndarray) or _is_on_cpu(weight)
-    if is_on_host and not 0 <= (number := float(held.item() if hasattr(held, "item") else held)) < math.inf:
+    number = _number_on_host(weight)
+    if number is not None and not 0 <= number < math.inf:
         raise ConfigError(f"weight={number} must be a finite number of at least 0")
 
 
@@ -42,6 +41,15 @@ def check_timeouts(timeout_s: Any, startup_timeout_s: Any) -> None:
         raise ConfigError(f"timeout_s={timeout_s} must be a finite number of seconds above 0")
     if not _is_positive(startup_timeout_s):
         raise ConfigError(f"startup_timeout_s={startup_timeout_s} must be a number of seconds above 0")
+
+
+def _number_on_host(weight: Any) -> float | None:
+    """The number, if reading it waits for no device."""
+    if isinstance(weight, int | float):
+        return float(weight)
+    if isinstance(weight, np.generic | np.ndarray) or _is_on_cpu(weight):
+        return float(cast(Any, weight).item())
+    return None
 
 
 def _is_on_cpu(value: Any) -> bool:

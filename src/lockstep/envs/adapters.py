@@ -216,7 +216,7 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
             self.observation_space, self._flatten = space, np.asarray
         else:
             self.observation_space, self._flatten = flat_space(space, task), flatten_observation(space)
-        self._shape: tuple[int, ...] = self.observation_space.shape
+        self._shape = tuple(self.observation_space.shape or ())
         self._described = {**observation_fields(env, task), "action": action}
         if action.kind == "continuous":
             self.action_space = spaces.Box(np.array(action.low, np.float32), np.array(action.high, np.float32))
