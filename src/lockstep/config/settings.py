@@ -146,8 +146,8 @@ def override(tree: Tree, changes: Mapping[str, Any]) -> Tree:
             value = _nested(path_value, keys, value)
         inner = attrgetter(path)(tree)
         changed = flatten(plain(value), inner, path + ".", tree) if is_dataclass(inner) else {path: value}
-        for leaf in [] if keys else changed:
-            if leaf in leaves and leaves[leaf] != changed[leaf]:
+        for leaf in changed:
+            if not keys and leaf in leaves and leaves[leaf] != changed[leaf]:
                 raise ConfigError(f"{named[leaf]} and {name} give {leaf} two values; leave one of them out")
         leaves |= changed
         named |= dict.fromkeys(changed, name)
