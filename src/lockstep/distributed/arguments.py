@@ -29,6 +29,12 @@ def check_weight(weight: Any) -> None:
         raise ConfigError(f"weight={number} must be a finite number of at least 0")
 
 
+def a_type(value: object) -> str:
+    """A value's type with its article, for messages."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def check_number(given: int, needed: int, what: str = "rows", each: str = "shard of this rank") -> None:
     """Raise `ConfigError` unless as many of `what` were given as are needed, one for each of `each`."""
     if given != needed:

@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.distributed import agreement, peers
+from lockstep.distributed.arguments import a_type
 from lockstep.errors import ConfigError
 
 Tree = Any
@@ -26,14 +27,14 @@ def check_float32(tree: Tree, tag: str) -> None:
 def check_parts(parts: Any) -> None:
     """Raise `ConfigError` unless these are a sequence, one tree for each local shard."""
     if isinstance(parts, Mapping | str) or not isinstance(parts, Sequence):
-        raise ConfigError(f"shard takes a list of one tree for each local shard, not {_what(parts)}; give [tree]")
+        raise ConfigError(f"shard takes a list of one tree for each local shard, not {a_type(parts)}; give [tree]")
 
 
 def pair(result: Any, name: str) -> tuple[Tree, Tree]:
     """The result of a function of `spmd`. Raises `ConfigError` unless it is a pair."""
     if not isinstance(result, tuple | list) or len(cast("Sequence[Any]", result)) != 2:
         raise ConfigError(
-            f"{name} returned {_what(result)} to spmd, which takes a pair; end it with return shared, own"
+            f"{name} returned {a_type(result)} to spmd, which takes a pair; end it with return shared, own"
         )
     shared, own = cast("Sequence[Any]", result)
     return shared, own
@@ -42,13 +43,13 @@ def pair(result: Any, name: str) -> tuple[Tree, Tree]:
 def check_named(tensors: Any) -> None:
     """Raise `ConfigError` unless these are arrays by name."""
     if not isinstance(tensors, Mapping):
-        raise ConfigError(f"check_equal takes arrays by name, not {_what(tensors)}; give {{'weight': weight}}")
+        raise ConfigError(f"check_equal takes arrays by name, not {a_type(tensors)}; give {{'weight': weight}}")
 
 
 def on_device(leaf: Any, method: str) -> Array:
     """The array. Raises `ConfigError` for anything that is not on a device."""
     if not isinstance(leaf, Array):
-        raise ConfigError(f"{method} takes arrays on devices, not {_what(leaf)}; it is on the host already")
+        raise ConfigError(f"{method} takes arrays on devices, not {a_type(leaf)}; it is on the host already")
     return leaf
 
 
@@ -68,9 +69,3 @@ def kinds(tree: Tree) -> dict[str, list[str]]:
 def _named(tree: Tree) -> list[tuple[str, Any]]:
     found = cast("list[tuple[Any, Any]]", jax.tree_util.tree_leaves_with_path(tree))
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in found]
-
-
-def _what(value: object) -> str:
-    """A value's type, for messages."""
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

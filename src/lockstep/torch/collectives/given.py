@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lockstep.distributed import peers
+from lockstep.distributed.arguments import a_type
 from lockstep.errors import ConfigError
 
 Named = list[tuple[str, Tensor]]
@@ -19,7 +20,7 @@ Named = list[tuple[str, Tensor]]
 def tensor(value: Any, name: str = "value") -> Tensor:
     """The tensor, without its gradient. Raises `ConfigError` for anything else."""
     if not isinstance(value, Tensor):
-        raise ConfigError(f"{name} is {_what(value)}, not a tensor; give torch.as_tensor({name})")
+        raise ConfigError(f"{name} is {a_type(value)}, not a tensor; give torch.as_tensor({name})")
     return value.detach()
 
 
@@ -91,7 +92,7 @@ def by_name(given: Any, prefix: str = "") -> dict[str, Tensor]:
         return dict(sorted(tensors_of(given).items()))
     if not isinstance(given, Mapping):
         raise ConfigError(
-            f"check_equal takes a module, or tensors by name, not {_what(given)}; give policy or "
+            f"check_equal takes a module, or tensors by name, not {a_type(given)}; give policy or "
             "{'weight': policy.weight}"
         )
     found: dict[str, Tensor] = {}
@@ -103,7 +104,7 @@ def by_name(given: Any, prefix: str = "") -> dict[str, Tensor]:
             found[name] = torch.as_tensor(value)
         else:
             raise ConfigError(
-                f"check_equal compares tensors, arrays and numbers, but {name} is {_what(value)}; leave it out"
+                f"check_equal compares tensors, arrays and numbers, but {name} is {a_type(value)}; leave it out"
             )
     return dict(sorted(found.items()))
 
@@ -127,7 +128,7 @@ def _listed(given: Any, method: str, instead: str, *, buffers: bool) -> Named:
         raise ConfigError(f"{method} was given a set, which has another order on each rank; give a list")
     several: Any = given
     if isinstance(given, Mapping | Optimizer | str) or not isinstance(given, Iterable):
-        raise ConfigError(f"{method} takes a module or tensors, not {_what(several)}; give {instead}")
+        raise ConfigError(f"{method} takes a module or tensors, not {a_type(several)}; give {instead}")
     listed: list[Any] = [*several]
     for place, one in enumerate(listed):
         if isinstance(one, nn.Module):
@@ -137,12 +138,6 @@ def _listed(given: Any, method: str, instead: str, *, buffers: bool) -> Named:
             )
         if not isinstance(one, Tensor):
             raise ConfigError(
-                f"{method} takes a module or tensors, but element {place} is {_what(one)}; give {instead}"
+                f"{method} takes a module or tensors, but element {place} is {a_type(one)}; give {instead}"
             )
     return [(str(place), one) for place, one in enumerate(listed)]
-
-
-def _what(value: object) -> str:
-    """A value's type, for messages."""
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -67,27 +67,29 @@ def group_runs(runs: Sequence[PageRun]) -> list[Group]:
     members: dict[str, list[PageRun]] = {}
     copied = {id(run) for run in copies(runs)}
     for run in runs:
-        if id(run) in copied:
-            continue
-        kept = {name: value for name, value in run.found.settings.items() if name not in NOT_COMPARED}
-        members.setdefault(json.dumps([kept, run.time.num_ranks], sort_keys=True, default=str), []).append(run)
+        if id(run) not in copied:
+            members.setdefault(_compared(run), []).append(run)
     labels = _labels([group[0] for group in members.values()], differing([run.found for run in runs]))
     return [Group(label=label, runs=group) for label, group in zip(labels, members.values(), strict=True)]
 
 
 def copies(runs: Sequence[PageRun]) -> list[PageRun]:
     """The runs that repeat one before them: the same settings, seed and number of ranks, and the same parameters."""
-    found, seen = list[PageRun](), set[str]()
+    found, seen = list[PageRun](), set[tuple[str, ...]]()
     for run in runs:
-        fingerprint = run.summary.get("params_fingerprint")
-        if not fingerprint:
+        if not (fingerprint := run.summary.get("params_fingerprint")):
             continue
-        kept = {name: value for name, value in run.found.settings.items() if name == "seed" or name not in NOT_COMPARED}
-        key = json.dumps([kept, run.time.num_ranks, fingerprint], sort_keys=True, default=str)
+        key = _compared(run), str(run.found.settings.get("seed")), str(fingerprint)
         if key in seen:
             found.append(run)
         seen.add(key)
     return found
+
+
+def _compared(run: PageRun) -> str:
+    """What the runs of a group have in common: the settings but for the seed, and the number of ranks."""
+    kept = {name: value for name, value in run.found.settings.items() if name not in NOT_COMPARED}
+    return json.dumps([kept, run.time.num_ranks], sort_keys=True, default=str)
 
 
 def final_scores(group: Group, source: str) -> list[float]:
