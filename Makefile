@@ -21,9 +21,14 @@ LAUNCH := $(wildcard $(addprefix tests/ranks/test_,rendezvous.py collectives.py 
 GPU := $(shell grep -rl --include="test_*.py" "pytest.mark.gpu" tests)
 # What of JAX needs no torch: `make test-jax` runs it where there is none, and `make test` what proves the README.
 JAX := $(wildcard tests/ranks/test_jax_*.py) $(shell find tests/unit tests/golden -name "test_jax_*.py")
-JAX_PROMISES := tests/ranks/test_jax_exactness.py tests/unit/jax/test_jax_session.py
+JAX_PROMISES := tests/ranks/test_jax_exactness.py
+# The seams are those of torch in `make test`, and those of JAX in `make test-jax`: there the cases of torch skip.
+SEAMS := $(addprefix tests/ranks/test_,seams.py dqn_seams.py actor_critic_seams.py)
+# What torch, JAX and equations in numpy compute, compared: `make test-parity`; what the README says of it, in `make test`.
+PARITY := $(wildcard tests/parity/test_*.py)
+PARITY_PROMISES := tests/parity/test_jax_policy_files.py
 
-.PHONY: help setup train bench test test-jax test-launch test-isaac test-isaac-short test-suites test-ray test-planted test-chaos test-hosts test-learning test-slow test-gpu check api dist docs format clean
+.PHONY: help setup train bench test test-jax test-parity test-launch test-isaac test-isaac-short test-suites test-ray test-planted test-chaos test-hosts test-learning test-slow test-gpu check api dist docs format clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -38,15 +43,19 @@ train: setup  ## Train CartPole-v1 on 2 ranks until solved. RANKS=N: on N.
 	printf '\nNext:\n  . .venv/bin/activate\n  lockstep evaluate %s --episodes 100\n  tensorboard --logdir runs\n' $$run
 
 # Some environments forbid Python to keep what it compiled: a thousand short processes would then compile our modules again.
-test test-jax test-launch: export PYTHONDONTWRITEBYTECODE :=
-test: setup  ## Prove each promise of the README once, on torch and JAX: about ten minutes on two cores.
+test test-jax test-parity test-launch: export PYTHONDONTWRITEBYTECODE :=
+test: setup  ## Prove each promise of the README once, on torch and JAX: five minutes on two cores.
 	@code=0; \
-	$(BIN)/python -m pytest $(MIXED) tests $(patsubst %,--ignore=%,$(ALONE) $(LAUNCH) $(filter-out $(JAX_PROMISES),$(JAX))) || code=1; \
+	$(BIN)/python -m pytest $(MIXED) tests -k 'not (seams and jax)' $(patsubst %,--ignore=%,$(ALONE) $(LAUNCH) \
+		$(filter-out $(JAX_PROMISES),$(JAX)) $(filter-out $(PARITY_PROMISES),$(PARITY))) || code=1; \
 	$(BIN)/python -m pytest $(ALONE) || code=1; \
 	exit $$code
 
 test-jax: setup .venv-jax/.installed  ## Run the quick tests of JAX in an environment without torch.
-	.venv-jax/bin/python -m pytest $(COMPUTING) $(JAX)
+	.venv-jax/bin/python -m pytest $(COMPUTING) $(JAX) $(SEAMS)
+
+test-parity: setup  ## Torch and JAX compute the same, and what the papers' equations say: outputs, losses, gradient steps.
+	$(BIN)/python -m pytest $(COMPUTING) $(PARITY)
 
 test-launch: setup  ## How ranks and nodes start, find each other, exchange messages, fail and restart.
 	$(BIN)/python -m pytest $(WAITING) $(LAUNCH) $(patsubst %,--ignore=%,$(JAX))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from lockstep import World, spawn, stream_seed
+from lockstep import ConfigError, World, spawn, stream_seed
 from lockstep.jax import Comm
 
 sys.path.append(str(Path(__file__).parent))  # fresh processes that `spawn` starts need it, too
@@ -80,6 +80,8 @@ def train(rank: int, args: argparse.Namespace) -> float:
 
         step = comm.spmd(update)
         shared = comm.replicate(initial(stream_seed(SEED, "init")) | {"return": jnp.zeros(())})
+        if EPISODES % comm.world.size:
+            raise ConfigError(f"{EPISODES} episodes do not divide among {comm.world.size} ranks; use 1, 2, 4 or 8")
         share = EPISODES // comm.world.size  # an episode's randomness belongs to its number, not to a rank
         own = comm.shard([jnp.arange(share) + shard * share for shard in comm.world.shards])
         for number in range(1, args.updates + 1):

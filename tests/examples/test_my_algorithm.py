@@ -1,6 +1,7 @@
 """`examples/my_algorithm.py`: it learns, and the number of ranks changes no bit."""
 
 import my_algorithm
+import pytest
 
 from lockstep import Run, spawn
 from lockstep.algorithms.ppo import PPOConfig
@@ -32,6 +33,7 @@ def test_the_seed_moves_the_parameters(examples, tmp_path):
     assert len(ends) == 2
 
 
+@pytest.mark.slow
 def test_it_learns(examples, tmp_path):
     summary = my_algorithm.train(0, pinned(num_envs=16, total_steps=30_000), tmp_path / "run")
     assert summary["return_mean_100"] > 80

@@ -11,6 +11,7 @@ from gymnasium.utils.env_checker import check_env
 
 from lockstep.run import EnvConfig, NetworkConfig, Run, override
 from lockstep.train import train
+from quick import others_slow
 
 
 def test_gymnasium_accepts_the_environment():
@@ -46,6 +47,7 @@ def test_two_ranks_with_an_environment_and_a_network_of_ones_own(examples, pytho
     assert len({rank["params_fingerprint"] for rank in json.loads(Path("run/summary.json").read_text())["ranks"]}) == 1
 
 
+@pytest.mark.slow
 def test_the_vectorized_form_is_learned(examples):
     run = Run(task=f"{examples}/my_env.py:MyVectorEnv", env=EnvConfig(kwargs={"width": 3}), evaluate_every=5_000)
     summary = train(run, run_dir="run", total_steps=60_000, learning_rate=1e-3)
@@ -62,7 +64,7 @@ def test_the_network_serves_continuous_actions(examples):
     assert train(run, run_dir="run")["status"] == "finished"
 
 
-@pytest.mark.parametrize("name", ["MyEnv", "MyVectorEnv"])
+@pytest.mark.parametrize("name", others_slow(["MyEnv", "MyVectorEnv"], "MyEnv"))
 def test_a_resumed_run_goes_on_in_mid_game(name, examples, tmp_path):
     task = f"{Path(my_env.__file__)}:{name}"
     run = Run(task=task, num_envs=8, num_shards=2, total_steps=3 * 1024, evaluate_every=None, evaluate_episodes=4)

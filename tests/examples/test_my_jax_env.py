@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("jax")
 
 
+@pytest.mark.slow
 def test_it_has_no_faults(examples, python):
     out = python("-m", "lockstep.cli", "check", examples / "my_jax_env.py:MyJaxEnv")
     assert out.splitlines()[-1] == "no faults, no warnings"

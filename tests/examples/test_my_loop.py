@@ -100,6 +100,7 @@ def test_a_rank_that_raises_is_named(examples):
     assert "in play" in str(caught.value.__cause__)  # where it was raised
 
 
+@pytest.mark.slow
 def test_a_shared_stop_ends_all_ranks(examples, monkeypatch):
     monkeypatch.setattr(my_loop, "SOLVED", 0.0)
     given = argparse.Namespace(**vars(args()) | {"updates": 30})

@@ -38,6 +38,7 @@ def test_ranks_agree_in_everything_but_their_data(two):
     assert not np.array_equal(shards[0].observation, shards[1].observation)
 
 
+@pytest.mark.slow
 def test_one_rank_takes_the_same_steps(two, examples):
     one = my_off_policy_loop.train(0, arguments())
     assert one["kept"] == [kept for rank in two for kept in rank["kept"]]

@@ -21,6 +21,7 @@ from lockstep.torch.deploy.offline_export import export
 from lockstep.torch.networks import Policy
 from lockstep.torch.scoring.policy import ScoringPolicy
 from logged_policies import policy_for
+from quick import others_slow
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -71,7 +72,7 @@ def called(examples, path, *states):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("kind", ["discrete", "parametric"])
+@pytest.mark.parametrize("kind", others_slow(["discrete", "parametric"], "discrete"))
 def test_it_scores_without_lockstep(examples, tmp_path, discrete, kind):
     policy, path = discrete if kind == "discrete" else exported(tmp_path, kind)
     done = called(examples, path, '{"0": 0.02, "3": -1.5}', '{"1": 0.3}')
@@ -117,6 +118,7 @@ def test_unknown_names_are_refused(examples, discrete, state, message):
     assert (done.returncode, done.stdout, done.stderr.strip()) == (1, "", message)
 
 
+@pytest.mark.slow
 def test_continuous_actions_are_printed(examples, tmp_path):
     data = Dataset.open(made_data.continuous(tmp_path / "data"))
     policy = policy_for(OfflineRun(data=str(data.path), algo="iql"), data)
@@ -128,12 +130,14 @@ def test_continuous_actions_are_printed(examples, tmp_path):
     assert ast.literal_eval(done.stdout) == pytest.approx({"100": action[0], "101": action[1]}, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_policy_of_an_environment_is_refused_in_one_line(examples, environments):
     done = called(examples, environments[False], '{"0": 0.02}')
     wanted = "a policy for observations, not for a log: see my_service.py"
     assert (done.returncode, done.stderr.strip()) == (1, wanted)
 
 
+@pytest.mark.slow
 def test_the_service_refuses_other_policies_in_one_line(examples, discrete, environments):
     pytest.importorskip("fastapi")
     for path, wanted in ((discrete[1], "see score_actions.py"), (environments[True], "this service keeps none")):

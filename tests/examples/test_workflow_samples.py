@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from quick import others_slow
-
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "unit" / "cli" / "workflow_files"))
 from workflow_logs import parametric, rows, write  # noqa: E402
@@ -52,7 +50,8 @@ def only_run(folder):
     return json.loads((found / "summary.json").read_text())
 
 
-@pytest.mark.parametrize("ranks", others_slow(["1", "2"], "1"))
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", ["1", "2"])
 def test_dqn(folder, ranks):
     code, said = start(folder, "lockstep", "offline", "train", "dqn.json", "--ranks", ranks, "--set", "epochs=1")
     assert code == 0, said

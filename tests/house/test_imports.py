@@ -51,8 +51,10 @@ def imports_of(tree: ast.Module, module: str, path: str, modules: set[str]) -> I
 
     def walk(node: ast.AST, lazy: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
-            later = lazy or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            if isinstance(child, ast.expr):  # holds no import
+                continue
+            later = lazy or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+            if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
                 later = True
             if isinstance(child, ast.Import):
                 targets = [alias.name for alias in child.names]
@@ -272,7 +274,7 @@ def names_in(module: str) -> set[str] | None:
         return None
     names = beside
     for file in found:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 names.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -58,6 +58,7 @@ def test_resumed_on_any_number_of_ranks_it_ends_as_if_never_stopped(cut, ranks, 
         assert lines(resumed, "evaluations.jsonl") == lines(whole, "evaluations.jsonl")
 
 
+@pytest.mark.slow
 def test_without_the_replay_in_its_checkpoint_it_fills_a_new_one_before_it_learns_on(tmp_path):
     run = pinned("CartPole-v1", checkpoint_replay=False, log_every=32)
     train_all(2, {"cut": job(run, tmp_path, "cut", fails_at=20)})

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from quick import others_slow
+
 _ENV = """
 import os, sys
 import gymnasium
@@ -47,9 +49,9 @@ def lockstep(tmp_path):
     ("flags", "code", "said"),
     [
         ([], 1, "sys.exit(0) was called during training"),
-        (["--ranks", "2"], 1, "sys.exit(0) was called during training"),
+        pytest.param(["--ranks", "2"], 1, "sys.exit(0) was called during training", marks=pytest.mark.slow),
         (["--ranks", "2", "--set", "env.kwargs.how=os"], 1, "all ranks left with code 0 before the training ended"),
-        (["--ranks", "2", "--set", "env.kwargs.code=7"], 7, "SystemExit: 7"),
+        pytest.param(["--ranks", "2", "--set", "env.kwargs.code=7"], 7, "SystemExit: 7", marks=pytest.mark.slow),
     ],
 )
 def test_training_that_the_environment_ends_is_a_failure(lockstep, tmp_path, flags, code, said):
@@ -95,7 +97,7 @@ class Own(Env):
 """
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", others_slow(["sync", "async"], "sync"))
 def test_threads_of_an_environment_keep_no_command_alive(lockstep, tmp_path, mode):
     (tmp_path / "own.py").write_text(_THREADS)
     words = ["train", "own.py:Own", "--set", f"env.vectorization={mode}", "--set", "num_envs=2", "--set"]

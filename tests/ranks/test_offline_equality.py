@@ -31,7 +31,7 @@ RUNS = {
     "cql": {"algo": "cql", "num_sampled_actions": 2, "cql_gap": 1.0, "epochs": 2, "log_every": 100},
 }
 CONTINUOUS = ("iql", "td3_bc", "cql")
-QUICK = ("dqn", "other seed", "candidates", *CONTINUOUS)
+QUICK = ("dqn", "other seed", "iql")
 """Those of `make test`; `make test-slow` has the others."""
 ON_FOUR = ("dqn", "n-step", "candidates", "candidates sarsa", "cloning candidates", *CONTINUOUS)
 
@@ -119,23 +119,33 @@ def test_the_same_global_batches_on_any_number_of_ranks(trained):
         assert all(np.array_equal(batch, batches[0]) for batch in batches)
 
 
-def test_a_gradient_step_sends_one_message(trained):
-    for name in ("dqn", "candidates", *CONTINUOUS):
-        for outcome in trained[name, 2][1]:
-            steps = RUNS[name].get("epochs", EPOCHS) * BATCHES
-            of_policy = steps // 2 if name == "td3_bc" else 0  # its step needs the critics after theirs
-            assert outcome.messages["average_gradients"] == steps + of_policy
-            many_are = steps / 5 if steps > 100 else 0.9 * steps  # each checkpoint and line of metrics takes some, too
-            many = {tag: count for tag, count in outcome.messages.items() if count >= many_are}
-            assert many.keys() == {"average_gradients"}, f"{name}: more messages than one for a step: {many}"
+@pytest.mark.parametrize("name", ["dqn", "iql"])
+def test_a_gradient_step_sends_one_message(trained, name):
+    one_message(trained, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["candidates", "td3_bc", "cql"])
+def test_gradient_steps_of_other_algorithms_send_one_message(others, name):
+    one_message(others, name)
+
+
+def one_message(trained, name):
+    for outcome in trained[name, 2][1]:
+        steps = RUNS[name].get("epochs", EPOCHS) * BATCHES
+        of_policy = steps // 2 if name == "td3_bc" else 0  # its step needs the critics after theirs
+        assert outcome.messages["average_gradients"] == steps + of_policy
+        many_are = steps / 5 if steps > 100 else 0.9 * steps  # each checkpoint and line of metrics takes some, too
+        many = {tag: count for tag, count in outcome.messages.items() if count >= many_are}
+        assert many.keys() == {"average_gradients"}, f"{name}: more messages than one for a step: {many}"
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        ("dqn", "td3_bc"),
+        ("dqn",),
         pytest.param(
-            ("iql", "cql", "candidates", "n-step", "candidates sarsa", "cloning", "cloning candidates"),
+            ("td3_bc", "iql", "cql", "candidates", "n-step", "candidates sarsa", "cloning", "cloning candidates"),
             marks=pytest.mark.slow,
         ),
     ],

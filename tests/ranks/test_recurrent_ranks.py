@@ -40,9 +40,9 @@ RUNS: dict[str, Run] = {
 }  # fmt: skip
 NAMES = [
     "same step",
-    "own critic, not recurrent",
     "several agents",
-    "stacked observations",
+    pytest.param("own critic, not recurrent", marks=pytest.mark.slow),
+    pytest.param("stacked observations", marks=pytest.mark.slow),
     pytest.param("own critic", marks=pytest.mark.slow),
     pytest.param("next step", marks=pytest.mark.slow),
     pytest.param("one body", marks=pytest.mark.slow),

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from running import ROBOTS, job, lines, small, timeless, train_all
+from running import ROBOTS, job, lines, slow_tests_selected, small, timeless, train_all
 
 from lockstep.record import checkpoint
 from lockstep.run import load
@@ -20,6 +20,7 @@ TASKS = {
     "lockstep/Reach-v0": {**ROBOTS, "env.kwargs.max_episode_steps": 11},
     "lockstep/Match-v0": {"learning_rate_schedule": "adaptive", "target_kl": 0.02},
 }
+QUICK = ("CartPole-v1", "lockstep/Reach-v0")
 
 
 def pinned(task, **changes):
@@ -28,17 +29,17 @@ def pinned(task, **changes):
 
 
 @pytest.fixture(scope="module")
-def cut(tmp_path_factory):
-    """For each task a run that never stopped and one that raised in update 12, both on 2 ranks."""
-    folder = tmp_path_factory.mktemp("resume")
-    jobs = {}
-    for task in TASKS:
+def cut(request, tmp_path_factory):
+    """For each task of the selected tests: a run that never stopped and one that raised in update 12, on 2 ranks."""
+    folder, jobs = tmp_path_factory.mktemp("resume"), {}
+    tasks = TASKS if slow_tests_selected(request) else QUICK
+    for task in tasks:
         name = task.rpartition("/")[2]
         jobs[f"{task} whole"] = job(pinned(task), folder, f"{name}-whole")
         jobs[f"{task} cut"] = job(pinned(task), folder, f"{name}-cut", fails_at=11)
     told = train_all(2, jobs)
-    assert all("the test ends this run" in outcome.error for task in TASKS for outcome in told[f"{task} cut"])
-    return {task: (Path(jobs[f"{task} whole"].folder), Path(jobs[f"{task} cut"].folder)) for task in TASKS}
+    assert all("the test ends this run" in outcome.error for task in tasks for outcome in told[f"{task} cut"])
+    return {task: (Path(jobs[f"{task} whole"].folder), Path(jobs[f"{task} cut"].folder)) for task in tasks}
 
 
 @pytest.mark.parametrize("ranks", others_slow([1, 3, 4], 1))
@@ -152,8 +153,8 @@ def test_a_signal_cuts_an_evaluation_short_and_the_resumed_run_begins_with_it(tm
 
 
 def command(*more):
-    counts = {"num_envs": 16, "num_steps": 8, "num_minibatches": 2, "num_shards": 4, "total_steps": 16000}
-    counts |= {"log_every": 500, "evaluate_every": 5000, "evaluate_episodes": 4}
+    counts = {"num_envs": 16, "num_steps": 8, "num_minibatches": 2, "num_shards": 4, "total_steps": 6400}
+    counts |= {"num_epochs": 2, "log_every": 500, "evaluate_every": 2500, "evaluate_episodes": 4}
     chosen = {**counts, "checkpoint_every": "null", "stop_when_solved": "false"}
     args = [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
     return [sys.executable, "-m", "lockstep.cli", "train", "CartPole-v1", *args, *more]
@@ -191,7 +192,7 @@ def test_a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_exactly(undistu
     assert "go on with: lockstep train --resume" in said
     summary = json.loads((cut / "summary.json").read_text())
     assert summary["status"] == "interrupted"
-    assert summary["env_steps"] < 16000
+    assert summary["env_steps"] < 6400
     assert {path.name for path in (cut / "checkpoints").iterdir()} == {"LATEST", f"step_{summary['env_steps']}"}
     again = [sys.executable, "-m", "lockstep.cli", "train", "--resume", cut, "--ranks", "1"]
     done = subprocess.run(again, capture_output=True, text=True, timeout=120, check=False)

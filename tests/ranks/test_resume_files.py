@@ -20,6 +20,7 @@ from lockstep.session.checkpoints import Checkpoints
 from lockstep.session.evaluation import Evaluation
 from lockstep.session.policy_file import evaluation_in, read
 from lockstep.session.which_policy import find_policy
+from quick import others_slow
 
 ENV = """
 import os
@@ -61,7 +62,7 @@ def contents(run_dir):
     return {path.relative_to(run_dir): path.read_bytes() for path in paths if path.name != "preflight.json"}
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", others_slow([1, 2], 2))
 def test_a_refused_start_leaves_the_run_as_it_was(ranks, task, tmp_path):
     run = small(task, total_steps=512, checkpoint_every=128, num_shards=2)
     train(run, ranks=ranks, run_dir=tmp_path / "run")

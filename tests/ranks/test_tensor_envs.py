@@ -5,7 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from running import job, lines, small, timeless, train_all
+from running import job, lines, slow_tests_selected, small, timeless, train_all
+
+from quick import others_slow
 
 TASKS = {
     "walk": f"{Path(__file__).parents[1] / 'unit/torch/envs/tensor_envs.py'}:Walk",
@@ -25,6 +27,8 @@ CHANGES = {
         "features": 16,
     },
 }  # fmt: skip
+QUICK = ("walk", "cartpole")
+NAMES = others_slow(TASKS, *QUICK)
 EVERY = {"num_shards": 4, "checkpoint_every": 4 * 128}
 
 
@@ -33,14 +37,14 @@ def run_of(name):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Each task on 1 and 2 ranks, and on 2 ranks until it raises in update 12."""
-    folder = tmp_path_factory.mktemp("tensor")
-    found = {}
+def trained(request, tmp_path_factory):
+    """Each task that the selected tests need on 1 and 2 ranks, and on 2 ranks until it raises in update 12."""
+    folder, found = tmp_path_factory.mktemp("tensor"), {}
+    tasks = TASKS if slow_tests_selected(request) else QUICK
     for ranks in (1, 2):
-        jobs = {name: job(run_of(name), folder, f"{name}-{ranks}") for name in TASKS}
+        jobs = {name: job(run_of(name), folder, f"{name}-{ranks}") for name in tasks}
         if ranks == 2:
-            jobs |= {f"{name} cut": job(run_of(name), folder, f"{name}-cut", fails_at=11) for name in TASKS}
+            jobs |= {f"{name} cut": job(run_of(name), folder, f"{name}-cut", fails_at=11) for name in tasks}
         outcomes = train_all(ranks, jobs)
         found |= {(name, ranks): (Path(jobs[name].folder), outcomes[name]) for name in jobs}
     return found
@@ -51,7 +55,7 @@ def fingerprints(outcomes):
     return {rank["params_fingerprint"] for o in outcomes for rank in o.summary["ranks"]}
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_any_number_of_ranks_gives_the_same_bits_and_metrics(trained, name):
     (one, alone), (two, both) = trained[name, 1], trained[name, 2]
     assert len(fingerprints(alone) | fingerprints(both)) == 1, "parameters depend on the number of ranks"
@@ -66,7 +70,7 @@ def test_four_ranks_give_the_same_bits(trained, name, tmp_path):
     assert fingerprints(outcomes) == fingerprints(trained[name, 1][1])
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_rank_has_environments_of_its_own(trained, name):
     (_, alone), (_, both) = trained[name, 1], trained[name, 2]
     first, second = (outcome.env_seeds for outcome in both)
@@ -78,7 +82,7 @@ def test_every_rank_has_environments_of_its_own(trained, name):
     assert ranks[0]["first_rollout_fingerprint"] != ranks[1]["first_rollout_fingerprint"]
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_one_message_precedes_the_gradients_of_an_update(trained, name):
     messages = trained[name, 2][1][0].messages
     assert messages["moments"] == 20 and messages["average_gradients"] == 20 * 4
@@ -87,13 +91,14 @@ def test_one_message_precedes_the_gradients_of_an_update(trained, name):
 
 def test_resumed_on_another_number_of_ranks_it_ends_with_the_same_bits(trained, tmp_path):
     jobs = {}
-    for name in TASKS:
+    names = [name for name in TASKS if (name, 1) in trained]
+    for name in names:
         folder, outcomes = trained[f"{name} cut", 2]
         assert all("the test ends this run" in outcome.error for outcome in outcomes)
         copy = shutil.copytree(folder, tmp_path / folder.name)
         jobs[name] = job(run_of(name), tmp_path, "unused", resume=str(copy))
     resumed = train_all(1, jobs)
-    for name in TASKS:
+    for name in names:
         whole, outcomes = trained[name, 2]
         assert resumed[name][0].error == ""
         assert resumed[name][0].summary["resumed_from"] is not None

@@ -32,7 +32,20 @@ def launch_command(args: argparse.Namespace) -> int:
     check_no_rank("lockstep launch")
     take_ranks(args)
     nodes = nodes_of(args)
+    _note_ranks_of_the_script(args)
     return run_program(program(args), nodes, args)
+
+
+def _note_ranks_of_the_script(args: argparse.Namespace) -> None:
+    """Say that `--ranks` behind the script goes to the script, where the launcher was told no number of ranks."""
+    flags = [word for word in args.script_args if word.partition("=")[0] in ("--ranks", "--nproc-per-node")]
+    if flags and args.nproc_per_node is None:
+        flag = flags[0].partition("=")[0]
+        print(
+            f"note: {flag} stands behind {args.script} and goes to it; to start several ranks: "
+            f"lockstep launch {flag} N {args.script}",
+            file=sys.stderr,
+        )
 
 
 def program(args: argparse.Namespace, python: Sequence[str] = (sys.executable,)) -> list[str]:

@@ -60,6 +60,8 @@ class RunDir:
     ) -> "RunDir":
         """Make the directory and write `run.yaml`, or leave nothing behind.
 
+        A loop that goes on with a run opens its directory with `join`, then calls `rewind`.
+
         Args:
             path: where; must not exist or be empty. `None`: a new one below `runs/`.
             run: the config to store: a `Run`, any mapping of plain values, or `None` to store none.
@@ -188,11 +190,13 @@ class RunDir:
         self.close()
 
 
-def lock_run_dir(run_dir: Path, what: str = "trains this run", timeout_s: float = _LOCK_TIMEOUT_S) -> int:
+def lock_run_dir(
+    run_dir: Path, what: str = "trains this run", timeout_s: float = _LOCK_TIMEOUT_S, setting: str = "run_dir"
+) -> int:
     """Lock the run, so that no other process continues it; returns a descriptor that holds the lock until it is closed.
 
     Raises:
-        ConfigError: another process holds the lock; names `what` that does.
+        ConfigError: another process holds the lock; names `what` that does, and the `setting` that chose the folder.
     """
     descriptor = os.open(run_dir, os.O_RDONLY | os.O_CLOEXEC)
     until = time.monotonic() + timeout_s
@@ -203,7 +207,7 @@ def lock_run_dir(run_dir: Path, what: str = "trains this run", timeout_s: float 
             if time.monotonic() > until:
                 os.close(descriptor)
                 raise ConfigError(
-                    f"run_dir={run_dir} is in use: another process {what}; wait for its end, or stop it"
+                    f"{setting}={run_dir} is in use: another process {what}; wait for its end, or stop it"
                 ) from None
             time.sleep(0.1)
         except OSError:  # a file system without locks

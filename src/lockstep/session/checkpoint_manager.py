@@ -54,7 +54,7 @@ class CheckpointManager:
         num_kept: how many of the newest checkpoints to retain.
 
     Raises:
-        ConfigError: another process uses the folder, or it cannot be written.
+        ConfigError: ranks name different folders, another manager uses the folder, or it cannot be written.
     """
 
     def __init__(self, comm: Comm, folder: Path | str, *, num_kept: int = 3) -> None:
@@ -63,7 +63,9 @@ class CheckpointManager:
         self._comm = comm
         self._folder = Path(folder)
         self._lock = -1
-        opened = self._open() if comm.world.rank == 0 else None
+        self._closed = False
+        named = comm.gather_object(str(self._folder))
+        opened = self._open(cast("list[str]", named)) if comm.world.rank == 0 else None
         problem, self._unread = cast("tuple[str, str]", comm.broadcast_object(opened, tag="checkpoint"))
         if problem:
             raise ConfigError(problem)
@@ -77,6 +79,7 @@ class CheckpointManager:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._writer.close()
+        self._closed = True
         if self._lock >= 0:
             os.close(self._lock)
 
@@ -96,10 +99,12 @@ class CheckpointManager:
 
         Raises:
             ConfigError: a part of the state cannot be saved, `step` is no whole number or too small, or the folder
-                holds the checkpoints of an earlier loop and `restore` was not called.
+                holds the checkpoints of an earlier loop and `restore` was not called, or the `with` has ended.
             MismatchError: ranks hold different values in `shared`; names the first that differs.
         """
         world = self._comm.world
+        if self._closed:
+            raise ConfigError(f"folder={self._folder}: the `with` of this CheckpointManager has ended; save within it")
         try:
             step = operator.index(step)  # of numpy and of tensors, too
         except TypeError:
@@ -170,11 +175,17 @@ class CheckpointManager:
         """Invert `to_numpy`."""
         return array
 
-    def _open(self) -> tuple[str, str]:
-        """Create and lock the folder. Returns the problem, and the step of the newest checkpoint; empty for none."""
+    def _open(self, named: list[str]) -> tuple[str, str]:
+        """Create and lock the folder that all ranks `named`.
+
+        Returns the problem, and the step of the newest checkpoint; empty for none.
+        """
+        for rank, other in enumerate(named):
+            if other != named[0]:
+                return f"folder={named[0]} on rank 0 and {other} on rank {rank}; give all ranks the same", ""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._lock = lock_run_dir(self._folder)
+            self._lock = lock_run_dir(self._folder, "or another CheckpointManager of this one saves here", setting="folder")
             remove_partial_files(self._folder)
         except ConfigError as error:
             return str(error), ""

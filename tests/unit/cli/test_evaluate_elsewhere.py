@@ -6,6 +6,7 @@ import pytest
 
 from lockstep.cli.main import main
 from lockstep.run import dump, load, override
+from quick import others_slow
 
 TRAIN = ["train", "CartPole-v1", "--set", "total_steps=256", "--set", "num_envs=2", "--set", "evaluate_episodes=1"]
 
@@ -32,11 +33,14 @@ def test_a_policy_file_says_that_it_lacks_the_settings_of_the_environment(stacke
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"compile": True, "compile_mode": "max-autotune", "capture": True},
+    others_slow(
+        [
+            {"compile": True, "compile_mode": "max-autotune", "capture": True},
+            {"share_gpus": True},
+            {"network.channels_last": True},
+        ],
         {"share_gpus": True},
-        {"network.channels_last": True},
-    ],
+    ),
 )
 def test_settings_of_learning_alone_do_not_hinder_playing_in_jax(stacked, settings):
     file = stacked / "run.yaml"

@@ -7,6 +7,7 @@ import pytest
 
 from lockstep.cli.main import main
 from lockstep.envs.spec import ActionSpec, EnvSpec
+from quick import others_slow
 
 TRAIN = ["train", f"{__file__}:Drifting", "--set", "total_steps=128", "--set", "num_envs=8", "--set", "num_steps=16"]
 
@@ -35,7 +36,7 @@ class Drifting:
         pass
 
 
-@pytest.fixture(scope="module", params=["stop", "skip"])
+@pytest.fixture(scope="module", params=others_slow(["stop", "skip"], "stop"))
 def trained(request, tmp_path_factory):
     path = tmp_path_factory.mktemp(request.param) / "run"
     settings = ["num_shards=2", "evaluate_episodes=4", f"non_finite={request.param}"]

@@ -17,6 +17,7 @@ from lockstep.envs.make import make_vector_env  # noqa: E402
 from lockstep.envs.state import can_save  # noqa: E402
 from lockstep.errors import RunError  # noqa: E402
 from lockstep.run import EnvConfig  # noqa: E402
+from quick import others_slow  # noqa: E402
 
 STEADY = {"noop_max": 0, "repeat_action_probability": 0.0}
 
@@ -220,6 +221,7 @@ def test_restored_goes_on_bit_for_bit(monkeypatch):
             assert same(other.step(action)[:4], expected), step
 
 
+@pytest.mark.slow
 def test_a_state_of_other_games_is_refused():
     config = EnvConfig(kwargs={"repeat_action_probability": 0.0})
     env, wider = (make_vector_env("ALE/Breakout-v5", config, size) for size in (2, 3))
@@ -234,7 +236,7 @@ def test_a_state_of_other_games_is_refused():
         make_vector_env("ALE/Breakout-v5", replace(config, kwargs={"frameskip": 3}), 2).restore(state)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", others_slow(["sync", "async"], "sync"))
 def test_one_by_one_they_look_the_same(mode):
     config = EnvConfig(kwargs=STEADY, vectorization=mode, max_episode_steps=12)
     env, fast = make_vector_env("ALE/Pong-v5", config, 2), make_vector_env("ALE/Pong-v5", EnvConfig(kwargs=STEADY), 2)

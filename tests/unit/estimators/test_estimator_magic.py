@@ -10,6 +10,7 @@ from test_estimator_formulas import random_log
 from lockstep.estimators.importance import j_step_returns
 from lockstep.estimators.magic import MAX_RETURNS, blend, steps_to_blend
 from lockstep.estimators.trajectories import summed
+from quick import others_slow
 
 
 def slow_return(log, drawn, j):
@@ -58,7 +59,7 @@ def objective(x, returns, resampled):
     return x @ (covariance + np.array([[a * b for b in bias] for a in bias])) @ x
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", others_slow(range(6), 0))
 def test_blend_is_the_least_of_all(seed):
     random = np.random.default_rng(seed)
     mixing = random.normal(size=(3, 3))

@@ -12,6 +12,7 @@ from lockstep.errors import ConfigError
 from lockstep.experience.replay import Replay
 from lockstep.experience.rollout import Collector, Rollout
 from lockstep.world import World, stream
+from quick import others_slow
 
 MODES = ["next_step", "same_step"]
 GAMMA = 0.9
@@ -36,9 +37,9 @@ def add(film, replay, step):
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("prioritized", others_slow([False, True], True))
 @pytest.mark.parametrize("autoreset", MODES)
-@pytest.mark.parametrize("image", [True, False])
+@pytest.mark.parametrize("image", others_slow([True, False], True))
 def test_gives_back_what_the_environment_showed(autoreset, image, prioritized, n_step):
     film, replay = filled(film_spec(autoreset, image=image), 0, n_step=n_step, prioritized=prioritized)
     draws = stream(0, "sample")

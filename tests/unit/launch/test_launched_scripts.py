@@ -65,6 +65,17 @@ def test_a_log_directory_that_cannot_be_made_is_refused_before_ranks_start(launc
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.parametrize("before", [[], ["--ranks", "1"]], ids=["behind the script", "before it, too"])
+def test_a_number_of_ranks_behind_the_script_goes_to_it_and_the_launcher_says_so(tmp_path, capfd, monkeypatch, before):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    (script := tmp_path / "script.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    assert cli(["launch", *before, str(script), "--ranks", "2"]) == 0
+    out, err = capfd.readouterr()
+    assert "['--ranks', '2']" in out
+    assert (f"to start several ranks: lockstep launch --ranks N {script}\n" in err) == (not before)
+
+
 @pytest.mark.parametrize("killed", [False, True], ids=["fails", "killed"])
 def test_files_in_the_log_directory_are_the_users(launch, tmp_path, gone, killed):
     """None is removed, though the names are those of our partial files, by the launcher or by its guardian."""

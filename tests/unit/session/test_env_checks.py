@@ -19,9 +19,11 @@ from lockstep.session.env_checks.before_run import check_before_run
 from lockstep.session.env_checks.episodes import Limits
 from lockstep.session.env_checks.report import Report
 from lockstep.session.env_checks.task import check_env_of_task
+from quick import others_slow
 
 ENVS = str(Path(faulty_envs.__file__))
 TIME_ENOUGH = Limits(seconds=30.0)
+QUICK = ("Grid", "Rows", "Board", "CartPole-v1")
 
 
 def checked(name, config=EnvConfig(), limits=TIME_ENOUGH, **kwargs):  # noqa: B008
@@ -30,7 +32,12 @@ def checked(name, config=EnvConfig(), limits=TIME_ENOUGH, **kwargs):  # noqa: B0
     return report
 
 
-@pytest.mark.parametrize("name", ["Grid", "Rows", "Board", *BUILT_IN, "CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize(
+    "name",
+    others_slow(
+        ["Grid", "Rows", "Board", *BUILT_IN, "CartPole-v1", "Pendulum-v1"], "Grid", "Rows", "Board", "CartPole-v1"
+    ),
+)
 def test_nothing_is_said_where_there_is_no_fault(name):
     report = checked(name)
     assert (report.faults, report.warnings) == ([], [])
@@ -171,6 +178,7 @@ def test_a_group_that_is_left_out_need_not_be_supported():
     assert "Text(" in fault
 
 
+@pytest.mark.slow
 def test_a_game_with_wrappers_is_checked_as_it_is_played():
     pytest.importorskip("ale_py")
     config = EnvConfig(kwargs={"stack_num": 4}, wrappers=("faulty_envs:NeedsFourFrames",))

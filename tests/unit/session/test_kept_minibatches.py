@@ -42,9 +42,9 @@ def broken(method, cls):
     [
         (DQN, "dqn", "_step"),
         (ActorCritic, "sac", "_step"),
-        (ActorCritic, "td3", "_step"),
-        (jax_dqn.DQN, "dqn", "_parts"),
-        (JaxActorCritic, "td3", "_parts"),
+        pytest.param(ActorCritic, "td3", "_step", marks=pytest.mark.slow),
+        pytest.param(jax_dqn.DQN, "dqn", "_parts", marks=pytest.mark.slow),
+        pytest.param(JaxActorCritic, "td3", "_parts", marks=pytest.mark.slow),
     ],
 )
 def test_finite_minibatches_are_not_kept_for_the_whole_update(tmp_path, cls, algo, method):

@@ -116,6 +116,10 @@ def test_what_cannot_be_saved_is_named(comm, tmp_path):
             checkpoints.save(1, {}, {0: [1]})
         with pytest.raises(ConfigError, match=r"shards=\[1\] are saved, and this rank holds \[0\]"):
             checkpoints.save(1, {}, {1: {}})
+        with pytest.raises(ConfigError, match=r"^folder=.* or another CheckpointManager of this one saves here; wait"):
+            CheckpointManager(comm, tmp_path)
+    with pytest.raises(ConfigError, match="the `with` of this CheckpointManager has ended; save within it"):
+        checkpoints.save(1, {})
     assert not list(tmp_path.glob("checkpoints/*"))
     with pytest.raises(ConfigError, match="num_kept=0"):
         CheckpointManager(comm, tmp_path, num_kept=0)
@@ -182,6 +186,10 @@ def ranks_save(rank: int, port: int, folder: str) -> dict:
                 CheckpointManager(comm, folder)
             except ConfigError as error:
                 said["in use"] = str(error)
+            try:
+                CheckpointManager(comm, f"{folder}{rank}")
+            except ConfigError as error:
+                said["folders"] = str(error)
         with CheckpointManager(comm, folder) as checkpoints:
             found = checkpoints.restore()
             assert found is not None
@@ -198,10 +206,11 @@ def test_ranks_save_together(tmp_path):
     folder = str(tmp_path / "run")
     for rank, said in enumerate(spawn(ranks_save, 2, (free_port(), folder), timeout_s=60)):
         assert said["unequal"].startswith("ranks 0 and 1 hold different shared.weight")
+        assert said["folders"] == f"folder={folder}0 on rank 0 and {folder}1 on rank 1; give all ranks the same"
         for place in different(rank):
             told = said.get(place, f"{place} was saved")
             assert re.match(rf"ranks 0 and 1 hold different {re.escape(place)}[; ]", told), told
-        assert f"run_dir={folder} is in use" in said["in use"]
+        assert f"folder={folder} is in use" in said["in use"]
         assert said["found"] == [1, [1.0] * 3, {rank: {"rank": rank}}]
     manifest = json.loads(Path(folder, "checkpoints", "step_1", "manifest.json").read_text())
     assert sorted(manifest["files"]) == ["learner.safetensors", "shard_0.safetensors", "shard_1.safetensors"]

@@ -17,6 +17,7 @@ from lockstep.cli.bench import process
 from lockstep.cli.bench.results import RESULTS_FILE, TABLES_FILE
 from lockstep.cli.bench.works import ENVIRONMENTS, WORKS, Arm, Work
 from lockstep.cli.main import main
+from quick import others_slow
 
 SCRIPT = """
 import json, sys
@@ -179,7 +180,7 @@ WAITS = "run(words)"
 WAITS_WITHOUT_CARE = "Popen(words).wait(); os._exit(0)"
 
 
-@pytest.mark.parametrize("call", [WAITS, WAITS_WITHOUT_CARE])
+@pytest.mark.parametrize("call", others_slow([WAITS, WAITS_WITHOUT_CARE], WAITS_WITHOUT_CARE))
 def test_an_arm_that_takes_too_long_ends_with_all_of_its_processes(call, arms, monkeypatch, capsys):
     (arms / "arm.py").write_text(WITH_CHILD.format(call=call))
     monkeypatch.setattr(process, "_TIMEOUT_S", 6.0)

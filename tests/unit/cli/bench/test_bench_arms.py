@@ -51,8 +51,8 @@ gradient_sync.main(gradient_sync.arguments("scheme", "parameters"))
     ("code", "words"),
     [
         (TRAINED, ["python", "lockstep", "--warm-up", "1", "--measured", "1"]),
-        (LOADED, ["loader", "--warm-up", "1", "--measured", "1"]),
-        pytest.param(SYNCHRONIZED, ["ddp", "1"], marks=TWO_CORES),
+        pytest.param(LOADED, ["loader", "--warm-up", "1", "--measured", "1"], marks=pytest.mark.slow),
+        pytest.param(SYNCHRONIZED, ["ddp", "1"], marks=(TWO_CORES, pytest.mark.slow)),
     ],
     ids=["offline train", "offline loader", "gradients"],
 )
@@ -98,8 +98,8 @@ with_lockstep.main()
         (BY_COMMAND, "CartPole-v1 --ranks 1 --set num_steps=1024", 20480, 81920),
         (BY_COMMAND, "CartPole-v1 --ranks 1 --set num_steps=1024", 20480, 65536),
         (BY_COMMAND, "CartPole-v1 --ranks 1 --set num_steps=1024", 20480, 8192),
-        (BY_COMMAND, "HalfCheetah-v5 --ranks 1 --set num_steps=8", 512, 205),
-        (TRAINED, "lockstep --ranks 2 --batch-size 2048", 409_600, 204_800),
+        pytest.param(BY_COMMAND, "HalfCheetah-v5 --ranks 1 --set num_steps=8", 512, 205, marks=pytest.mark.slow),
+        pytest.param(TRAINED, "lockstep --ranks 2 --batch-size 2048", 409_600, 204_800, marks=pytest.mark.slow),
     ],
     ids=["whole", "no multiple of the warm-up", "less than the warm-up", "odd", "offline train"],
 )
@@ -110,6 +110,7 @@ def test_the_speed_is_without_warm_up_and_final_evaluation_at_every_scale(code, 
     assert printed("-c", code, str(tmp_path / "python"), *words.split(), *steps)["value"] == pytest.approx(1000)
 
 
+@pytest.mark.slow
 @pytest.mark.real_start
 def test_the_memory_of_a_first_update_is_that_of_its_process():
     assert printed(str(process.ARMS / "first_update.py"), "torch")["peak_mb"] > 100  # the script itself: 20

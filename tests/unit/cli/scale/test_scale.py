@@ -13,6 +13,7 @@ from lockstep.distributed.timers import PHASES
 from lockstep.record.run_dir import RunDir
 from lockstep.record.summary import empty_summary
 from lockstep.run import Run, override
+from quick import others_slow
 
 STEP_S, CALL_S, SYNC_S, WAIT_S = 0.01, 0.02, 0.03, 0.05
 """Seconds of an update for each environment of a rank, for whatever number of them, and for messages of several."""
@@ -193,14 +194,19 @@ def test_bad_input_is_refused_before_anything_starts(runs, here, capsys, words, 
 
 @pytest.mark.parametrize(
     ("words", "flag"),
-    [
+    others_slow(
+        [
+            (["--updates", "200"], "--updates 200"),
+            (["--repetitions", "1"], "--repetitions 1"),
+            (["--modes", "strong"], "--modes strong"),
+            (["--seed", "7"], "--seed 7"),
+            (["--set", "gamma=0.5"], "--set gamma=0.5"),
+            (["--ml-framework", "jax"], "--ml-framework jax"),
+        ],
         (["--updates", "200"], "--updates 200"),
-        (["--repetitions", "1"], "--repetitions 1"),
-        (["--modes", "strong"], "--modes strong"),
-        (["--seed", "7"], "--seed 7"),
         (["--set", "gamma=0.5"], "--set gamma=0.5"),
-        (["--ml-framework", "jax"], "--ml-framework jax"),
-    ],
+        several=True,
+    ),
 )
 def test_an_earlier_measurement_keeps_its_plan_and_settings(runs, here, capsys, words, flag):
     assert scale("CartPole-v1", "--ranks", "1,2", "--run-dir", "one") == 0

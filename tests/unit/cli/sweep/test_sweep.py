@@ -16,6 +16,7 @@ from lockstep.cli.sweep.slots import Needs, Slot, make_slots
 from lockstep.cli.sweep.trial import Member, Trial
 from lockstep.errors import ConfigError
 from lockstep.record.run_dir import lock_run_dir
+from quick import others_slow
 
 GRID = """
 train: cartpole --set total_steps=300
@@ -122,7 +123,7 @@ def test_sweep_is_continued_from_anywhere(sweeps, monkeypatch, capsys):
     assert capsys.readouterr().out.rstrip().endswith("directory: ../two")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", others_slow([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
 def test_signal_ends_all_runs_and_the_next_start_resumes_them(sweeps, capsys, number):
     sweeps.behave({"seed_0": "wait", "seed_1": "wait"})
     words = ("train", "cartpole", "--seeds", "0:3", "--run-dir", "three", "--jobs", "2")

@@ -95,7 +95,7 @@ def some(spec):
     return (100 * draws.normal(size=(6, spec.observation_size))).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", others_slow(POLICIES, "privileged", "image", "arm", "dqn"))
+@pytest.mark.parametrize("name", others_slow(POLICIES, "privileged", "dqn"))
 def test_exported_file_acts_like_policy(tmp_path, name):
     make, observations = POLICIES[name]
     policy = make()
@@ -120,7 +120,7 @@ def test_exported_file_acts_like_policy(tmp_path, name):
         np.testing.assert_allclose(found["action"], action[rows], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["choice", "choices of a matrix", "dqn"])
+@pytest.mark.parametrize("name", others_slow(["choice", "choices of a matrix", "dqn"], "dqn"))
 def test_pt2_file_chooses_like_policy(tmp_path, name):
     make, _ = POLICIES[name]
     done = export_acting(make(), None, tmp_path / "policy.pt2", "torch")
@@ -142,7 +142,7 @@ def test_file_that_differs_from_policy_is_not_written(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["sac", "ppo"])
+@pytest.mark.parametrize("name", others_slow(["sac", "ppo"], "sac"))
 def test_exported_file_stays_within_bounds_that_float32_rounds_outwards(tmp_path, name):
     action = ActionSpec("continuous", (2,), (-0.1, -0.7), (0.1, 0.7))
     for bounds, number in ((action.low, -1), (action.high, 1)):

@@ -154,8 +154,9 @@ def test_named_actions(tmp_path, to, chosen):
     assert told["normalization"]["state"] == features_to_dict(STATE)["features"]
 
 
-@pytest.mark.parametrize("chosen", others_slow(["greedy", "softmax"], "softmax"))
-@pytest.mark.parametrize("to", others_slow(FORMATS, "onnx"))
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", ["greedy", "softmax"])
+@pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.filterwarnings("ignore::FutureWarning:torch")
 def test_candidates(tmp_path, to, chosen):
     data = prepared(tmp_path / "data", "parametric")

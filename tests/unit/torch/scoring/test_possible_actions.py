@@ -141,7 +141,7 @@ def test_estimates_use_probabilities_of_policy(dataset, algorithm):
 
 
 @pytest.mark.parametrize("name", others_slow(ALGORITHMS, "bcq, softmax"))
-@pytest.mark.parametrize("to", SUFFIXES)
+@pytest.mark.parametrize("to", others_slow(SUFFIXES, "torch"))
 @pytest.mark.filterwarnings("ignore::FutureWarning:torch")
 def test_exported_file_chooses_same_actions(dataset, tmp_path, to, name):
     algorithm = ALGORITHMS[name]
