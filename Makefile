@@ -44,7 +44,7 @@ train: setup  ## Train CartPole-v1 on 2 ranks until solved. RANKS=N: on N.
 
 # Some environments forbid Python to keep what it compiled: a thousand short processes would then compile our modules again.
 test test-jax test-parity test-launch: export PYTHONDONTWRITEBYTECODE :=
-test: setup  ## Prove each promise of the README once, on torch and JAX: five minutes on two cores.
+test: setup  ## Prove each promise of the README once, on torch and JAX: five to ten minutes on two cores.
 	@code=0; \
 	$(BIN)/python -m pytest $(MIXED) tests -k 'not (seams and jax)' $(patsubst %,--ignore=%,$(ALONE) $(LAUNCH) \
 		$(filter-out $(JAX_PROMISES),$(JAX)) $(filter-out $(PARITY_PROMISES),$(PARITY))) || code=1; \

@@ -185,7 +185,9 @@ class CheckpointManager:
                 return f"folder={named[0]} on rank 0 and {other} on rank {rank}; give all ranks the same", ""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._lock = lock_run_dir(self._folder, "or another CheckpointManager of this one saves here", setting="folder")
+            self._lock = lock_run_dir(
+                self._folder, "or another CheckpointManager of this one saves here", setting="folder"
+            )
             remove_partial_files(self._folder)
         except ConfigError as error:
             return str(error), ""
