@@ -82,9 +82,8 @@ def run_selected(request: Any, run_seams: Any, run_of: dict[str, str], folder: s
     """
     import pytest
 
-    pytest.importorskip(
-        "torch.distributed" if request.param == "torch" else "jax"
-    )  # tests/unit/torch is a "torch", too
+    # Without torch, `import torch` finds the folder tests/unit/torch.
+    pytest.importorskip("torch.distributed" if request.param == "torch" else "jax")
     items = [item for item in request.session.items if item.module is request.module]
     wanted = {
         item.originalname.removeprefix("test_") for item in items if item.callspec.params["seam"] == request.param

@@ -89,21 +89,17 @@ def test_one_message_precedes_the_gradients_of_an_update(trained, name):
     assert messages["first_moments"] == (1 if run_of(name).algorithm.normalize_observation else 0)
 
 
-def test_resumed_on_another_number_of_ranks_it_ends_with_the_same_bits(trained, tmp_path):
-    jobs = {}
-    names = [name for name in TASKS if (name, 1) in trained]
-    for name in names:
-        folder, outcomes = trained[f"{name} cut", 2]
-        assert all("the test ends this run" in outcome.error for outcome in outcomes)
-        copy = shutil.copytree(folder, tmp_path / folder.name)
-        jobs[name] = job(run_of(name), tmp_path, "unused", resume=str(copy))
-    resumed = train_all(1, jobs)
-    for name in names:
-        whole, outcomes = trained[name, 2]
-        assert resumed[name][0].error == ""
-        assert resumed[name][0].summary["resumed_from"] is not None
-        assert fingerprints(resumed[name]) == fingerprints(outcomes), "a resumed run ends with other bits"
-        assert timeless(jobs[name].resume) == timeless(whole)
-        expected = json.loads((whole / "summary.json").read_text())
-        assert resumed[name][0].summary["return_mean_100"] == expected["return_mean_100"]
-        assert lines(jobs[name].resume)[-1]["episode/count"] > 0
+@pytest.mark.parametrize("name", NAMES)
+def test_resumed_on_another_number_of_ranks_it_ends_with_the_same_bits(trained, name, tmp_path):
+    folder, outcomes = trained[f"{name} cut", 2]
+    assert all("the test ends this run" in outcome.error for outcome in outcomes)
+    copy = str(shutil.copytree(folder, tmp_path / folder.name))
+    (resumed,) = train_all(1, {name: job(run_of(name), tmp_path, "unused", resume=copy)})[name]
+    whole, outcomes = trained[name, 2]
+    assert resumed.error == ""
+    assert resumed.summary["resumed_from"] is not None
+    assert fingerprints([resumed]) == fingerprints(outcomes), "a resumed run ends with other bits"
+    assert timeless(copy) == timeless(whole)
+    expected = json.loads((whole / "summary.json").read_text())
+    assert resumed.summary["return_mean_100"] == expected["return_mean_100"]
+    assert lines(copy)[-1]["episode/count"] > 0

@@ -64,7 +64,7 @@ class CheckpointManager:
         self._folder = Path(folder)
         self._lock = -1
         self._closed = False
-        named = comm.gather_object(str(self._folder))
+        named = comm.gather_object(str(self._folder), tag="checkpoint")
         opened = self._open(cast("list[str]", named)) if comm.world.rank == 0 else None
         problem, self._unread = cast("tuple[str, str]", comm.broadcast_object(opened, tag="checkpoint"))
         if problem:

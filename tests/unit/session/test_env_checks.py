@@ -32,12 +32,7 @@ def checked(name, config=EnvConfig(), limits=TIME_ENOUGH, **kwargs):  # noqa: B0
     return report
 
 
-@pytest.mark.parametrize(
-    "name",
-    others_slow(
-        ["Grid", "Rows", "Board", *BUILT_IN, "CartPole-v1", "Pendulum-v1"], "Grid", "Rows", "Board", "CartPole-v1"
-    ),
-)
+@pytest.mark.parametrize("name", others_slow([*QUICK, *BUILT_IN, "Pendulum-v1"], *QUICK))
 def test_nothing_is_said_where_there_is_no_fault(name):
     report = checked(name)
     assert (report.faults, report.warnings) == ([], [])
