@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from operator import attrgetter
+from pathlib import PurePath
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -56,7 +57,7 @@ def to_yaml(data: object, *, one_line: bool = False) -> str:
             data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=one_line, width=width
         )
     except yaml.YAMLError as error:
-        found = ": ".join(map(str, error.args))
+        found = _not_plain(data) or ": ".join(map(str, error.args))
         raise ConfigError(
             "settings must be plain values: numbers, text (a date in quotes), true, false, null, lists and mappings "
             f"({found})"
@@ -64,8 +65,20 @@ def to_yaml(data: object, *, one_line: bool = False) -> str:
     return text.removesuffix("\n").removesuffix("\n...") if one_line else text
 
 
+def _not_plain(value: Any, name: str = "") -> str:
+    """The first value of a tree that is not plain, with its dotted name; empty if all are."""
+    if isinstance(value, Mapping):
+        items = [(f"{name}.{key}" if name else str(key), item) for key, item in cast(Mapping[Any, Any], value).items()]
+    elif type(value) in (list, tuple):
+        items = [(f"{name}[{i}]", item) for i, item in enumerate(cast(list[Any], value))]
+    else:
+        plain_value = value is None or type(value) in (bool, int, float, str)
+        return "" if plain_value or not name else f"{name}={value!r}, of type {type(value).__name__}"
+    return next((found for key, item in items if (found := _not_plain(item, key))), "")
+
+
 def plain(value: Any) -> Any:
-    """Convert a tree to mappings, lists and scalars, those of NumPy too."""
+    """Convert a tree to mappings, lists and scalars, those of NumPy too, and paths to text."""
     if is_dataclass(value):
         return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):
@@ -74,6 +87,8 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in cast(list[Any], value)]
     if isinstance(value, (np.generic, np.ndarray)):
         return cast(Any, value).tolist()
+    if isinstance(value, PurePath):
+        return str(value)
     return value
 
 

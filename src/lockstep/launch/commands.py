@@ -32,18 +32,18 @@ def launch_command(args: argparse.Namespace) -> int:
     check_no_rank("lockstep launch")
     take_ranks(args)
     nodes = nodes_of(args)
-    _note_ranks_of_the_script(args)
+    note_ranks_of_the_script(args, "lockstep launch")
     return run_program(program(args), nodes, args)
 
 
-def _note_ranks_of_the_script(args: argparse.Namespace) -> None:
+def note_ranks_of_the_script(args: argparse.Namespace, launcher: str) -> None:
     """Say that `--ranks` behind the script goes to the script, where the launcher was told no number of ranks."""
-    flags = [word for word in args.script_args if word.partition("=")[0] in ("--ranks", "--nproc-per-node")]
+    names = [word.partition("=")[0] for word in args.script_args]
+    flags = [name for name in names if name.replace("_", "-") in ("--ranks", "--nproc-per-node")]
     if flags and args.nproc_per_node is None:
-        flag = flags[0].partition("=")[0]
         print(
-            f"note: {flag} stands behind {args.script} and goes to it; to start several ranks: "
-            f"lockstep launch {flag} N {args.script}",
+            f"note: {flags[0]} stands behind {args.script} and goes to it; to start several ranks: "
+            f"{launcher} {flags[0]} N {args.script}",
             file=sys.stderr,
         )
 

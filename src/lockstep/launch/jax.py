@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from lockstep.errors import ConfigError, exit_code_of
-from lockstep.launch.commands import program, run_program
+from lockstep.launch.commands import note_ranks_of_the_script, program, run_program
 from lockstep.launch.flags import (
     OneLineParser,
     add_flag,
@@ -47,6 +47,7 @@ def _launch(words: list[str]) -> int:
     check_no_rank("python -m lockstep.launch.jax")
     take_ranks(args)
     nodes = _nodes(args)
+    note_ranks_of_the_script(args, "python -m lockstep.launch.jax")
     # A rank ends when it is told to, unless its user wants JAX to catch SIGTERM.
     environment = {"JAX_ENABLE_PREEMPTION_SERVICE": os.environ.get("JAX_ENABLE_PREEMPTION_SERVICE", "0")}
     return run_program(program(args, _RUNNER), nodes, args, environment, ml_framework="jax")

@@ -7,6 +7,8 @@ import os
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import is_dataclass
+from numbers import Real
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, cast
@@ -64,14 +66,15 @@ class RunDir:
 
         Args:
             path: where; must not exist or be empty. `None`: a new one below `runs/`.
-            run: the config to store: a `Run`, any mapping of plain values, or `None` to store none.
+            run: the config to store: a `Run`, any mapping of plain values, or `None` to store none. Numbers of NumPy
+                and paths are stored as plain ones and as text.
             name: start of the default directory's name instead of task and algorithm.
             init_from: the policy that the run starts from, stored for a resumption before the first checkpoint.
 
         Raises:
-            ConfigError: the directory holds files already or cannot be written.
+            ConfigError: the directory holds files already or cannot be written, or a value of `run` is not plain.
         """
-        config = None if run is None else dict(run) if isinstance(run, Mapping) else to_dict(run)
+        config = _config_of(run)
         files: dict[str, str | bytes] = {}
         if init_from is not None:
             files[INIT_FROM_FILE] = os.fsencode(Path(init_from).absolute()) + b"\n"
@@ -109,9 +112,10 @@ class RunDir:
         return cls(Path(path))
 
     def write_metrics(self, step: int, time_s: float, metrics: Mapping[str, float]) -> None:
-        """Add one line to `metrics.jsonl`, then the same to TensorBoard."""
-        self._metrics.write({"step": step, "time_s": round(time_s, 6), **metrics})
-        self._tensorboard.write(step, metrics)
+        """Add one line to `metrics.jsonl`, then the same to TensorBoard. Raises `ConfigError` for what is no number."""
+        numbers = _scalars(metrics)
+        self._metrics.write({"step": step, "time_s": round(time_s, 6), **numbers})
+        self._tensorboard.write(step, numbers)
 
     def write_evaluation(self, step: int, returns: Sequence[float], lengths: Sequence[int]) -> None:
         """Add one evaluation, episode by episode, to `evaluations.jsonl`, and its means to TensorBoard."""
@@ -312,6 +316,34 @@ def default_name(config: Mapping[str, Any] | None) -> str:
         "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in "-".join(words)).strip("-.")
         or "run"
     )
+
+
+def _config_of(run: Any) -> dict[str, Any] | None:
+    """What `run.yaml` is to hold. Raises `ConfigError` for what is neither settings nor a config."""
+    if run is None:
+        return None
+    if isinstance(run, Mapping):
+        return settings.plain(run)
+    if not is_dataclass(run):
+        raise ConfigError(
+            f"run={run!r} must be a Run or a mapping of settings; of parsed command-line arguments give vars(args)"
+        )
+    return dict(to_dict(cast(AnyRun, run)))
+
+
+def _scalars(metrics: Any) -> dict[str, float]:
+    """Metrics as numbers of Python. Raises `ConfigError` unless they are numbers, or arrays of one element, by name."""
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(f"metrics={metrics!r} must be numbers by name, such as {{'loss/value': 0.5}}")
+    found: dict[str, float] = {}
+    for name, value in cast("Mapping[str, Any]", metrics).items():
+        with suppress(TypeError, ValueError, RuntimeError):  # of several elements
+            number = value.item() if hasattr(value, "item") else value
+            if isinstance(number, Real):
+                found[name] = cast(float, number)
+        if name not in found:
+            raise ConfigError(f"metric {name}={value!r} must be one number; leave it out, or reduce it to its mean")
+    return found
 
 
 def _make_empty(path: Path, made: list[Path]) -> Path:

@@ -28,6 +28,7 @@ def rank_fields(environment: Mapping[str, str]) -> dict[str, Any] | None:
                 "token": environment.get("LOCKSTEP_TOKEN") or fields.pop("token", ""),
             }
             return {**fields, **shared}
+    _check_pairs(environment)
     return None
 
 
@@ -39,6 +40,17 @@ def hosts(nodelist: str) -> list[str]:
         if len(found) > _MAX_HOSTS:
             raise ConfigError(f"node list {nodelist!r} has more than {_MAX_HOSTS} hosts; set MASTER_ADDR")
     return found
+
+
+def _check_pairs(environment: Mapping[str, str]) -> None:
+    """Refuse a rank without a world size, or the reverse: every rank of such a start would train alone."""
+    for pair in (("RANK", "WORLD_SIZE"), ("JAX_RANK", "JAX_WORLD_SIZE")):
+        for name, other in (pair, pair[::-1]):
+            if name in environment and other not in environment:
+                raise ConfigError(
+                    f"{name}={environment[name]} is set, but {other} is not; start ranks by `lockstep launch` or "
+                    f"torchrun, set both, or unset {name}"
+                )
 
 
 def port_of(job: str) -> int:

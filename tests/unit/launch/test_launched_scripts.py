@@ -66,14 +66,20 @@ def test_a_log_directory_that_cannot_be_made_is_refused_before_ranks_start(launc
 
 
 @pytest.mark.parametrize("before", [[], ["--ranks", "1"]], ids=["behind the script", "before it, too"])
-def test_a_number_of_ranks_behind_the_script_goes_to_it_and_the_launcher_says_so(tmp_path, capfd, monkeypatch, before):
+@pytest.mark.parametrize("flag", ["--ranks", "--nproc_per_node"])
+@pytest.mark.parametrize("jax", [False, True], ids=["any", "jax"])
+def test_a_number_of_ranks_behind_the_script_goes_to_it_and_the_launcher_says_so(
+    tmp_path, capfd, monkeypatch, before, flag, jax
+):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     (script := tmp_path / "script.py").write_text("import sys\nprint(sys.argv[1:])\n")
-    assert cli(["launch", *before, str(script), "--ranks", "2"]) == 0
+    words = [*before, str(script), flag, "2"]
+    assert (jax_launcher(words) if jax else cli(["launch", *words])) == 0
     out, err = capfd.readouterr()
-    assert "['--ranks', '2']" in out
-    assert (f"to start several ranks: lockstep launch --ranks N {script}\n" in err) == (not before)
+    assert f"['{flag}', '2']" in out
+    launcher = "python -m lockstep.launch.jax" if jax else "lockstep launch"
+    assert (f"to start several ranks: {launcher} {flag} N {script}\n" in err) == (not before)
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["fails", "killed"])

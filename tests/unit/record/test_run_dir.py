@@ -1,5 +1,6 @@
 """What a run leaves on the disk."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from lockstep.errors import ConfigError
 from lockstep.record import run_dir as module
@@ -28,6 +30,43 @@ def test_the_config_is_there_before_anything_else(tmp_path):
     made = RunDir.create(tmp_path / "deep" / "run", RUN)
     assert os.listdir(made.path) == ["run.yaml"]
     assert load(made.path / "run.yaml") == RUN
+
+
+def test_a_config_may_hold_numpys_numbers_and_paths(tmp_path):
+    given = {"lr": np.float64(0.5), "nested": {"sizes": [np.int64(3)]}, "data": Path("logs/a")}
+    RunDir.create(tmp_path / "run", given).close()
+    stored = {"lr": 0.5, "nested": {"sizes": [3]}, "data": "logs/a"}
+    assert yaml.safe_load((tmp_path / "run" / "run.yaml").read_text()) == stored
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (argparse.Namespace(lr=1), r"run=Namespace\(lr=1\) must be .* give vars\(args\)"),
+        ({"a": {"b": [1, {2}]}}, r"\(a\.b\[1\]=\{2\}, of type set\)"),
+    ],
+)
+def test_a_config_that_cannot_be_stored_is_named_and_nothing_is_made(tmp_path, config, said):
+    with pytest.raises(ConfigError, match=said):
+        RunDir.create(tmp_path / "run", config)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        (None, "^metrics=None must be numbers by name"),
+        ({"a": 1.0, "b": "2"}, "^metric b='2' must be one number"),
+        ({"a": None}, "^metric a=None must be one number"),
+        ({"a": np.zeros(3)}, "^metric a=array.* must be one number"),
+    ],
+)
+def test_metrics_that_are_no_numbers_are_named_before_anything_is_written(tmp_path, metrics, said):
+    with RunDir.create(tmp_path / "run") as run_dir:
+        run_dir.write_metrics(1, 0.5, {"a": np.float32(0.5), "b": np.ones(1), "c": True})
+        with pytest.raises(ConfigError, match=said):
+            run_dir.write_metrics(2, 1.0, metrics)
+    assert [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl")] == [1]
 
 
 def test_default_names_are_made_of_the_task_and_unique(tmp_path, monkeypatch):

@@ -136,7 +136,6 @@ def test_jax_launcher_variables_are_read():
     assert (world.address, world.port, world.launcher) == ("10.0.0.1", 5555, "a JAX launcher")
     assert place(World.from_environment(JAX | {"LOCAL_WORLD_SIZE": "2"})) == (3, 4, 1, 2, 1)
     assert World.from_environment({"JAX_RANK": "0", "JAX_WORLD_SIZE": "2"}).address == "127.0.0.1"
-    assert World.from_environment({"JAX_RANK": "0"}).launcher == "none"
 
 
 def test_jax_launcher_precedence():
@@ -144,6 +143,15 @@ def test_jax_launcher_precedence():
     inner = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"}
     world = World.from_environment(JAX | inner)
     assert (world.rank, world.size, world.address, world.port) == (1, 2, "127.0.0.1", 29501)
+
+
+@pytest.mark.parametrize("pair", [("RANK", "WORLD_SIZE"), ("JAX_RANK", "JAX_WORLD_SIZE")])
+def test_a_rank_without_a_world_size_or_the_reverse_is_refused(pair):
+    """Each of several ranks that are started so would train alone, and write the same files."""
+    for name, other in (pair, pair[::-1]):
+        with pytest.raises(ConfigError, match=f"^{name}=1 is set, but {other} is not; .* or unset {name}$"):
+            World.from_environment({name: "1"})
+        assert World.from_environment(MPIRUN | {name: "1"}).launcher == "Open MPI", "its own variables say which rank"
 
 
 def test_invalid_jax_rank_is_rejected():
