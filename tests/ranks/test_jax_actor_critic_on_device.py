@@ -9,9 +9,10 @@ import pytest
 pytest.importorskip("jax")
 
 from jax_running import train_all
-from running import job, lines, small_actor_critic, timeless
+from running import job, lines, slow_tests_selected, small_actor_critic, timeless
 
 from lockstep.run import override
+from quick import others_slow
 
 DRIFT = {"env.kwargs": {"continuous": True, "max_episode_steps": 20}, "prioritized": False, "check_every": 4}
 RUNS = {
@@ -22,13 +23,15 @@ RUNS = {
     ),
 }  # fmt: skip
 LAYOUTS = {"1 device": (1, 1), "4 devices": (1, 4), "2 processes": (2, 1)}
+QUICK_LAYOUTS = ("1 device", "2 processes")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(request, tmp_path_factory):
     """Every run on every layout: what each process saw."""
     folder, found = tmp_path_factory.mktemp("runs"), {}
-    for layout, (processes, devices) in LAYOUTS.items():
+    for layout in LAYOUTS if slow_tests_selected(request) else QUICK_LAYOUTS:
+        processes, devices = LAYOUTS[layout]
         jobs = {name: job(run, folder, f"{name} {layout}") for name, run in RUNS.items()}
         told = train_all(processes, jobs, devices)
         found |= {(name, layout): (jobs[name], told[name]) for name in jobs}
@@ -38,24 +41,30 @@ def trained(tmp_path_factory):
 def fingerprints(trained, name):
     """Of every rank of every layout."""
     found = set()
-    for layout, (processes, _) in LAYOUTS.items():
+    for layout in layouts_of(trained):
         _, outcomes = trained[name, layout]
-        assert [o.error for o in outcomes] == [""] * processes, (name, layout)
+        assert [o.error for o in outcomes] == [""] * LAYOUTS[layout][0], (name, layout)
         found |= {rank["params_fingerprint"] for o in outcomes for rank in o.summary["ranks"]}
+    return found
+
+
+def layouts_of(trained):
+    found = [layout for layout in LAYOUTS if ("sac", layout) in trained]
+    assert set(found) >= set(QUICK_LAYOUTS)
     return found
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_any_layout_gives_the_same_bits(trained, name):
     assert len(fingerprints(trained, name)) == 1, "parameters depend on the layout"
-    logs = [timeless(trained[name, layout][0].folder) for layout in LAYOUTS]
+    logs = [timeless(trained[name, layout][0].folder) for layout in layouts_of(trained)]
     assert len(logs[0]) == 4
     assert all(log == logs[0] for log in logs), "metrics depend on the layout"
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_it_is_compiled_once_and_every_rank_collects_for_itself(trained, name):
-    for layout in LAYOUTS:
+    for layout in layouts_of(trained):
         one, outcomes = trained[name, layout]
         for outcome in outcomes:
             assert outcome.counts["compiled _run_updates"] == 1
@@ -67,7 +76,14 @@ def test_it_is_compiled_once_and_every_rank_collects_for_itself(trained, name):
     assert all(line["optim/grad_norm"] > 0 and line["optim/skipped"] == 0 for line in found)
 
 
+@pytest.mark.slow  # 1 device and 2 processes are quick
 @pytest.mark.parametrize("name", RUNS)
+def test_four_devices_give_the_same_bits_too(trained, name):
+    assert (name, "4 devices") in trained
+    assert len(fingerprints(trained, name)) == 1
+
+
+@pytest.mark.parametrize("name", others_slow(RUNS, "sac"))
 def test_resumed_it_ends_with_the_bits_of_a_run_that_never_stopped(trained, name, tmp_path):
     whole = Path(trained[name, "1 device"][0].folder)
     copy = shutil.copytree(whole, tmp_path / "copy")
@@ -89,7 +105,7 @@ def test_resumed_with_other_rollouts_the_rate_goes_on_where_it_was(trained, tmp_
     for late in steps[1:]:
         shutil.rmtree(late)
     run = override(RUNS["td3"], {"num_steps": 2 * RUNS["td3"].algorithm.num_steps})
-    (outcome,) = train_all(1, {"td3": job(run, tmp_path, "unused", resume=str(copy))}, 4)["td3"]
+    (outcome,) = train_all(1, {"td3": job(run, tmp_path, "unused", resume=str(copy))})["td3"]
     assert outcome.error == ""
     *_, before, last = lines(str(copy))
     done = np.arange(before["step"], 640, 64) / 640  # before each update of two rollouts that are logged last

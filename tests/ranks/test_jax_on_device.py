@@ -54,7 +54,7 @@ def trained(request, tmp_path_factory):
     """Every run that is asked for, on every layout: what each process saw."""
     folder, found = tmp_path_factory.mktemp("runs"), {}
     everything = slow_tests_selected(request)
-    always = ("cartpole", "groups", *(("other seed", "looked at often") if everything else ()))
+    always = ("cartpole", "memory", *(("other seed", "looked at often") if everything else ()))
     selected = runs_of_selected_tests(request, RUNS, always)
     for layout in LAYOUTS if everything else QUICK_LAYOUTS:
         processes, devices = LAYOUTS[layout]
@@ -77,7 +77,7 @@ def fingerprints(trained, name):
 
 @pytest.mark.parametrize(
     "name",
-    others_slow(["cartpole", "continuous", "groups", "memory", "pictures", "pong"], "cartpole", "groups", "memory"),
+    others_slow(["cartpole", "continuous", "groups", "memory", "pictures", "pong"], "cartpole", "memory"),
 )
 def test_any_layout_gives_the_same_bits(trained, name):
     assert len(fingerprints(trained, name)) == 1, "parameters depend on the layout"
