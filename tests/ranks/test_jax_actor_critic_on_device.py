@@ -98,6 +98,7 @@ def test_resumed_it_ends_with_the_bits_of_a_run_that_never_stopped(trained, name
     assert timeless(one.resume) == timeless(str(whole)), "other metrics"
 
 
+@pytest.mark.slow  # compiled for itself
 def test_resumed_with_other_rollouts_the_rate_goes_on_where_it_was(trained, tmp_path):
     """What was done is counted in environment steps: the number of updates says nothing when their size changes."""
     copy = shutil.copytree(trained["td3", "1 device"][0].folder, tmp_path / "copy")
