@@ -183,7 +183,7 @@ def test_a_setting_of_another_algorithm_is_refused_by_its_name(given, words, tmp
         ({"network.gamma": "3"}, ["network.gamma", "algorithm.gamma"]),
         ({"algorithm": "{gama: 1}"}, ["algorithm.gama", "algorithm.gamma"]),
         ({"": "3"}, ["unknown setting"]),
-        ({"zzz": "3"}, ["unknown setting zzz", "lockstep recipe"]),
+        ({"zzz": "3"}, ["unknown setting zzz", "lockstep recipe", "an argument of the environment is env.kwargs.zzz"]),
         ({"learning_rate": "fast"}, ["learning_rate='fast'", "a number"]),
         ({"learning_rate": "-1"}, ["learning_rate=-1", "greater than 0"]),
         ({"gamma": ".nan"}, ["gamma=nan", "a number"]),

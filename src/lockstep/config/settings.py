@@ -268,6 +268,8 @@ def _unknown(name: str, hints: Mapping[str, Any]) -> ConfigError:
         hint = f"there are {', '.join(hints)}"
     else:
         hint = "`lockstep recipe NAME` shows every setting"
+        if last and "env.kwargs" in hints:
+            hint += f", and an argument of the environment is env.kwargs.{last}"
     return ConfigError(f"unknown setting {name}; {hint}")
 
 

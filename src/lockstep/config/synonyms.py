@@ -80,6 +80,23 @@ def _steps_of_all_envs(text: str, known: Known) -> str:
     return _whole(_number(text) * known["num_envs"])
 
 
+def _target_rate(text: str, known: Known) -> str:
+    """Of Spinning Up's `polyak`, which is the part that stays, if it is more than half."""
+    number = _number(text)
+    return text if number <= 0.5 else f"{1 - number:.6g}"
+
+
+def _layers(text: str, known: Known) -> str:
+    if text.startswith("{"):
+        raise ValueError(text)
+    return text
+
+
+def _coefficient(text: str, known: Known) -> str:
+    _number(text)
+    return text
+
+
 def _twice(text: str, known: Known) -> str:
     return f"{2 * _number(text):g}"
 
@@ -178,7 +195,8 @@ SYNONYMS = (
         "num_epochs",
     ),
     Synonym("discount discount_factor", "gamma"),
-    Synonym("tau polyak soft_update_tau target_update_tau target_tau target_update_rate", "target_rate"),
+    Synonym("tau soft_update_tau target_update_tau target_tau target_update_rate", "target_rate"),
+    Synonym("polyak", "target_rate", "the part that moves, of which Spinning Up's polyak is the rest", _target_rate),
     Synonym("gae lam lambda lambda_ tau gae_lam gae_tau td_lambda", "gae_lambda"),
     Synonym(
         "clip clip_coef clip_param clip_ratio clip_eps clip_epsilon eps_clip e_clip ppo_clip ratio_clip", "clip_range"
@@ -194,6 +212,7 @@ SYNONYMS = (
     Synonym(
         "ent_coef ent entropy entropy_bonus entropy_coeff ent_coeff entropy_loss_scale entropy_weight entropy_cost",
         "entropy_coef",
+        value=_coefficient,  # a learned one, `auto`, is of SAC
     ),
     Synonym(
         "ent_coef entropy_coeff ent_coeff temperature entropy_temperature",
@@ -263,11 +282,11 @@ SYNONYMS = (
     Synonym(
         "train_freq train_frequency train_interval update_interval update_freq",
         "updates_per_step",
-        "gradient steps per environment step",
+        "gradient steps per environment step; Stable-Baselines3 counts a step of all environments as one",
         _updates_per_step,
     ),
     Synonym("update_per_step utd utd_ratio", "updates_per_step", "gradient steps per environment step"),
-    Synonym("gradient_steps", "updates_per_step", "gradient_steps / train_freq", _not_convertible),
+    Synonym("gradient_steps", "updates_per_step", "gradient_steps / (train_freq * num_envs)", _not_convertible),
     Synonym(
         "target_network_frequency target_update_interval target_network_update_freq target_update",
         "target_update_every",
@@ -300,7 +319,11 @@ SYNONYMS = (
     Synonym(
         "hidden_sizes net_arch hidden_layers hidden_dims actor_hidden_dims fcnet_hiddens mlp_units units layers",
         "hidden",
+        value=_layers,
     ),
+    Synonym("policy_kwargs", "hidden", "and network.activation, each a setting of its own", _not_convertible),
+    Synonym("policy policy_type", "hidden", "the kind of network follows from the observation", _not_convertible),
+    Synonym("verbose", "log_every", _PERIOD, _not_convertible),
     Synonym("critic_hidden_dims", "critic_hidden"),
     Synonym("hidden_size hidden_dim", "hidden", "one number for each layer", lambda text, known: f"[{text}, {text}]"),
     Synonym(

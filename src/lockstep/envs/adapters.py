@@ -30,6 +30,7 @@ from lockstep.envs.spaces import (
     restore_action,
 )
 from lockstep.envs.spec import EnvSpec
+from lockstep.envs.vector import not_made_error
 from lockstep.envs.workers import WorkerEnvs, become_worker
 from lockstep.errors import ConfigError, RunError
 
@@ -321,7 +322,7 @@ def config_errors(task: str) -> Generator[None]:
         except ModuleNotFoundError as error:
             raise _not_installed(task, (error.name or "").split(".")[0]) from error
         except Exception as error:
-            raise ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}") from error
+            raise not_made_error(task, error) from error
 
 
 def _not_installed(task: str, module: str) -> ConfigError:

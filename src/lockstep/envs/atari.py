@@ -12,7 +12,7 @@ import msgspec
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs.atari_options import AtariOptions
-from lockstep.envs.vector import VectorEnv, refuse_unknown_kwargs
+from lockstep.envs.vector import VectorEnv, not_made_error, refuse_unknown_kwargs
 from lockstep.errors import ConfigError
 
 FRAMES_PER_GAME = 108_000
@@ -58,7 +58,7 @@ def make(registered: Any, config: EnvConfig, num_envs: int, *, render: bool, tra
     try:
         return AtariEnvs(rom, options, limit, num_envs, training=training, render=render)
     except Exception as error:
-        raise ConfigError(f"task={registered.id} could not be made: {type(error).__name__}: {error}") from error
+        raise not_made_error(registered.id, error) from error
 
 
 def settings_of(registered: Any, config: EnvConfig) -> tuple[str, AtariOptions, int]:

@@ -15,6 +15,7 @@ from lockstep.envs.vector import (
     BUILT_IN,
     VectorEnv,
     kwargs_of,
+    not_made_error,
     refuse_single_env_settings,
     refuse_taken_kwargs,
     refuse_unknown_kwargs,
@@ -222,7 +223,7 @@ def _build(cls: type, task: str, config: EnvConfig, num_envs: int, render: bool)
     except ConfigError as error:
         raise ConfigError(f"task={task}: {error}") from error
     except Exception as error:
-        raise ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}") from error
+        raise not_made_error(task, error) from error
     lacking = [name for name in ("reset", "step", "close") if not callable(getattr(env, name, None))]
     if not isinstance(getattr(env, "spec", None), EnvSpec):
         lacking.append("spec (an EnvSpec)")

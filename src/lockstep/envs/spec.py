@@ -38,6 +38,29 @@ class ActionSpec:
         bounds = zip(self.float32_bounds, other.float32_bounds, strict=True)
         return (self.kind, self.sizes) == (other.kind, other.sizes) and all(np.array_equal(a, b) for a, b in bounds)
 
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able dict, with infinite bounds as strings."""
+        data = asdict(self) | {"sizes": list(self.sizes)}
+        for bound in ("low", "high"):
+            data[bound] = [v if abs(v) != math.inf else str(v) for v in data[bound]]
+        return _without_defaults(data, start=(), shape=None)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "ActionSpec":
+        """The inverse of `to_dict`."""
+        action = dict(data)
+        for bound in ("low", "high"):
+            action[bound] = tuple(float(v) for v in action[bound])
+        for name in ("sizes", "start", "shape"):
+            if name in action:
+                action[name] = tuple(int(n) for n in action[name])
+        return cls(**action)
+
+    @property
+    def bounds_text(self) -> str:
+        """Smallest and largest values, for messages; `continuous` only."""
+        return f"{[*map(_short, self.low)]} to {[*map(_short, self.high)]}"
+
     @property
     def float32_bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """`low` and `high` as float32, rounded to the inside where there is a number between them."""
@@ -135,38 +158,30 @@ class EnvSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able dict, with infinite bounds as strings."""
-        data = asdict(self)
-        for bound in ("low", "high"):
-            values: tuple[float, ...] = data["action"][bound]
-            data["action"][bound] = [v if abs(v) != float("inf") else str(v) for v in values]
-        data["action"]["sizes"] = list(self.action.sizes)
-        for part, name, default in (
-            (data["action"], "start", ()),
-            (data["action"], "shape", None),
-            (data, "image_parts", ()),
-            (data, "critic_image_parts", ()),
-            (data, "unused_groups", ()),
-        ):
-            if part[name] == default:  # as earlier versions write and read it
-                del part[name]
-        return data
+        data = asdict(self) | {"action": self.action.to_dict()}
+        return _without_defaults(data, image_parts=(), critic_image_parts=(), unused_groups=())
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "EnvSpec":
         """The inverse of `to_dict`."""
-        action: dict[str, Any] = dict(data["action"])
-        for bound in ("low", "high"):
-            action[bound] = tuple(float(v) for v in action[bound])
-        for name in ("sizes", "start", "shape"):
-            if name in action:
-                action[name] = tuple(int(n) for n in action[name])
         image = data.get("image")
-        fields: dict[str, Any] = {**data, "action": ActionSpec(**action), "image": image and tuple(image)}
+        action = ActionSpec.from_dict(data["action"])
+        fields: dict[str, Any] = {**data, "action": action, "image": image and tuple(image)}
         for name in ("image_parts", "critic_image_parts"):
             parts: list[dict[str, Any]] = data.get(name, [])
             fields[name] = tuple(ImagePart(part["begin"], tuple(part["shape"])) for part in parts)
         fields["unused_groups"] = tuple(data.get("unused_groups", ()))
         return cls(**fields)
+
+
+def _without_defaults(data: dict[str, Any], **defaults: Any) -> dict[str, Any]:
+    """Without the entries that have their default, which earlier versions neither write nor read."""
+    return {name: value for name, value in data.items() if name not in defaults or value != defaults[name]}
+
+
+def _short(value: float) -> float:
+    """A bound with few digits, for messages."""
+    return float(f"{value:.6g}")
 
 
 def threshold_of(owner: Any, task: str) -> float | None:

@@ -1,6 +1,7 @@
 """The protocol of vectorized environments, and the built-in tasks."""
 
 import inspect
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeGuard
 
@@ -134,6 +135,22 @@ def refuse_taken_kwargs(config: EnvConfig) -> None:
     for name, value in _given_settings(config).items():
         if name in kwargs:
             raise ConfigError(f"env.kwargs {name}={kwargs[name]}: env.{name}={value} is given, too; leave out one")
+
+
+def not_made_error(task: str, error: Exception) -> ConfigError:
+    """The error for an environment whose constructor raised one; says which setting gives a missing argument."""
+    return ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}{way_out_of(error)}")
+
+
+def way_out_of(error: Exception) -> str:
+    """What to do about arguments that a constructor lacks or does not take; empty for other errors."""
+    said = str(error)
+    if not isinstance(error, TypeError):
+        return ""
+    if "unexpected keyword argument 'render_mode'" in said:
+        return "; pictures need an __init__ that takes render_mode='rgb_array', and a method render that draws one"
+    missing = re.findall(r"'(\w+)'", said) if " required " in said else []
+    return "; give it by " + " ".join(f"--set env.kwargs.{name}=VALUE" for name in missing) if missing else ""
 
 
 def refuse_single_env_settings(config: EnvConfig, reason: str) -> None:

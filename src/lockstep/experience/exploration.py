@@ -43,9 +43,11 @@ class EpsilonGreedy:
 
     def __init__(self, action: ActionSpec, epsilon: float = 0.0) -> None:
         if action.kind != "discrete":
-            kind = "several choices at once" if action.kind == "multi_discrete" else "real numbers"
+            kind, others = "several choices at once", "ppo"
+            if action.kind == "continuous":
+                kind, others = "real numbers", "ppo, sac or td3"
             raise ConfigError(
-                f"algo=dqn needs a task with one discrete action, and this one takes {kind}; use algo=ppo"
+                f"algo=dqn needs a task with one discrete action, and this one takes {kind}; use algo={others}"
             )
         self.num_actions, self.epsilon = action.sizes[0], epsilon
 

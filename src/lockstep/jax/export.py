@@ -76,7 +76,7 @@ def start_from(
     policy.params = source.params
     if moments is not None and observations is not None:
         observations.restore(moments.state())
-    return take_over(path, found, held)
+    return [*policy_file.notes_on_bounds(path, source.spec, policy.spec), *take_over(path, found, held)]
 
 
 def load_player(path: Path | str) -> tuple[EnvSpec, Player]:

@@ -146,11 +146,19 @@ def check_drawing(run: AnyRun) -> None:
         picture = env.render()
     except Exception as error:
         why = " ".join(str(error).split()) or f"render() raised {type(error).__name__}"
+        if isinstance(error, NotImplementedError):
+            why += "; it needs a method render that returns an array of bytes, height by width by 3 colours"
         raise ConfigError(f"a video was asked for, and task={run.task} cannot be drawn here: {why}") from error
     finally:
         env.close()
     if not picture or np.shape(picture[0])[2:] != (3,):
         raise ConfigError(f"a video was asked for, and task={run.task} draws no pictures (render_mode=rgb_array)")
+    kind = np.asarray(picture[0]).dtype
+    if kind != np.uint8:
+        raise ConfigError(
+            f"a video was asked for, and render() of task={run.task} returns {kind} instead of uint8; colours go from "
+            "0 to 255"
+        )
 
 
 def check_critic_observation(config: NetworkConfig, spec: EnvSpec) -> None:
@@ -196,11 +204,11 @@ def _check_heads(run: Run, spec: EnvSpec) -> None:
     elif network.module is not None:
         reason = f"network.module={network.module} has layers of its own"
     elif network.shared:
-        reason = "network.shared=true has one body for policy and value; use --set network.shared=false"
+        reason = "network.shared=true has one body for policy and value (--set network.shared=false has two)"
     elif only_convolves(network, spec):
         reason = "the value network of a task with images has convolutions"
     if reason is not None:
-        raise ConfigError(f"network.critic_hidden={list(network.critic_hidden)}: {reason}, or leave it out")
+        raise ConfigError(f"network.critic_hidden={list(network.critic_hidden)}: {reason}; leave it out")
 
 
 def _check_recurrent(run: Run) -> None:

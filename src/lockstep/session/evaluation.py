@@ -145,6 +145,12 @@ class Evaluation:
                 f"{list(spec.action.sizes)}, and the policy was trained with {list(self._spec.observation_shape)} and "
                 f"{list(self._spec.action.sizes)}: the environment or its settings (env) have changed"
             )
+        if not spec.action.same_numbers(self._spec.action):
+            raise ConfigError(
+                f"task={self._task} takes actions from {spec.action.bounds_text}, and the policy was trained with "
+                f"actions from {self._spec.action.bounds_text}: the environment or its settings (env) have changed; "
+                "play it with those that it was trained with"
+            )
 
     def play(self, index: int, *, heartbeat: Callable[[], object]) -> Episodes:
         """Play all episodes of evaluation `index`; returned in shard order on every rank; *collective*.

@@ -129,6 +129,16 @@ class PolicySignature:
     """Settings that decide the unit of values, and whether they are on; None if unknown, as of older files."""
 
 
+def notes_on_bounds(path: Path, source: EnvSpec | None, mine: EnvSpec | None) -> list[str]:
+    """Notes for the user on a run (`mine`) that starts from a policy (`source`) whose actions have other bounds."""
+    if source is None or mine is None or source.action.same_numbers(mine.action):
+        return []
+    return [
+        f"--init-from {path} was trained with actions from {source.action.bounds_text}, and this task takes actions "
+        f"from {mine.action.bounds_text}: its actions may mean something else here"
+    ]
+
+
 def write(
     path: Path,
     parameters: Mapping[str, np.ndarray],

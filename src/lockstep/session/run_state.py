@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from lockstep.distributed.fingerprint import combine, fingerprint
+from lockstep.envs.spec import ActionSpec
 from lockstep.errors import ConfigError
 from lockstep.record.journal import Journal
 from lockstep.record.progress import Progress
@@ -90,6 +91,7 @@ class RunState:
         journal: log of the run.
         progress: global counters.
         policy: the metadata of its policy file, if the config of the run does not tell all of it.
+        action: what the environments take, if there are any.
     """
 
     def __init__(
@@ -100,8 +102,10 @@ class RunState:
         journal: Journal,
         progress: Progress,
         policy: Mapping[str, Any] | None = None,
+        action: ActionSpec | None = None,
     ) -> None:
         self._policy = policy
+        self._action = action
         self._world = world
         self._learner = learner
         self._source = source
@@ -154,12 +158,16 @@ class RunState:
 
     def shared(self) -> dict[str, Any]:
         """State that is equal on all ranks."""
-        shared = {
+        shared: dict[str, Any] = {
             "tensors": self._learner.shared_arrays(),
             "progress": asdict(self._progress),
             "journal": self._journal.state(),
         }
-        return shared if self._policy is None else {**shared, "policy": self._policy}
+        if self._policy is not None:
+            shared["policy"] = self._policy
+        if self._action is not None:
+            shared["action"] = self._action.to_dict()
+        return shared
 
     @property
     def savable(self) -> bool:
@@ -191,6 +199,7 @@ class RunState:
                     f"the checkpoint holds {saved_shape} for {name}, this run needs shape {list(array.shape)}; "
                     "resume it with the environment, the config and the version it was made with"
                 )
+        self._check_action(shared.get("action"))
         self._learner.load_shared({name: saved[name] for name in mine})
         restored = replace(Progress(**shared["progress"]), total_steps=self._progress.total_steps)
         for name, value in asdict(restored).items():
@@ -206,3 +215,18 @@ class RunState:
             self._learner.restore_shard(k, of_learner)
             self._journal.episodes[k].restore(state["episodes"])
         return exact
+
+    def _check_action(self, saved: Mapping[str, Any] | None) -> None:
+        """Raise `ConfigError` if the replay buffer and the policy of a checkpoint mean other actions.
+
+        Checkpoints of older versions do not say what theirs are.
+        """
+        if saved is None or self._action is None:
+            return
+        before = ActionSpec.from_dict(saved)
+        if not before.same_numbers(self._action):
+            raise ConfigError(
+                f"the checkpoint was made with actions from {before.bounds_text}, and the task now takes actions from "
+                f"{self._action.bounds_text}; resume it with the environment it was made with, or start a new run "
+                "(--init-from takes over the policy)"
+            )

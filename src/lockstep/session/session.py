@@ -282,7 +282,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         """Context of the training loop: restores the checkpoint and starts the clocks, and writes the results after."""
         self.progress = progress
         self._source = source
-        self._state = RunState(self.world, self._learner, source, self.journal, progress, self._policy_metadata)
+        about, action = self._policy_metadata, self._spec and self._spec.action
+        self._state = RunState(self.world, self._learner, source, self.journal, progress, about, action)
         elapsed_s = self._checkpoints.begin(self._state, progress)
         before = self._checkpoints.run_before
         if before is not None:

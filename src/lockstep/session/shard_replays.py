@@ -207,8 +207,12 @@ def announce(journal: Journal, run: Run, spec: EnvSpec, world: World, storage: O
 
 
 def warn_if_nothing_is_learned(journal: Journal, run: Run, config: ReplayConfig) -> None:
-    """Warn if the run ends before learning starts."""
-    if config.learning_starts > run.last_step:
+    """Warn if the run ends before learning starts, or has little time to learn after that."""
+    starts, total = config.learning_starts, run.total_steps
+    if starts > run.last_step:
+        journal.warn(f"learning_starts={starts} is beyond total_steps={total}: nothing will be learned")
+    elif starts > total / 2:
         journal.warn(
-            f"learning_starts={config.learning_starts} is beyond total_steps={run.total_steps}: nothing will be learned"
+            f"learning_starts={starts} of total_steps={total}: the agent learns only from there on; set a smaller "
+            "learning_starts, or more total_steps"
         )

@@ -89,7 +89,7 @@ def start_from(
     policy.load_state_dict(source.state_dict())
     if moments is not None and observations is not None:
         observations.restore(moments.state())
-    return take_over(path, found, held)
+    return [*policy_file.notes_on_bounds(path, source.spec, policy.spec), *take_over(path, found, held)]
 
 
 def load_player(path: Path | str) -> tuple[EnvSpec, Player]:

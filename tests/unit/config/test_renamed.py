@@ -90,6 +90,11 @@ def test_no_synonym_is_shadowed_by_a_setting():
         ("init_noise_std=1.0", "--set initial_log_std=0"),
         ("clip_vloss=true", "--set value_clip_range=0.2"),
         ("net_arch=[64, 64]", "--set 'hidden=[64, 64]'"),
+        ("net_arch={pi: [64], qf: [64]}", "--set hidden=VALUE"),
+        ("policy_kwargs={net_arch: [64, 64]}", "--set hidden=VALUE"),
+        ("policy=MlpPolicy", "--set hidden=VALUE"),
+        ("verbose=1", "--set log_every=VALUE"),
+        ("ent_coef=auto", "--set entropy_coef=VALUE"),
         ("max_iterations=3", "--max-iterations 3"),
         ("ranks=2", "--ranks 2"),
         ("env=Pendulum-v1", "--task Pendulum-v1"),
@@ -107,6 +112,8 @@ def test_set_suggests_our_setting(given, line, capsys):
     [
         ("n_steps=3", "--set n_step=3"),
         ("tau=0.005", "--set target_rate=0.005"),
+        ("polyak=0.005", "--set target_rate=0.005"),  # of skrl
+        ("polyak=0.995", "--set target_rate=0.005"),  # of Spinning Up, the part that stays
         ("train_freq=4", "--set updates_per_step=0.25"),
         ("buffer_size=1e5", "--set capacity=1e5"),
         ("target_network_frequency=4000", "--set target_update_every=2000"),

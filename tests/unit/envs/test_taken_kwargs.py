@@ -1,5 +1,7 @@
 """Names under `env.kwargs` that Lockstep or Gymnasium takes for itself: refused, or given to a class of one's own."""
 
+from contextlib import suppress
+
 import gymnasium
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from lockstep.envs.make import env_spec, make_vector_env
 from lockstep.errors import ConfigError
 from lockstep.run import EnvConfig
 from lockstep.session.env_checks.episodes import Limits
-from lockstep.session.env_checks.report import Report
+from lockstep.session.env_checks.report import CheckEndedError, Report
 from lockstep.session.env_checks.task import check_env_of_task
 
 HERE = __name__
@@ -33,6 +35,13 @@ class OwnLimit(gymnasium.Env):
     def step(self, action):
         self.count += 1
         return np.zeros(1, np.float32), 1.0, False, self.count >= self.limit, {}
+
+
+class NeedsLength(OwnLimit):
+    """Takes two arguments that have no default."""
+
+    def __init__(self, length, *, width):
+        super().__init__()
 
 
 class NoLimit(OwnLimit):
@@ -91,3 +100,13 @@ def test_a_class_keeps_a_limit_of_its_own():
     vector = make_vector_env(f"{HERE}:AnyVector", EnvConfig(kwargs=LIMIT), 2)
     assert vector.raw.limit == 5
     assert env_spec("lockstep/Cartpole-v0", EnvConfig(kwargs=LIMIT)).max_episode_steps == 5
+
+
+@pytest.mark.parametrize(("given", "missing"), [("width", "length"), ("length", "width")])
+def test_an_argument_without_a_default_is_asked_for_by_its_setting(given, missing):
+    config, report = EnvConfig(kwargs={given: 1}), Report()
+    with pytest.raises(ConfigError, match=f"'{missing}'; give it by --set env.kwargs.{missing}=VALUE$"):
+        env_spec(f"{HERE}:NeedsLength", config)
+    with suppress(CheckEndedError):
+        check_env_of_task(f"{HERE}:NeedsLength", config, report, Limits(seconds=0))
+    assert len(report.faults) == 1 and report.faults[0].endswith(f"give it by --set env.kwargs.{missing}=VALUE")

@@ -48,6 +48,13 @@ def test_what_will_not_work_well_is_said(tmp_path, capfd):
     assert "learning_starts=1048576 is beyond total_steps=64: nothing will be learned" in said.out + said.err
 
 
+def test_a_run_that_has_little_time_to_learn_is_warned(tmp_path, capfd):
+    for starts, warned in ((40, True), (32, False)):
+        lockstep.train(run_of(learning_starts=starts), run_dir=tmp_path / str(starts))
+        said = capfd.readouterr()
+        assert (f"learning_starts={starts} of total_steps=64: the agent learns only" in said.out + said.err) == warned
+
+
 def test_an_update_of_many_gradient_steps_is_several_calls_with_the_same_bits(tmp_path, monkeypatch):
     """The watch for stalls sees a rank only between calls."""
     found = {}

@@ -190,6 +190,12 @@ class RewardIsAnArray(Grid):
         return observation, np.array([reward, reward]), *rest
 
 
+class RewardIsText(Grid):
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, str(reward), *rest
+
+
 class FlagIsNone(Grid):
     def step(self, action):
         observation, reward, terminated, _, info = super().step(action)

@@ -65,6 +65,7 @@ def test_the_report_has_the_sizes_of_the_policy_s_and_of_the_critic_s_observatio
         ("NanSeen", "reset returned an observation that holds nan at index 1; return finite numbers"),
         ("NanReward", "step returned nan as reward; return a finite number"),
         ("HugeReward", "step returned 1e+300 as reward; return a number that float32 can hold"),
+        ("RewardIsText", "step returned a str as reward; return a number: float(reward)"),
         ("RewardIsAnArray", "step returned an array of shape (2,) and type float64 as reward; return a number"),
         ("FlagIsNone", "step returned None as truncated; return True or False"),
         ("StateIsASet", "state returned what no checkpoint can hold: cells is a set"),

@@ -59,7 +59,7 @@ def test_a_task_that_can_be_learned_passes():
 @pytest.mark.parametrize(
     ("run", "spec", "words"),
     [
-        (RUN, FORCES, ["task=a", "algo=dqn", "one discrete action", "real numbers", "use algo=ppo"]),
+        (RUN, FORCES, ["task=a", "algo=dqn", "one discrete action", "real numbers", "use algo=ppo, sac or td3"]),
         (override(RUN, {"encoder": "nature"}), VECTOR, ["network.encoder=nature needs images", "mlp, or auto"]),
         (
             override(Run(task="a"), {"normalize_observation": True}),

@@ -73,7 +73,16 @@ def test_a_full_disk_costs_a_warning_and_not_the_run(tmp_path, capsys, monkeypat
     assert "could not be written: No space left on device" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("task", "words"), [("lockstep/Reach-v0", "cannot be drawn"), ("no_pictures:Env", "draws no")])
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("lockstep/Reach-v0", "cannot be drawn"),
+        ("no_pictures:Env", "draws no"),
+        ("floats:Env", "returns float64 instead of uint8"),
+        ("no_render:Env", "needs a method render that returns an array of bytes"),
+        ("no_mode:Env", "need an __init__ that takes render_mode='rgb_array'"),
+    ],
+)
 def test_what_cannot_be_drawn_is_refused_before_anything_starts(task, words, tmp_path, monkeypatch):
     from lockstep.session.checks import check_drawing
 
@@ -86,6 +95,12 @@ def test_what_cannot_be_drawn_is_refused_before_anything_starts(task, words, tmp
         "    def reset(self, seed=None, options=None): return np.zeros(2, np.float32), {}\n"
         "    def render(self): return None\n"
     )
+    for name, changed in (
+        ("floats", ("return None", "return np.full((4, 4, 3), 0.5)")),
+        ("no_render", ("    def render(self): return None\n", "")),
+        ("no_mode", ("render_mode=None", "")),
+    ):
+        (tmp_path / f"{name}.py").write_text((tmp_path / "no_pictures.py").read_text().replace(*changed))
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=f"a video was asked for.*{words}"):
         check_drawing(run_of(task, evaluate_video=True))

@@ -10,7 +10,7 @@ from lockstep.config.env import EnvConfig
 from lockstep.envs.limits import has_limits
 from lockstep.envs.load import load_module, near
 from lockstep.envs.spec import EnvSpec
-from lockstep.envs.vector import kwargs_of, refuse_single_env_settings, refuse_unknown_kwargs
+from lockstep.envs.vector import kwargs_of, not_made_error, refuse_single_env_settings, refuse_unknown_kwargs
 from lockstep.errors import ConfigError, RunError
 from lockstep.jax.envs.interface import DeviceEnv
 from lockstep.jax.envs.limits import LimitedEnv
@@ -47,7 +47,7 @@ def make_device_env(task: str, config: EnvConfig) -> DeviceEnv:
     except (ConfigError, RunError) as error:
         raise ConfigError(f"task={task}: {error}") from error
     except Exception as error:
-        raise ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}") from error
+        raise not_made_error(task, error) from error
     checked = _check_protocol(env, task)
     if task.partition("/")[0] in _ADAPTERS:
         _check_that_it_steps(checked, task)

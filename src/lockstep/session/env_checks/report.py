@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
+from lockstep.envs.vector import way_out_of
+
 T = TypeVar("T")
 
 
@@ -60,7 +62,8 @@ class Report:
         try:
             return call()
         except Exception as error:
-            self.fatal(f"{method} raised {describe_error(error)}")
+            way_out = way_out_of(error) if method == "__init__" else ""
+            self.fatal(f"{method} raised {describe_error(error)}{way_out}")
 
 
 def describe_error(error: BaseException) -> str:

@@ -169,7 +169,7 @@ def check_step_values(returned: Any, report: Report) -> tuple[Any, Any, Any, Any
 
 def check_reward(reward: Any, report: Report) -> float:
     """Check a reward; returns it as a number."""
-    if _is(reward, np.ndarray) and reward.ndim:
+    if (_is(reward, np.ndarray) and reward.ndim) or _is(reward, str, bytes):  # float() would read a number from text
         report.fatal(f"step returned {describe_value(reward)} as reward; return a number: float(reward)")
     try:
         number = float(reward)

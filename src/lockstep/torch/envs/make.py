@@ -14,7 +14,7 @@ from lockstep.envs.limits import has_limits, limited_spec, without_limits
 from lockstep.envs.load import load_module
 from lockstep.envs.make import cannot_be_drawn, stays_on_device
 from lockstep.envs.spec import EnvSpec
-from lockstep.envs.vector import kwargs_of, refuse_single_env_settings, refuse_unknown_kwargs
+from lockstep.envs.vector import kwargs_of, not_made_error, refuse_single_env_settings, refuse_unknown_kwargs
 from lockstep.errors import ConfigError, RunError
 from lockstep.run import Run
 from lockstep.torch.envs.interface import TensorVectorEnv
@@ -99,7 +99,7 @@ def _config_errors(task: str) -> Generator[None]:
         message = str(error)
         raise ConfigError(message if message.startswith("task=") else f"task={task}: {message}") from error
     except Exception as error:
-        raise ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}") from error
+        raise not_made_error(task, error) from error
 
 
 def _adapter_of(task: str) -> Any:
