@@ -343,7 +343,9 @@ def _check_algorithm_settings(run: AnyRun, names: Iterable[str]) -> None:
         if owners and setting not in known:
             continuous = isinstance(run.algorithm, CONTINUOUS_LOGS)
             alike = [algo for algo in owners if issubclass(_algorithms(run)[algo], CONTINUOUS_LOGS) == continuous]
+            fitting = alike or owners
+            choose = f"algo={fitting[0]}" if len(fitting) == 1 else "one of them"  # the task decides which
             raise ConfigError(
                 f"{name} is a setting of {' and '.join(owners)}, and this run trains with algo={run.algo}; "
-                f"leave it out, or choose algo={(alike or owners)[0]}"
+                f"leave it out, or choose {choose}"
             )

@@ -169,6 +169,8 @@ def test_a_setting_of_another_algorithm_is_refused_by_its_name(given, words, tmp
     assert all(word in str(caught.value) for word in words), caught.value
     with pytest.raises(ConfigError, match=r"cql_alpha is a setting of dqn and .*, or choose algo=cql"):
         override(OfflineRun(data="d", algo="iql"), {"cql_alpha": 1})  # which learns from the same data
+    with pytest.raises(ConfigError, match=r"learning_starts is a setting of dqn and .*, or choose one of them$"):
+        override(Run(task="a"), {"learning_starts": 1})
     path = tmp_path / "mine.yaml"
     path.write_text("task: a\nalgorithm: {epsilon_end: 0.1}\n")
     with pytest.raises(ConfigError, match=r"epsilon_end is a setting of dqn, .* choose algo=dqn"):

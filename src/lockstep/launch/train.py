@@ -125,10 +125,12 @@ def _config_of(run: object, resume: Path | str | None, changes: Mapping[str, Any
         return _named(run, changes)
     if not isinstance(run, Run | OfflineRun):
         what = run.__name__ if isinstance(run, type) else f"a {type(run).__name__}"
-        raise ConfigError(
-            f"run is {what}, and must be a lockstep.Run, or the name of a task or a recipe: "
-            'lockstep.train("CartPole-v1", seed=1, total_steps=100_000)'
-        )
+        env = run if isinstance(run, type) else type(run)
+        if callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None)):  # each rank makes its own
+            example = f'lockstep.train("path/to/file.py:{env.__name__}")'
+        else:
+            example = 'lockstep.train("CartPole-v1", seed=1, total_steps=100_000)'
+        raise ConfigError(f"run is {what}, and must be a lockstep.Run, or the name of a task or a recipe: {example}")
     return override(run, changes), False
 
 

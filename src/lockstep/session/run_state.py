@@ -191,6 +191,7 @@ class RunState:
         Returns:
             Whether every environment continues; those that cannot be saved start new episodes.
         """
+        self._check_action(shared.get("action"))
         mine, saved = self._learner.shared_arrays(), shared["tensors"]
         for name, array in mine.items():
             if name not in saved or np.shape(saved[name]) != array.shape:
@@ -199,7 +200,6 @@ class RunState:
                     f"the checkpoint holds {saved_shape} for {name}, this run needs shape {list(array.shape)}; "
                     "resume it with the environment, the config and the version it was made with"
                 )
-        self._check_action(shared.get("action"))
         self._learner.load_shared({name: saved[name] for name in mine})
         restored = replace(Progress(**shared["progress"]), total_steps=self._progress.total_steps)
         for name, value in asdict(restored).items():

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import gymnasium
 import pytest
 
 import lockstep.launch.train as launch
@@ -165,6 +166,7 @@ def test_python_trains_what_the_command_trains(trained, tmp_path):
         ({"task": "CartPole-v1"}, {}, "run is a dict, and must be a lockstep.Run, or the name of a task"),
         (Run, {}, "run is Run, and must be"),
         (None, {}, "run is a NoneType, and must be"),
+        (gymnasium.Env, {}, r"run is Env, and must be .*: lockstep.train\(\"path/to/file.py:Env\"\)"),
         (Run(task="CartPole-v1"), {"ranks": "auto"}, "ranks='auto' must be a whole number"),
     ],
 )
