@@ -196,9 +196,10 @@ def _features(sample: FeatureSample, options: PrepareOptions, show: Show | None)
             found.append(None)
         elif file is not None:
             features = load_features(file)
-            _compare(features.ids, ids, name, file, show)
-            if name == "action" and sample.action_bounds is not None:
-                _check_bounded(features, sample.action_bounds, file, show)
+            bounds = sample.action_bounds if name == "action" else None
+            _compare(features.ids, ids, name, file, None if bounds is not None else show)
+            if bounds is not None:
+                _check_bounded(features, bounds, file, show)
             found.append(features)
         elif name == "action" and sample.action_bounds is not None:
             found.append(bounded(sample.action_bounds, params))
@@ -237,7 +238,16 @@ def _check_overrides(sample: FeatureSample, options: PrepareOptions, params: Nor
 def _check_bounded(
     features: Features, logged: Mapping[str, tuple[float, float]], file: Path, show: Show | None
 ) -> None:
-    """Refuse features that are not the bounds of continuous actions; show which numbers of the log exceed them."""
+    """Refuse features that are not the bounds of all numbers of the log; show which numbers of the log exceed them.
+
+    A logged density is one of all numbers of an action: without some of them, every ratio of densities is wrong.
+    """
+    if unknown := [name for name in logged if name not in features.ids]:
+        raise ConfigError(
+            f"actions of the log have {len(logged)} numbers, and --action-features {file} has no {unknown[0]}, but "
+            f"only {', '.join(features.ids[:8])}; a continuous action has the same numbers in both: correct the log, "
+            "or leave --like or --action-features out"
+        )
     for name, feature in features.items():
         if feature.type != "continuous_action":
             raise ConfigError(

@@ -105,6 +105,17 @@ def test_bounds_can_be_given(tmp_path):
     assert np.isnan(density[0]) and (density[1:] == -1).all(), "the density of another action says nothing of the bound"
 
 
+def test_actions_with_more_numbers_than_the_named_features_are_refused(tmp_path):
+    """A density of three numbers says nothing about a policy of two."""
+    prepared(tmp_path, [row(i, action) for i, action in enumerate(ACTIONS)])
+    like = {"kind": "continuous", "action_features": tmp_path / "data" / "action_features.json"}
+    longer = [row(i, [*action, 0.1 * i], log_probability=-1.0) for i, action in enumerate(ACTIONS)]
+    said = r"actions of the log have 3 numbers, and --action-features .* has no action_2, but only action_0, action_1;"
+    with pytest.raises(ConfigError, match=said):
+        prepared(tmp_path, longer, "other", **like)
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_bounds_hold_actions_that_were_rounded_to_32_bits(tmp_path, suffix):
     actions = [[float(np.float32(x)), float(np.float32(y))] for x, y in [(-0.4, 0.1), (0.4, -0.1), (0.1, 0), (0, 0)]]
