@@ -37,7 +37,7 @@ __all__ = ["FeatureSample", "PrepareOptions", "identify_features", "prepare_data
 
 MEMORY = 1 << 30
 """Default for the approximate size of rows and their copies in memory, in bytes."""
-_VERSION = 4
+_VERSION = 5
 """Version of the arithmetic: data of another version is prepared again."""
 
 Show = Callable[[str], None]
@@ -54,7 +54,7 @@ class PrepareOptions:
     columns: Mapping[str, Any] | None = None
     """Names of the columns in the log, by the names of the schema."""
     max_episode_steps: int | None = None
-    """Step limit of an episode; the end of an episode of this length is a truncation."""
+    """Step limit of an episode; the end of an episode of this length is a truncation, unless the log marks it."""
     state_features: Path | None = None
     """A file with the normalization of states; `None`: identified from the log."""
     action_features: Path | None = None

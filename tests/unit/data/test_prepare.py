@@ -250,6 +250,14 @@ def test_decisions_of_one_step_do_not_look_cut_off(tmp_path):
             if "--max-episode-steps 2" in line]  # fmt: skip
 
 
+def test_a_limit_of_steps_is_not_suggested_where_the_log_marks_its_ends(tmp_path):
+    rows = [row(f"t{i}", k, {"1": 1.0 * i}, "go", terminated=k == 1) for i in range(30) for k in range(2)]
+    assert not [line for line in prepare(tmp_path, rows)[1] if "--max-episode-steps" in line]
+    data, said = prepare(tmp_path, rows, "limited", max_episode_steps=2)
+    assert (data.info.rules["terminal"], data.info.rules["cut"]) == (30, 0)
+    assert [line for line in said if "(--max-episode-steps); where the log marks an end, that counts" in line]
+
+
 def test_action_names_set_the_order(tmp_path):
     rows = [row("x", i, {"1": 1.0}, action, i) for i, action in enumerate(["up", "down"])]
     data, _ = prepare(tmp_path, rows, actions=("up", "left", "down"))

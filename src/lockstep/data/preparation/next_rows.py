@@ -10,7 +10,8 @@ Rows are ordered by trajectory and sequence number. The rules:
   `terminated` (or not `truncated`), an empty `possible_next_actions`, an empty `possible_actions`, no `next_action`, no
   next state. A final state without an action is terminal if it has no possible actions. In a log without marks, the
   last decision of every trajectory is terminal.
-- With a limit of N steps, a trajectory that ends with its N-th decision was truncated: it is not terminal.
+- With a limit of N steps, a trajectory that ends with its N-th decision was truncated: it is not terminal, unless
+  `terminated` is true, or `truncated` false in a log without `terminated`: an episode may end with its last step.
 - A decision that is not terminal and whose next state is unknown is skipped, and counted.
 - Missing or empty possible actions of a decision are the `possible_next_actions` of the previous row, or else the list
   that all rows of the log share.
@@ -122,7 +123,8 @@ def next_rows(block: Block, rules: Rules, where: Where, hashes: Callable[[Any], 
     ends = decision & ~onward & ~gaps
     terminal = _terminal(block, rules, ends, (following >= 0, has_list, has_next_list))
     check_marks(columns, onward, where)
-    cut = _cut(decision, first, ends, rules.max_episode_steps, where)
+    over = _marked(columns, following >= 0, null=False)
+    cut = _cut(decision, first, ends & ~over, rules.max_episode_steps, where)
     terminal &= ~cut
     known = columns.get("has_next_state", np.zeros(rows, np.bool_)) | (following >= 0)
     kept = decision & (terminal | known)
@@ -167,14 +169,8 @@ def _terminal(block: Block, rules: Rules, ends: Bools, known: tuple[Bools, Bools
     follows, has_list, has_next_list = known
     after = np.minimum(np.arange(1, rows + 1), rows - 1)
     absent = np.zeros(rows, np.bool_)
-    unknown = np.full(rows, -1, np.int8)
     if rules.mark == "terminated":
-        terminated, truncated = (columns.get(name, unknown) for name in ("terminated", "truncated"))
-        if "terminated" in columns:
-            marked = (terminated == 1) | (follows & (terminated[after] == 1))
-        else:
-            marked = (truncated != 1) & ~(follows & (truncated[after] == 1))
-        return ends & marked
+        return ends & _marked(columns, follows, null=True)
     marked = {
         "possible_next_actions": ~has_next_list,
         "possible_actions": ~has_list,
@@ -185,8 +181,18 @@ def _terminal(block: Block, rules: Rules, ends: Bools, known: tuple[Bools, Bools
     return ends & np.where(follows, ~has_list[after], marked)
 
 
+def _marked(columns: dict[str, NDArray[Any]], follows: Bools, *, null: bool) -> Bools:
+    """Rows [n] that end an episode by `terminated`, or by `truncated` in a log without it, where `null` may do so."""
+    rows = len(follows)
+    after = np.minimum(np.arange(1, rows + 1), rows - 1)
+    terminated, truncated = (columns.get(name, np.full(rows, -1, np.int8)) for name in ("terminated", "truncated"))
+    if "terminated" in columns:
+        return (terminated == 1) | (follows & (terminated[after] == 1))
+    return ((truncated == 0) | (null & (truncated == -1))) & ~(follows & (truncated[after] == 1))
+
+
 def _cut(decision: Bools, first: Bools, ends: Bools, limit: int | None, where: Where) -> Bools:
-    """Last decisions of trajectories that reached the step limit."""
+    """Last decisions of trajectories that reached the step limit, of those that `ends` [n] holds."""
     if limit is None:
         return np.zeros(len(decision), np.bool_)
     count = np.cumsum(decision)

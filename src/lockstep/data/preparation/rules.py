@@ -88,9 +88,13 @@ def summary_lines(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, e
         f"{c.kept} decisions in {c.trajectories} trajectories of {c.shortest} to {c.longest}, {kind} actions",
         f"terminal: the last decision of a trajectory where {_MARKS[rules.mark]}: {c.terminal} of {c.trajectories}",
     ]
+    marked = rules.mark == "terminated"
     if limit is not None:
-        found.append(f"not terminal: {c.cut} trajectories that end with their decision {limit} (--max-episode-steps)")
-    elif c.longest > 1 and c.num_longest_terminal >= _MANY and 10 * c.num_longest_terminal >= c.trajectories:
+        unless = "; where the log marks an end, that counts" if marked else ""
+        found.append(
+            f"not terminal: {c.cut} trajectories that end with their decision {limit} (--max-episode-steps){unless}"
+        )
+    elif not marked and c.longest > 1 and 10 * c.num_longest_terminal >= max(c.trajectories, 10 * _MANY):
         found.append(
             f"{c.num_longest_terminal} trajectories end with decision {c.longest}, which is the longest, and count as "
             f"terminal: if a limit of steps cut them off, prepare with --max-episode-steps {c.longest}"

@@ -145,6 +145,26 @@ def test_step_limit_truncates_full_length_trajectories_only():
         Log(*rows, limit=2)
 
 
+@pytest.mark.parametrize(
+    ("marks", "terminal"),
+    [
+        ({"terminated": True}, True),
+        ({"terminated": True, "truncated": False}, True),
+        ({"terminated": False}, False),
+        ({"truncated": False}, True),
+        ({"truncated": None}, False),
+    ],
+)
+def test_a_marked_end_wins_over_the_step_limit(marks, terminal):
+    """An episode may end with the last step that it may have."""
+    known = {"has_next_state": True, "next_state:1": 0.0, "state:1": 0.0}
+    going = [("x", i, known | dict.fromkeys(marks, False)) for i in range(2)]
+    cut = ("y", 0, known | ({"truncated": True} if "truncated" in marks else {"terminated": False}))
+    log = Log(*going, ("x", 2, known | marks), cut, mark="terminated", limit=3)
+    assert log.of("terminal") == [False, False, terminal, False]
+    assert log.line.cut == (not terminal)
+
+
 def test_missing_row_is_detected_by_time_diff_and_state():
     rows = [
         ("x", 0, {"state:1": 0.0, "next_state:1": 1.0, "time_diff": 1.0, "has_next_state": True}),
