@@ -356,11 +356,15 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             num_steps: environment steps of all ranks since the last call.
             read: returns the metrics since the last log line, and resets them.
         """
-        if self.progress.due(self.run.log_every, num_steps):
+        if self._log_due(num_steps):
             self.log(read())
         if self.progress.due(self.run.evaluate_every, num_steps):
             self.evaluate()
         self.checkpoint_if_due(num_steps)
+
+    def _log_due(self, num_steps: int) -> bool:
+        """Whether the last `num_steps` global steps end with a line of metrics; equal on all ranks."""
+        return self.progress.due(self.run.log_every, num_steps)
 
     def log(self, metrics: dict[str, float]) -> None:
         """Write one line of metrics; one message."""

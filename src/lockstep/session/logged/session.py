@@ -108,7 +108,7 @@ class LoggedSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
         return progress.finished or progress.due(self._estimate_every, rows)
 
     def estimate(self) -> None:
-        """Estimate the current policy from the log; the next line of metrics has the result."""
+        """Estimate the current policy from the log; the line of metrics at this step has the result."""
         previous = self.timers.enter(EVALUATE)
         scorer = self._logged_backend.scorer(self._policy, self.run, self.comm)
         found = estimate(scorer, self._eval_dataset, self.comm, self.run, heartbeat=lambda: self.timers.enter(EVALUATE))
@@ -119,6 +119,10 @@ class LoggedSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
             text = json.dumps({"step": self.progress.env_steps, **found.to_dict()}, indent=2) + "\n"
             self.journal.attempt(lambda: write_atomically(self.journal.path / ESTIMATES_FILE, text))
         self.timers.enter(previous)
+
+    def _log_due(self, num_steps: int) -> bool:
+        """Each estimate has a line of its own, however rare lines are: the next estimate would replace it."""
+        return super()._log_due(num_steps) or self.progress.due(self._estimate_every, num_steps)
 
     @property
     def _policy_metadata(self) -> dict[str, Any]:

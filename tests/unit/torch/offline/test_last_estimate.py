@@ -54,6 +54,24 @@ def test_a_resumed_run_without_anything_left_to_learn_is_estimated_at_its_end(ru
     assert is_of_final_policy(here / "run", summary)
 
 
+def lines_of(path):
+    """The lines of metrics, without what clocks and memory say."""
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("time")} for line in lines]
+
+
+def test_every_estimate_has_a_line_of_metrics_also_after_a_resumption(run, here):
+    run = override(run, {"stop_return": None, "evaluate_every": None})
+    assert run.log_every is not None and run.log_every > 4 * ROWS
+    train(run, run_dir=here / "run")
+    lines = lines_of(here / "run")
+    assert [line["step"] for line in lines] == [ROWS, 2 * ROWS, 3 * ROWS, 4 * ROWS]
+    assert len({line["estimate/fitted_q"] for line in lines}) == 4, "each line has an estimate of its own"
+    train(override(run, {"epochs": 2}), run_dir=here / "resumed")
+    train(prepare(here / "resumed", {"epochs": 4}).run, resume=here / "resumed")
+    assert lines_of(here / "resumed") == lines
+
+
 def test_a_run_that_ends_with_an_estimate_is_not_estimated_twice(run, here, monkeypatch):
     from lockstep.session.logged import session
 
