@@ -153,6 +153,21 @@ def test_a_last_state_needs_no_action_in_tables(tmp_path, suffix):
     assert (data.info.num_rows, data.info.action_features) == (2, ("a",))
 
 
+def test_a_last_row_with_only_a_state_ends_the_episode_unless_it_is_marked_as_cut(tmp_path):
+    rows = [row(i, action) | {"mdp_id": name} for name in "ab" for i, action in enumerate(ACTIONS)]
+    for one in rows:
+        del one["terminated"]
+        if one["sequence_number"] == 3:
+            del one["action"], one["reward"]
+    data, printed = prepared(tmp_path, rows)
+    assert data.info.rules["terminal"] == 2
+    assert any("where no decision follows (the log marks nothing): 2 of 2" in line for line in printed)
+    assert any("2 of them precede a row without an action, whose state counts as the end" in line for line in printed)
+    rows[3]["truncated"] = True
+    data, printed = prepared(tmp_path, rows, "cut")
+    assert data.info.rules["terminal"] == 1 and not any("precede a row" in line for line in printed)
+
+
 @pytest.mark.parametrize(
     ("settings", "options", "message"),
     [

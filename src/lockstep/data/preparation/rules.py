@@ -14,7 +14,7 @@ _MARKS = {
     "possible_actions": "its possible_actions are empty",
     "next_action": "it has no next_action",
     "next_state": "it has no next_state_features",
-    "last_row": "no row follows (the log marks nothing)",
+    "last_row": "no decision follows (the log marks nothing)",
 }
 _MANY = 3
 """At least this many trajectories, and a tenth of all, of the largest length indicate a step limit."""
@@ -36,6 +36,8 @@ class Counts:
     """Rows whose next row is missing."""
     filled: int = 0
     """Decisions without possible actions in the log."""
+    final_states: int = 0
+    """Terminal decisions that a row without an action follows."""
     added: int = 0
     """Decisions whose action was not among the possible ones."""
     raised: int = 0
@@ -62,6 +64,7 @@ class Counts:
         self.skipped += successors.skipped
         self.gaps += successors.gaps
         self.filled += successors.filled
+        self.final_states += successors.final_states
         self._add_lengths(successors)
 
     def _add_lengths(self, successors: NextRows) -> None:
@@ -89,6 +92,11 @@ def summary_lines(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, e
         f"terminal: the last decision of a trajectory where {_MARKS[rules.mark]}: {c.terminal} of {c.trajectories}",
     ]
     marked = rules.mark == "terminated"
+    if c.final_states and not marked:
+        found.append(
+            f"{c.final_states} of them precede a row without an action, whose state counts as the end of the episode; "
+            "where the trajectory was merely cut there, mark that: truncated"
+        )
     if limit is not None:
         unless = "; where the log marks an end, that counts" if marked else ""
         found.append(

@@ -34,7 +34,7 @@ def test_prepare_prints_its_decisions(tmp_path, log, capsys):
     code, said = call(capsys, log, "--out", tmp_path / "data", "--actions", "right,left")
     assert code == 0, said
     assert "30 decisions in 1 trajectories of 30 to 30, discrete actions" in said
-    assert "terminal: the last decision of a trajectory where no row follows (the log marks nothing): 1 of 1" in said
+    assert "terminal: the last decision of a trajectory where no decision follows (the log marks nothing): 1" in said
     assert f"learn from it: lockstep offline train {tmp_path / 'data'}" in said
     assert Dataset.open(tmp_path / "data").info.actions == ("right", "left")
 
