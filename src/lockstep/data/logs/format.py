@@ -179,7 +179,9 @@ class Log:
             known = [~np.isnan(m.values[:, m.ids.index(both)]) for m in (state, action) if both in m.ids]
             row = max((int(one.argmax()) for one in known if one.any()), default=0)
             found.where.refuse(
-                row, f"feature {both} is one of state_features and one of action; give features of actions other ids"
+                row,
+                f"feature {both} is one of state_features and one of action; give features of actions other ids, such "
+                f"as action_{both}",
             )
 
 

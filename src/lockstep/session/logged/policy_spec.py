@@ -175,15 +175,15 @@ def check_simulator(policy_spec: PolicySpec, task: str) -> None:
 def _check_order(policy_spec: PolicySpec, task: str) -> None:
     """Raise `ConfigError` if the log names what a simulator numbers: names are in alphabetical order."""
     info = policy_spec.info
-    named = [("state features", "state_features", info.state_features)]
-    if info.kind == "continuous":
-        named.append(("numbers of an action", "action", info.action_features))
-    for what, column, ids in named:
+    named = [("state features", "state_features", info.state_features, "")]
+    if info.kind == "continuous":  # states and actions have no id in common
+        named.append(("numbers of an action", "action", info.action_features, "action_"))
+    for what, column, ids, word in named:
         if not numbered(ids):
             raise ConfigError(
-                f"task={task} numbers the {what}, and the log names them ({', '.join(ids[:4])}, ...): name them 0, 1, "
-                f"... in the simulator's order, in the log or by --columns of `offline prepare` ({column}: {{0: NAME, "
-                "1: NAME}), or leave task out"
+                f"task={task} numbers the {what}, and the log names them ({', '.join(ids[:4])}, ...): name them "
+                f"{word}0, {word}1, ... in the simulator's order, in the log or by --columns of `offline prepare` "
+                f"({column}: {{{word}0: NAME, {word}1: NAME}}), or leave task out"
             )
     given = (info.rules.get("options") or {}).get("actions") is not None
     if info.kind == "discrete" and not given and not numbered(info.actions):

@@ -83,7 +83,7 @@ def test_error_names_the_bad_row(tmp_path, bad, message):
         (parametric(1, action="left"), "action: Expected `object | null`, got `str`"),
         (parametric(1, possible_actions=[{"7": "x"}]), "possible_actions: Expected `float | null`, got `str`"),
         (parametric(1, possible_actions=["left"]), "possible_actions: Expected `object`, got `str`"),
-        (parametric(1, action={"0": 1.0}), "feature 0 is one of state_features and one of action"),
+        (parametric(1, action={"0": 1.0}), "give features of actions other ids, such as action_0"),
         (parametric(1, state_features={"7": 1.0}), "feature 7 is one of state_features and one of action"),
     ],
 )

@@ -264,6 +264,18 @@ def test_a_simulator_needs_the_order_of_its_observations(tmp_path, state_feature
         check_simulator(about, "Other-v0")
 
 
+def test_a_simulator_advises_names_of_actions_that_no_state_has(tmp_path):
+    """States are advised to be called 0, 1, ..., and preparing refuses an action with an id of the states."""
+    _, _, policy = made(tmp_path)
+    action = ActionSpec("continuous", (2,), (-1.0,) * 2, (1.0,) * 2)
+    spec = EnvSpec(observation_size=4, action=action, autoreset="next_step", separately_seedable=True)
+    info = replace(policy.policy_spec.info, state_features=tuple("0123"), action_features=("hip", "knee"))
+    with pytest.raises(ConfigError) as refused:
+        check_simulator(replace(policy.policy_spec, spec=spec, info=info), "Other-v0")
+    assert "the log names them (hip, knee, ...): name them action_0, action_1, ... in" in str(refused.value)
+    assert "(action: {action_0: NAME, action_1: NAME})" in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("actions", "given", "refused"),
     [(("0", "1"), None, False), (("left", "right"), ["left", "right"], False), (("left", "right"), None, True)],
