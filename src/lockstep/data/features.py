@@ -84,9 +84,10 @@ def needed_keys(kind: str) -> tuple[str, ...]:
 
 
 class Features:
-    """Features by id, in the order of their columns: numeric ids by value, then others by name.
+    """Features by id, in the order of their columns, which is that of `ordered`.
 
-    They are equal if they normalize alike, whatever their notes.
+    Earlier versions ordered by name alone. What they stored keeps its order: columns of data and parameters of policies
+    have it. They are equal if they normalize alike, whatever their notes.
 
     Attributes:
         ids: of the raw columns [F].
@@ -95,7 +96,9 @@ class Features:
     """
 
     def __init__(self, features: Mapping[str, Feature]) -> None:
-        self._features = {name: features[name] for name in ordered(features)}
+        stored = tuple(features)
+        ids = stored if stored == by_name(stored) else ordered(stored)
+        self._features = {name: features[name] for name in ids}
         self.ids = tuple(self._features)
         self.size = sum(feature.size for feature in self._features.values())
         self.names = tuple(name for key, feature in self._features.items() for name in _names(key, feature))
@@ -174,6 +177,15 @@ def _refusal(of: Feature) -> str | None:
 
 
 def ordered(ids: Iterable[str]) -> tuple[str, ...]:
+    """Ids as `by_name`, but those of one word with a number each by the number: x_2 before x_10, as in simulators."""
+    names = by_name(ids)
+    found = [re.fullmatch(r"(.*[^0-9])([0-9]+)", name, re.DOTALL) for name in names]
+    counted = [(match[1], int(match[2]), match[0]) for match in found if match and match[1] != "-"]
+    one_word = len(counted) == len(names) and len({word for word, _, _ in counted}) == 1
+    return tuple(name for _, _, name in sorted(counted)) if one_word else names
+
+
+def by_name(ids: Iterable[str]) -> tuple[str, ...]:
     """Ids that are whole numbers by their value, then all others by name."""
 
     def key(name: str) -> tuple[bool, int, str]:

@@ -65,6 +65,16 @@ def test_lists_of_many_numbers_keep_their_order(tmp_path):
     assert [feature.min_value for _, feature in data.action_features.items()] == action.tolist()
 
 
+def test_numbered_features_of_a_simulator_keep_its_order(tmp_path):
+    state = {f"x_{k}": k + 0.5 for k in range(12)}
+    rows = [row(i, {f"u{k}": float(i - k) for k in range(11)}, state_features=state) for i in range(4)]
+    data, _ = prepared(tmp_path, [one | {"metrics": {f"m{k}": 0.0 for k in range(11)}} for one in rows])
+    assert data.info.state_features == tuple(state) == data.state_features.ids
+    assert data.info.action_features == tuple(f"u{k}" for k in range(11)) == data.action_features.ids
+    assert [feature.mean for _, feature in data.state_features.items()] == list(state.values())
+    assert data.info.metrics[:3] == ("m0", "m1", "m10"), "no simulator numbers them: the order that data have stays"
+
+
 def test_lists_that_look_one_hot_are_numbers_if_the_kind_is_given(tmp_path):
     rows = [row(i, [float(i == 0), float(i != 0)]) for i in range(4)]
     assert prepared(tmp_path, rows, "named")[0].info.kind == "discrete"

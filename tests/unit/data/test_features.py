@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lockstep.data.feature_file import features_from_dict, features_to_dict, load_features, save_features
-from lockstep.data.features import Feature, Features, ordered
+from lockstep.data.features import Feature, Features, numbered, ordered
 from lockstep.errors import ConfigError, RunError
 
 SOME = Features(
@@ -23,6 +23,22 @@ SOME = Features(
 
 def test_ids_are_ordered_by_number_then_by_name():
     assert ordered(["b", "10", "9", "a1", "-3", "2", "1.5"]) == ("-3", "2", "9", "10", "1.5", "a1", "b")
+    assert ordered(["100", "11", "-3", "-10"]) == ("-10", "-3", "11", "100")
+    assert ordered(["-3", "-10"]) == ("-10", "-3")
+
+
+def test_ids_of_one_word_are_ordered_by_their_number():
+    assert ordered(["x_10", "x_2", "x_0"]) == ("x_0", "x_2", "x_10")
+    assert ordered(["x_10", "x_2", "y_0"]) == ("x_10", "x_2", "y_0"), "only where all have the word"
+    assert numbered(ordered(f"x-{i}" for i in range(120)))
+
+
+def test_features_keep_the_order_in_which_they_were_stored():
+    """Columns of prepared data, and parameters of policies, stand in the order by name of earlier versions."""
+    one = Feature(type="binary")
+    earlier = Features({name: one for name in ("x_0", "x_10", "x_2")})
+    assert features_from_dict(features_to_dict(earlier)).ids == ("x_0", "x_10", "x_2")
+    assert Features({name: one for name in ("x_2", "x_10", "x_0")}).ids == ("x_0", "x_2", "x_10")
     assert SOME.ids == ("-3", "9", "10", "flag", "speed")
     assert SOME.names == ("-3", "9", "10=1", "10=2.5", "flag", "speed")
     assert (SOME.size, len(SOME)) == (6, 5)

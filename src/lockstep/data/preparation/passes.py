@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lockstep.data.columns import columns, ragged_names
 from lockstep.data.dataset_writer import DatasetWriter
-from lockstep.data.features import Features, ordered
+from lockstep.data.features import Features, by_name, ordered
 from lockstep.data.info import DatasetInfo
 from lockstep.data.preparation.blocks import LISTS, Block, Encoder, item_hashes, name_hashes
 from lockstep.data.preparation.decisions import Decisions, Schema, decisions
@@ -162,7 +162,7 @@ class Preparation:
         self._actions = () if features[1] is not None else (actions or ordered(names))
         place = {name: number for number, name in enumerate(self._actions)}
         renumbered = np.array([place[name] for name in names], np.int32)
-        metrics = tuple(name for name in scan.contents.names("metric") if name != "reward")
+        metrics = tuple(name for name in by_name(scan.contents.names("metric")) if name != "reward")
         self.schema = Schema(features[0], metrics, features[1], self._actions, renumbered, scan.continuous)
         shared = None if scan.contents.differ or scan.contents.shared is None else self._items(scan.contents.shared)
         self._rules = Rules(scan.contents.mark, max_episode_steps, shared)
