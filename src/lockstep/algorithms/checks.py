@@ -25,6 +25,14 @@ def positive(config: object, *names: str) -> None:
             raise ConfigError(f"{name}={value} must be greater than 0, and finite")
 
 
+def finite(config: object, *names: str) -> None:
+    """Refuse settings that are infinite or not a number; `None` is allowed."""
+    for name in names:
+        value = _number(config, name)
+        if value is not None and not math.isfinite(value):
+            raise ConfigError(f"{name}={value} must be finite, or null")
+
+
 def fraction(config: object, *names: str) -> None:
     """Refuse settings outside of [0, 1]; `None` is allowed."""
     for name in names:

@@ -117,6 +117,7 @@ class CQLConfig(LoggedConfig):
         checks.at_least(self, 0, "cql_alpha")
         checks.at_least(self, 1, "num_sampled_actions")
         checks.positive(self, "initial_alpha")
+        checks.finite(self, "cql_gap", "target_entropy")
         if self.cql_gap is not None and self.cql_alpha == 0:
             raise ConfigError(f"cql_gap={self.cql_gap} learns the weight of the penalty, which cannot start at 0")
 

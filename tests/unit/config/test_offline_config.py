@@ -3,6 +3,7 @@
 import pytest
 
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
+from lockstep.algorithms.offline_continuous import CQLConfig
 from lockstep.errors import ConfigError
 from lockstep.run import OfflineRun
 
@@ -41,6 +42,14 @@ def test_refused(changes, words):
 def test_cloning_refuses(name, value):
     with pytest.raises(ConfigError, match=f"{name}={value} must lie in"):
         CloningConfig(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["cql_gap", "target_entropy"])
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_cql_refuses_to_aim_at_what_is_not_finite(name, value):
+    with pytest.raises(ConfigError, match=f"{name}={value} must be finite, or null"):
+        CQLConfig(**{name: value})
+    assert getattr(CQLConfig(**{name: -2.0}), name) == -2.0
 
 
 def test_batch_size_must_divide_among_the_shards():
