@@ -26,6 +26,7 @@ from lockstep.data.dataset_files import (
 from lockstep.data.dataset_writer import DatasetWriter, check_output
 from lockstep.data.feature_file import load_features
 from lockstep.data.features import Features
+from lockstep.data.preparation.contradictions import LARGEST
 from lockstep.data.preparation.identify import CONTINUOUS, NormParams, bounded, exceeds, identify
 from lockstep.data.preparation.passes import Preparation, scan_log
 from lockstep.data.preparation.progress import Report
@@ -256,6 +257,11 @@ def _check_bounded(
             )
         low, high = logged.get(name, (math.inf, -math.inf))
         assert feature.min_value is not None and feature.max_value is not None
+        if max(-feature.min_value, feature.max_value) > LARGEST:
+            raise ConfigError(
+                f"--action-features {file}: the bounds [{feature.min_value:g}, {feature.max_value:g}] of {name} are "
+                f"too large for 32 bits; give bounds within ±{LARGEST:.2g}"
+            )
         if show is not None and exceeds(low, high, feature.min_value, feature.max_value):
             show(
                 f"number {name} of the action is clipped to [{feature.min_value:g}, {feature.max_value:g}], the bounds "

@@ -126,6 +126,15 @@ def test_actions_with_more_numbers_than_the_named_features_are_refused(tmp_path)
     assert not (tmp_path / "other").exists()
 
 
+def test_bounds_of_a_file_that_no_policy_could_take_are_refused(tmp_path):
+    rows = [row(i, action) for i, action in enumerate(ACTIONS)]
+    prepared(tmp_path, rows)
+    file = tmp_path / "data" / "action_features.json"
+    file.write_text(file.read_text().replace("-2.0", "-1e300"))
+    with pytest.raises(ConfigError, match=r"the bounds \[-1e\+300, 2\] of action_0 are too large for 32 bits"):
+        prepared(tmp_path, rows, "other", kind="continuous", action_features=file)
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_bounds_hold_actions_that_were_rounded_to_32_bits(tmp_path, suffix):
     actions = [[float(np.float32(x)), float(np.float32(y))] for x, y in [(-0.4, 0.1), (0.4, -0.1), (0.1, 0), (0, 0)]]
@@ -231,6 +240,9 @@ def test_a_missing_number_says_why_actions_are_candidates(tmp_path, suffix):
         ({"propensity": 0.5, "log_probability": -1.0}, {}, "row 3: has both propensity and log_probability"),
         ({}, {"norm": {"action_bounds": "[-1, 1]"}}, "action_bounds=.*, but the log has actions from -2 to 2"),
         ({}, {"norm": {"action_bounds": "[1, -1]"}}, r"action_bounds=\[1.0, -1.0\] must be a lower and an upper bound"),
+        ({}, {"norm": {"action_bounds": "[-1, 1e300]"}}, r"action_bounds=\[-1.0, 1e\+300\] are too large for 32 bits"),
+        ({"action": [1e300, 5.0]}, {}, r"row 3: number action_0 of action is 1e\+300, which is too large for 32 bits"),
+        ({"next_action": [2.0, -1e39]}, {}, r"row 3: number action_1 of next_action is -1e\+39, which is too large"),
         ({}, {"kind": "discrete"}, "a list holds names, maps, or a 0 or 1 for each action"),
     ],
 )

@@ -18,7 +18,8 @@ Where = Callable[[int], str]
 """File and line of a row."""
 _Bools = NDArray[np.bool_]
 _Index = NDArray[np.int64]
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest number that prepared data and policies hold."""
 _TOLERANCE = 1e-5
 """Relative tolerance: a state logged twice, once in half precision, counts as equal."""
 
@@ -53,7 +54,7 @@ def check_numbers(block: Block, kept: _Bools, where: Where) -> None:
         if bad.size:
             what = name.replace("metric:", "the metric ")
             raise ConfigError(f"{where(int(bad[0]))}: {what} is missing; log it for every decision")
-        if column is not None and (bad := np.flatnonzero(kept & (np.abs(column) > _LARGEST))).size:
+        if column is not None and (bad := np.flatnonzero(kept & (np.abs(column) > LARGEST))).size:
             what, value = name.replace("metric:", "the metric "), float(column[bad[0]])
             raise ConfigError(f"{where(int(bad[0]))}: {what} {value:g} is too large for 32 bits; scale or correct it")
 

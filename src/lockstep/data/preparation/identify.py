@@ -28,6 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from lockstep.data.features import Feature, Features
 from lockstep.data.formulas import TYPES, FeatureType, Values, boxcox
 from lockstep.data.packages import import_optional
+from lockstep.data.preparation.contradictions import LARGEST
 from lockstep.errors import ConfigError
 
 _MIN_SAMPLES = 20
@@ -71,6 +72,10 @@ class NormParams:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 0, and finite")
         if (bounds := self.action_bounds) is not None and not (len(bounds) == 2 and bounds[0] < bounds[1]):
             raise ConfigError(f"action_bounds={list(bounds)} must be a lower and an upper bound, such as [-1, 1]")
+        if bounds is not None and max(map(abs, bounds)) > LARGEST:
+            raise ConfigError(
+                f"action_bounds={list(bounds)} are too large for 32 bits; give bounds within ±{LARGEST:.2g}, or null"
+            )
         types = {str(key): kind.lower() for key, kind in self.feature_overrides.items()}
         for key, kind in types.items():
             if kind not in TYPES:

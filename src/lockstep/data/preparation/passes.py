@@ -14,6 +14,7 @@ from lockstep.data.dataset_writer import DatasetWriter
 from lockstep.data.features import Features, by_name, ordered
 from lockstep.data.info import DatasetInfo
 from lockstep.data.preparation.blocks import LISTS, Block, Encoder, item_hashes, name_hashes
+from lockstep.data.preparation.contradictions import LARGEST
 from lockstep.data.preparation.decisions import Decisions, Schema, decisions
 from lockstep.data.preparation.digest import Digest, Sums
 from lockstep.data.preparation.hashing import Words
@@ -284,13 +285,20 @@ class Preparation:
         return _Group(len(block), block.take(found.rows), successors, found, sums, first_skipped)
 
     def _check_numbers(self, block: Block, where: Callable[[int], str]) -> None:
-        """Refuse a continuous action that lacks a number."""
+        """Refuse a continuous action that lacks a number, or has one that no policy could take."""
         assert self.schema.action is not None
         ids = self.schema.action.ids
         missing = np.isnan(block.table("action", ids)) & block.columns["has_action"][:, None]
         if missing.any():
             row, column = (int(i) for i in np.argwhere(missing)[0])
             raise ConfigError(f"{where(row)}: action has no number {ids[column]}; a continuous action has all of them")
+        for name in ("action", "next_action"):
+            table = block.table(name, ids)
+            for row, column in np.argwhere(np.abs(table) > LARGEST)[:1].tolist():
+                raise ConfigError(
+                    f"{where(row)}: number {ids[column]} of {name} is {table[row, column]:g}, which is too large for "
+                    "32 bits; scale or correct it"
+                )
 
     def _append(self, writer: DatasetWriter, group: "_Group") -> None:
         rows = group.found.columns
