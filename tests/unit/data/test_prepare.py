@@ -359,6 +359,16 @@ def test_late_bad_row_leaves_nothing_and_is_reported(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
+def test_equal_ids_of_two_files_may_be_different_decisions(tmp_path):
+    """Recordings of two policies with one seed have the same ids."""
+    logs = [write_log(tmp_path / f"{name}.jsonl", [row("0-0-0", 0, {"1": 1.0}, name)]) for name in ("left", "right")]
+    with pytest.raises(ConfigError, match=r"log each decision once, or, if these are .* another --seed, or give its"):
+        prepare_dataset(logs, tmp_path / "out", PrepareOptions(), show=silent)
+    twice = write_log(tmp_path / "twice.jsonl", [row("0-0-0", 0, {"1": 1.0}, "left")] * 2)
+    with pytest.raises(ConfigError, match=r"log each decision once$"):
+        prepare_dataset([twice], tmp_path / "out", PrepareOptions(), show=silent)
+
+
 @pytest.mark.parametrize("name", ["out", "out[1]*"])
 def test_leftovers_of_killed_processes_are_removed(tmp_path, name):
     log, out = write_log(tmp_path / "log.jsonl", many(trajectories=4)), tmp_path / name

@@ -29,9 +29,14 @@ def check_once(block: Block, last: _Bools, where: Where) -> None:
     number = block.columns["sequence_number"]
     twice = np.flatnonzero(~last[:-1] & (number[1:] == number[:-1]))
     if twice.size:
+        at, file = int(twice[0]), block.columns["file"]
+        other = (
+            ", or, if these are different decisions, record one of the two files with another --seed, or give its "
+            "episodes ids of their own"
+        )
         raise ConfigError(
-            f"{where(int(twice[0]) + 1)}: mdp_id and sequence_number={number[twice[0]]} are those of "
-            f"{where(int(twice[0]))}; log each decision once"
+            f"{where(at + 1)}: mdp_id and sequence_number={number[at]} are those of {where(at)}; log each decision once"
+            + (other if file[at] != file[at + 1] else "")
         )
 
 
