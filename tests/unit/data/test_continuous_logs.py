@@ -187,6 +187,17 @@ def test_a_last_row_with_only_a_state_ends_the_episode_unless_it_is_marked_as_cu
     assert data.info.rules["terminal"] == 1 and not any("precede a row" in line for line in printed)
 
 
+@pytest.mark.parametrize("column", ["possible_actions", "possible_next_actions"])
+def test_an_empty_list_marks_an_end_and_no_list_is_filled_in(tmp_path, column):
+    rows = [row(i, action) for i, action in enumerate(ACTIONS)]
+    for one in rows:
+        del one["terminated"]
+    data, printed = prepared(tmp_path, [*rows[:3], rows[3] | {column: []}])
+    assert (data.info.kind, data.info.rules["terminal"]) == ("continuous", 1)
+    assert any(f"its {column} are empty: 1 of 1" in line for line in printed)
+    assert not any("possible actions" in line for line in printed)
+
+
 @pytest.mark.parametrize(
     ("settings", "options", "message"),
     [

@@ -223,7 +223,7 @@ class Preparation:
 
     def messages(self, example: str = "") -> list[str]:
         """The summary for the user; `example` names a skipped decision."""
-        has_lists = bool(self._scan.contents.columns & set(LISTS))
+        has_lists = not self.schema.continuous and bool(self._scan.contents.columns & set(LISTS))  # [] may mark an end
         lines = summary_lines(self.counts, self._rules, self.schema.kind, has_lists=has_lists, example=example)
         if "metric:reward" in self._scan.contents.columns:
             lines.append("the metric reward is left out: estimates call the column reward so; give it another name")
