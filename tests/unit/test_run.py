@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.config.settings import converted
 from lockstep.errors import ConfigError
 from lockstep.run import (
     EnvConfig,
@@ -403,6 +404,11 @@ def test_numbers_of_numpy_and_whole_floats_are_numbers():
 def test_values_of_other_types_are_refused_by_name_in_python(make, said):
     with pytest.raises(ConfigError, match=said):
         make()
+
+
+def test_a_list_that_may_be_null_does_not_read_as_a_list_of_nulls():
+    with pytest.raises(ConfigError, match=r"x=\[None\] must be null, or a list, each item a number$"):
+        converted("x", [None], tuple[float, ...] | None)
 
 
 def test_a_list_that_contains_itself_is_an_unknown_setting(tmp_path):

@@ -23,6 +23,8 @@ from lockstep.errors import ConfigError
 Tree = TypeVar("Tree")
 _TEXT = "tag:yaml.org,2002:str"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+MUST_BE = "must_be"
+"""Key in the `metadata` of a field, for what errors say of its values instead of the type."""
 _FEW = 12
 """Settings that an error lists."""
 
@@ -115,16 +117,22 @@ def flatten(data: object, node: object, prefix: str = "", root: object = None) -
     return leaves
 
 
+def _own_words(node: Any) -> dict[str, str]:
+    """What settings of a dataclass must be, by name, where its type does not say it all (`metadata` of the field)."""
+    return {item.name: item.metadata[MUST_BE] for item in fields(node) if MUST_BE in item.metadata}
+
+
 def updated(node: Tree, leaves: Mapping[str, Any], prefix: str = "") -> Tree:
     """A copy with new leaves, by dotted name; each node is created, and thus validated, once with all its changes."""
     changed: dict[str, Any] = {}
     tree: Any = node
+    own_words = _own_words(node)
     for name, hint in _hints(type(node)).items():
         current, path = getattr(tree, name), prefix + name
         if is_dataclass(current):
             changed[name] = updated(current, leaves, path + ".")
         elif path in leaves:
-            changed[name] = converted(path.removeprefix("algorithm."), leaves[path], hint)
+            changed[name] = converted(path.removeprefix("algorithm."), leaves[path], hint, own_words.get(name, ""))
     return replace(tree, **changed)
 
 
@@ -138,10 +146,11 @@ def convert_fields(node: object, prefix: str = "") -> None:
     Raises:
         ConfigError: a value is of another type.
     """
+    own_words = _own_words(node)
     for name, hint in _hints(type(node)).items():
         value = getattr(node, name)
         if not is_dataclass(value):
-            object.__setattr__(node, name, converted(prefix + name, value, hint))
+            object.__setattr__(node, name, converted(prefix + name, value, hint, own_words.get(name, "")))
 
 
 def override(tree: Tree, changes: Mapping[str, Any]) -> Tree:
@@ -280,8 +289,11 @@ def _nested(mapping: Mapping[str, Any], keys: list[str], value: Any) -> dict[str
     return {**mapping, keys[0]: value}
 
 
-def converted(name: str, value: Any, hint: Any) -> Any:
-    """Convert a value to the type of a setting; raises `ConfigError`, which names the setting."""
+def converted(name: str, value: Any, hint: Any, must_be: str = "") -> Any:
+    """Convert a value to the type of a setting; raises `ConfigError`, which names the setting.
+
+    `must_be` replaces the description of the type in the error.
+    """
     if get_origin(hint) is not dict:  # values within a mapping are the user's own
         value = plain(value)
     if isinstance(value, float) and value.is_integer() and hint in (int, int | None):
@@ -289,7 +301,8 @@ def converted(name: str, value: Any, hint: Any) -> Any:
     try:
         converted = msgspec.convert(value, hint)
     except msgspec.ValidationError:
-        raise ConfigError(f"{name}={_shown(value)} must be {_expected(hint)}{_as_list(value, hint)}") from None
+        words = must_be or _expected(hint) + _as_list(value, hint)
+        raise ConfigError(f"{name}={_shown(value)} must be {words}") from None
     if isinstance(converted, float) and math.isnan(converted):
         raise ConfigError(f"{name}={_shown(value)} must be {_expected(hint)}")
     return converted
@@ -321,7 +334,9 @@ def _expected(hint: Any) -> str:
     simple = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(_expected(part) for part in parts)
+        lists = [part for part in parts if get_origin(part) in (tuple, list)]
+        others = [part for part in parts if part not in lists]  # first: after a list they would read as its items
+        return (", or " if lists else " or ").join(_expected(part) for part in [*others, *lists])
     if origin is Literal:
         return ("one of " if len(parts) > 1 else "") + ", ".join(str(part) for part in parts)
     if origin in (tuple, list):

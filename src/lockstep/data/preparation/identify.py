@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lockstep.config import settings
 from lockstep.data.features import Feature, Features
 from lockstep.data.formulas import TYPES, FeatureType, Values, boxcox
 from lockstep.data.packages import import_optional
@@ -37,6 +38,7 @@ _LAMBDAS_LIKE_ONE = (0.9, 1.1)
 _MARGIN = 1e-4  # the smallest value is shifted to at least this before its power is taken
 _MAX_BOXCOX_STDDEV = 1e8
 _MOST_POSSIBLE_VALUES = 10_000  # each is a column of every row
+_BOUNDS = "null, or a lower and an upper bound, such as [-1, 1]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ class NormParams:
     """Types by feature id, which override the identified ones."""
     min_stddev: float = 1.0
     """Lower bound of standard deviations."""
-    action_bounds: tuple[float, ...] | None = None
+    action_bounds: tuple[float, ...] | None = field(default=None, metadata={settings.MUST_BE: _BOUNDS})
     """Continuous actions: the lower and the upper bound of every number; `null`: the extremes in the log."""
 
     def __post_init__(self) -> None:
@@ -71,7 +73,7 @@ class NormParams:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 0, and finite")
         if (bounds := self.action_bounds) is not None and not (len(bounds) == 2 and bounds[0] < bounds[1]):
-            raise ConfigError(f"action_bounds={list(bounds)} must be a lower and an upper bound, such as [-1, 1]")
+            raise ConfigError(f"action_bounds={list(bounds)} must be {_BOUNDS}")
         if bounds is not None and max(map(abs, bounds)) > LARGEST:
             raise ConfigError(
                 f"action_bounds={list(bounds)} are too large for 32 bits; give bounds within ±{LARGEST:.2g}, or null"
