@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--actions", metavar="A,B", help="names of discrete actions, in the order of their indices; others are refused")
     add("--columns", metavar="FILE", help="YAML or JSON: what columns are called in the log")
-    add("--max-episode-steps", metavar="N", help="limit of steps: an episode of N decisions was cut off, not over")
+    add("--max-episode-steps", metavar="N", help="limit of steps: an episode of N was cut off, unless `terminated`")
     add(
         "--like",
         metavar="DIR",

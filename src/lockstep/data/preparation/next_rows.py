@@ -84,7 +84,7 @@ class NextRows:
     filled: int
     """Decisions whose possible actions were missing or empty, and filled in."""
     final_states: int
-    """Terminal decisions that a row without an action follows."""
+    """Terminal decisions that a row without an action follows, of which no list says whether anything is possible."""
     lengths: Index
     """Decisions of each trajectory."""
 
@@ -149,7 +149,7 @@ def next_rows(block: Block, rules: Rules, where: Where, hashes: Callable[[Any], 
         int((decision & ~kept).sum()),
         int(gaps.sum()),
         int((decision & ~has_list).sum()),
-        int((terminal & (following >= 0)).sum()),
+        int((lists.index[following[terminal & (following >= 0)]] < 0).sum()),
         np.add.reduceat(decision, begins, dtype=np.int64) if rows else np.zeros(0, np.int64),
     )
 

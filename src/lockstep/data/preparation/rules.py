@@ -37,7 +37,7 @@ class Counts:
     filled: int = 0
     """Decisions without possible actions in the log."""
     final_states: int = 0
-    """Terminal decisions that a row without an action follows."""
+    """Terminal decisions that a row without an action follows, of which no list says whether anything is possible."""
     added: int = 0
     """Decisions whose action was not among the possible ones."""
     raised: int = 0

@@ -128,6 +128,7 @@ def test_last_row_without_action_is_only_a_state(mark):
     assert log.following()[:3] == [2, 3, None]
     assert log.of("continues")[:3] == [True, False, False]
     assert log.line.lengths.sum() == 4
+    assert log.line.final_states == (mark == "last_row"), "an empty list marks the end"
 
 
 def test_step_limit_truncates_full_length_trajectories_only():
