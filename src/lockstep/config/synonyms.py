@@ -196,7 +196,9 @@ SYNONYMS = (
     ),
     Synonym("discount discount_factor", "gamma"),
     Synonym("tau soft_update_tau target_update_tau target_tau target_update_rate", "target_rate"),
-    Synonym("polyak", "target_rate", "the part that moves, of which Spinning Up's polyak is the rest", _target_rate),
+    Synonym(
+        "polyak", "target_rate", "the part by which targets move; Spinning Up's polyak is 1 minus it", _target_rate
+    ),
     Synonym("gae lam lambda lambda_ tau gae_lam gae_tau td_lambda", "gae_lambda"),
     Synonym(
         "clip clip_coef clip_param clip_ratio clip_eps clip_epsilon eps_clip e_clip ppo_clip ratio_clip", "clip_range"
