@@ -117,16 +117,17 @@ def flatten(data: object, node: object, prefix: str = "", root: object = None) -
     return leaves
 
 
-def _own_words(node: Any) -> dict[str, str]:
+@functools.cache
+def _own_words(node: type) -> dict[str, str]:
     """What settings of a dataclass must be, by name, where its type does not say it all (`metadata` of the field)."""
-    return {item.name: item.metadata[MUST_BE] for item in fields(node) if MUST_BE in item.metadata}
+    return {item.name: item.metadata[MUST_BE] for item in fields(cast(Any, node)) if MUST_BE in item.metadata}
 
 
 def updated(node: Tree, leaves: Mapping[str, Any], prefix: str = "") -> Tree:
     """A copy with new leaves, by dotted name; each node is created, and thus validated, once with all its changes."""
     changed: dict[str, Any] = {}
     tree: Any = node
-    own_words = _own_words(node)
+    own_words = _own_words(type(node))
     for name, hint in _hints(type(node)).items():
         current, path = getattr(tree, name), prefix + name
         if is_dataclass(current):
@@ -146,7 +147,7 @@ def convert_fields(node: object, prefix: str = "") -> None:
     Raises:
         ConfigError: a value is of another type.
     """
-    own_words = _own_words(node)
+    own_words = _own_words(type(node))
     for name, hint in _hints(type(node)).items():
         value = getattr(node, name)
         if not is_dataclass(value):

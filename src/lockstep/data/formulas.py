@@ -50,7 +50,7 @@ MIN_POSITIVE = 1e-6
 MIN_PROBABILITY = 1e-5
 """The smallest distance of a probability from 0 and 1 before its logit is taken."""
 LARGEST = float(np.finfo(np.float32).max)
-"""Bound of normalized values: the largest float32."""
+"""Bound of normalized values, and of what is stored as it is: the largest float32."""
 LARGEST_RAW = float(np.finfo(np.float64).max)
 """Bound of raw values, since differences of infinities are undefined."""
 MIN_LAMBDA = 1e-6

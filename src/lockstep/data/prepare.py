@@ -26,7 +26,7 @@ from lockstep.data.dataset_files import (
 from lockstep.data.dataset_writer import DatasetWriter, check_output
 from lockstep.data.feature_file import load_features
 from lockstep.data.features import Features
-from lockstep.data.preparation.contradictions import LARGEST
+from lockstep.data.formulas import LARGEST
 from lockstep.data.preparation.identify import CONTINUOUS, NormParams, bounded, exceeds, identify
 from lockstep.data.preparation.passes import Preparation, scan_log
 from lockstep.data.preparation.progress import Report

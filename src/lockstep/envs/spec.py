@@ -57,9 +57,11 @@ class ActionSpec:
         return cls(**action)
 
     @property
-    def bounds_text(self) -> str:
-        """Smallest and largest values, for messages; `continuous` only."""
-        return f"{[*map(_short, self.low)]} to {[*map(_short, self.high)]}"
+    def values_text(self) -> str:
+        """What follows the word actions in a message: `of 4 choices`, or `from [-1.0] to [1.0]`."""
+        if self.kind == "continuous":
+            return f"from {[*map(_short, self.low)]} to {[*map(_short, self.high)]}"
+        return f"of {self.sizes[0] if self.kind == 'discrete' else list(self.sizes)} choices"
 
     @property
     def float32_bounds(self) -> tuple[np.ndarray, np.ndarray]:

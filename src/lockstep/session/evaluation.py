@@ -147,8 +147,8 @@ class Evaluation:
             )
         if not spec.action.same_numbers(self._spec.action):
             raise ConfigError(
-                f"task={self._task} takes actions from {spec.action.bounds_text}, and the policy was trained with "
-                f"actions from {self._spec.action.bounds_text}: the environment or its settings (env) have changed; "
+                f"task={self._task} takes actions {spec.action.values_text}, and the policy was trained with "
+                f"actions {self._spec.action.values_text}: the environment or its settings (env) have changed; "
                 "play it with those that it was trained with"
             )
 

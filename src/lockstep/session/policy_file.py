@@ -134,8 +134,8 @@ def notes_on_bounds(path: Path, source: EnvSpec | None, mine: EnvSpec | None) ->
     if source is None or mine is None or source.action.same_numbers(mine.action):
         return []
     return [
-        f"--init-from {path} was trained with actions from {source.action.bounds_text}, and this task takes actions "
-        f"from {mine.action.bounds_text}: its actions may mean something else here"
+        f"--init-from {path} was trained with actions {source.action.values_text}, and this task takes actions "
+        f"{mine.action.values_text}: its actions may mean something else here"
     ]
 
 

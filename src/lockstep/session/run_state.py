@@ -226,7 +226,7 @@ class RunState:
         before = ActionSpec.from_dict(saved)
         if not before.same_numbers(self._action):
             raise ConfigError(
-                f"the checkpoint was made with actions from {before.bounds_text}, and the task now takes actions from "
-                f"{self._action.bounds_text}; resume it with the environment it was made with, or start a new run "
+                f"the checkpoint was made with actions {before.values_text}, and the task now takes actions "
+                f"{self._action.values_text}; resume it with the environment it was made with, or start a new run "
                 "(--init-from takes over the policy)"
             )

@@ -203,10 +203,10 @@ def announce(journal: Journal, run: Run, spec: EnvSpec, world: World, storage: O
     if c.replay_path is not None:
         text += f", {in_words(whole - memory)} in {c.replay_path}"
     journal.say(text)
-    warn_if_nothing_is_learned(journal, run, c)
+    warn_if_little_is_learned(journal, run, c)
 
 
-def warn_if_nothing_is_learned(journal: Journal, run: Run, config: ReplayConfig) -> None:
+def warn_if_little_is_learned(journal: Journal, run: Run, config: ReplayConfig) -> None:
     """Warn if the run ends before learning starts, or has little time to learn after that."""
     starts, total = config.learning_starts, run.total_steps
     if starts > run.last_step:

@@ -34,6 +34,16 @@ class Bounded(gymnasium.Env):
         return np.full(2, self.steps / 10, np.float32), float(action[0]), False, self.steps == 10, {}
 
 
+class Choices(Bounded):
+    """`MOST` is the number of actions."""
+
+    def __init__(self):
+        self.action_space = spaces.Discrete(int(os.environ.get("MOST", "2")))
+
+    def step(self, action):
+        return super().step([action])
+
+
 def run_of(**settings):
     return Run(
         task=f"{__name__}:Bounded", algo="sac", num_envs=2, total_steps=40, checkpoint_every=20, evaluate_episodes=2,
@@ -77,3 +87,15 @@ def test_a_run_that_starts_from_a_policy_of_other_bounds_says_so(trained, tmp_pa
 def test_the_same_bounds_go_on(trained, tmp_path):
     lockstep.train(run_of(), run_dir=tmp_path / "run")
     assert lockstep.train(resume=tmp_path / "run", total_steps=80)["env_steps"] == 80
+
+
+def test_another_number_of_choices_is_said_as_such(tmp_path, monkeypatch):
+    small = {"total_steps": 8, "num_envs": 2, "num_steps": 2, "hidden": [8], "evaluate_episodes": 2}
+    lockstep.train(
+        f"{__name__}:Choices", algo="dqn", run_dir=tmp_path / "run", learning_starts=4, batch_size=4, **small
+    )
+    monkeypatch.setenv("MOST", "3")
+    with pytest.raises(
+        ConfigError, match="made with actions of 2 choices, and the task now takes actions of 3 choices;"
+    ):
+        lockstep.train(resume=tmp_path / "run", total_steps=16)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.data.formulas import LARGEST
 from lockstep.data.preparation.blocks import Block
 from lockstep.data.preparation.hashing import Words, hash_lists
 from lockstep.data.preparation.lists import Lists
@@ -18,8 +19,6 @@ Where = Callable[[int], str]
 """File and line of a row."""
 _Bools = NDArray[np.bool_]
 _Index = NDArray[np.int64]
-LARGEST = float(np.finfo(np.float32).max)
-"""The largest number that prepared data and policies hold."""
 _TOLERANCE = 1e-5
 """Relative tolerance: a state logged twice, once in half precision, counts as equal."""
 

@@ -27,9 +27,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from lockstep.config import settings
 from lockstep.data.features import Feature, Features
-from lockstep.data.formulas import TYPES, FeatureType, Values, boxcox
+from lockstep.data.formulas import LARGEST, TYPES, FeatureType, Values, boxcox
 from lockstep.data.packages import import_optional
-from lockstep.data.preparation.contradictions import LARGEST
 from lockstep.errors import ConfigError
 
 _MIN_SAMPLES = 20

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from lockstep.data.columns import columns, ragged_names
 from lockstep.data.dataset_writer import DatasetWriter
 from lockstep.data.features import Features, by_name, ordered
+from lockstep.data.formulas import LARGEST
 from lockstep.data.info import DatasetInfo
 from lockstep.data.preparation.blocks import LISTS, Block, Encoder, item_hashes, name_hashes
-from lockstep.data.preparation.contradictions import LARGEST
 from lockstep.data.preparation.decisions import Decisions, Schema, decisions
 from lockstep.data.preparation.digest import Digest, Sums
 from lockstep.data.preparation.hashing import Words
