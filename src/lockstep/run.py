@@ -267,11 +267,24 @@ def override(run: SomeRun, changes: Mapping[str, Any]) -> SomeRun:
             one, `env.kwargs.key` one environment argument. A string is read as YAML (`null`, `1e-3`, `[64, 64]`);
             other values are used unchanged.
     """
+    return settings.override(_with_named_algo(run, changes), changes)
+
+
+def check_setting_names(run: AnyRun, changes: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if `override` would refuse a name among the changes; their values are not looked at.
+
+    A task alone gets its default settings from an environment, which can take minutes to make. This is quick.
+    """
+    settings.check_known(_with_named_algo(run, changes), changes)
+
+
+def _with_named_algo(run: SomeRun, changes: Mapping[str, Any]) -> SomeRun:
+    """The same run with the algorithm among the changes; raises `ConfigError` for names of others among them."""
     algo = changes.get("algo")
     run = with_algo(run, settings.parse(algo, f"algo={algo}") if isinstance(algo, str) else algo)
     check_names(run, changes, "set" if all(isinstance(value, str) for value in changes.values()) else "python")
     _check_algorithm_settings(run, changes)
-    return settings.override(run, changes)
+    return run
 
 
 def with_algo(run: SomeRun, algo: Any) -> SomeRun:

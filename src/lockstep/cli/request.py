@@ -32,7 +32,7 @@ def requested_run(args: argparse.Namespace, *, task_defaults: bool = True) -> "A
     """
     from lockstep import recipes
     from lockstep.cli.agent import has_agent
-    from lockstep.run import override
+    from lockstep.run import check_setting_names, override
 
     target = args.target or args.task
     if target is None:
@@ -41,6 +41,7 @@ def requested_run(args: argparse.Namespace, *, task_defaults: bool = True) -> "A
     changes = changes_of(args, task=args.task if args.target else None)
     if run.task == target and (other := changes.get("task", target)) != target:
         raise ConfigError(f"two tasks, {target} and {other}; give one")
+    check_setting_names(run, changes)
     if task_defaults or has_agent(target, args.agent):
         run = _with_defaults(args, run, target, changes)
     run = override(run, changes)

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from operator import attrgetter
@@ -177,6 +177,13 @@ def override(tree: Tree, changes: Mapping[str, Any]) -> Tree:
         leaves |= changed
         named |= dict.fromkeys(changed, name)
     return updated(tree, leaves)
+
+
+def check_known(tree: Any, names: Iterable[str]) -> None:
+    """Raise `ConfigError` for names that `override` does not know, or that could be several settings."""
+    hints = hints_of(tree)
+    for name in names:
+        _find(name, hints)
 
 
 class _RepeatedNameError(Exception):

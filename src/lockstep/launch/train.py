@@ -28,7 +28,7 @@ from lockstep.preflight.setting_paths import with_absolute_paths
 from lockstep.record.console import Console
 from lockstep.record.pending_run import PendingRun
 from lockstep.record.summary import signal_of
-from lockstep.run import AnyRun, OfflineRun, Run, override
+from lockstep.run import AnyRun, OfflineRun, Run, check_setting_names, override
 from lockstep.session.env_checks.before_run import check_before_run
 from lockstep.session.placement import learns_on_device
 from lockstep.session.profile import check_profile
@@ -140,6 +140,7 @@ def _named(target: str, changes: Mapping[str, Any]) -> tuple[AnyRun, bool]:
 
     run = recipes.named(target)
     task_alone = isinstance(run, Run) and run.task == target
+    check_setting_names(run, changes)
     return override(task_defaults(target, changes) if task_alone else run, changes), task_alone
 
 

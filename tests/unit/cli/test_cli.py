@@ -343,6 +343,10 @@ def test_recipes_are_suggested_for_unknown_tasks_alone(capsys):
         ("CartPole-v1 --algo dqn --set num_epochs=3", ["num_epochs is a setting of ppo", "algo=dqn"]),
         ("CartPole-v1 --set epsilon_end=0.1", ["epsilon_end is a setting of dqn", "algo=ppo"]),
         ("CartPole-v1 --algo dqn --set epsilon_nd=0.1", ["unknown setting epsilon_nd", "algorithm.epsilon_end"]),
+        # before an environment is made, which would fail
+        ("NoSuchTask-v5 --set leanring_rate=1", ["unknown setting leanring_rate", "algorithm.learning_rate"]),
+        ("NoSuchTask-v5 --algo sac --set polyak=0.9", ["unknown setting polyak=0.9", "target_rate"]),
+        ("NoSuchTask-v5 --algo sac --set num_epochs=3", ["num_epochs is a setting of ppo", "algo=sac"]),
         ("CartPole-v1 --algo dqn --set batch_size=33 --ranks 2", ["batch_size=33 does not divide among 2 shards"]),
         ("cartpole --distributed", ["--distributed", "torch.distributed.run", "--ranks 2"]),
         ("cartpole --distributed --ml_framework jax", ["--distributed", "-m lockstep.launch.jax --nproc", "--ranks 2"]),

@@ -177,6 +177,13 @@ def test_python_is_told_what_to_call(trained, run, options, wanted):
         lockstep.train(run, **options)
 
 
+def test_python_is_told_of_an_unknown_setting_before_an_environment_is_made():
+    import lockstep
+
+    with pytest.raises(ConfigError, match="unknown setting leanring_rate; did you mean"):
+        lockstep.train("NoSuchTask-v5", leanring_rate=1)
+
+
 def test_python_has_the_defaults_for_the_name_of_a_task_and_changes_no_run(trained, capsys):
     import lockstep
 
