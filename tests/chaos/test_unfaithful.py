@@ -27,7 +27,7 @@ def run(folder, ranks, how, capfd):
         str(folder / "run" / "run.yaml"),
         "--run-dir",
         str(folder / "run"),
-        "--joined",
+        "--started-by-lockstep",
     ]
     code = launch(command, ranks=ranks, run_dir=folder / "run", timeout_s=90)
     return code, capfd.readouterr().err

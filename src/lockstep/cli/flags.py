@@ -97,6 +97,6 @@ def add_start_arguments(parser: argparse.ArgumentParser) -> None:
     add("--profile", metavar="N", help=text)
     add("--distributed", action="store_true", help="fail unless a launcher started this process or --ranks is given")
     add("--local-rank", help=argparse.SUPPRESS)  # added by torch.distributed.launch; LOCAL_RANK is used instead
-    add("--joined", action="store_true", help=argparse.SUPPRESS)  # our own launcher created the run directory
+    add("--started-by-lockstep", action="store_true", help=argparse.SUPPRESS)  # set by our own launcher
     add_node_arguments(parser.add_argument_group("several machines"), restarts=False)
     add_ray_arguments(parser.add_argument_group("a Ray cluster"))

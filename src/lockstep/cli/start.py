@@ -26,7 +26,7 @@ def resume(args: argparse.Namespace) -> int:
     from lockstep.world import World
 
     found = resumption(args)
-    if not args.joined and is_complete(found, World.from_environment()):
+    if not args.started_by_lockstep and is_complete(found, World.from_environment()):
         return 0
     return start(args, checked(args, found.run), found)
 
@@ -48,7 +48,7 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     else:
         _check_shards(world, num_shards)
         check_world(run, world, num_shards)
-    if found is None and isinstance(run, Run) and not args.joined:
+    if found is None and isinstance(run, Run) and not args.started_by_lockstep:
         check_before_run(run, tell=world.rank == 0)
     init_from = _start_policy(args, run, found)
     if several(nodes):
@@ -87,7 +87,7 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
         init_from=init_from,
         resume=source,
         world=world,
-        joined=args.joined,
+        started_by_lockstep=args.started_by_lockstep,
         profile=profile,
     )
     return exit_code(summary)
@@ -105,7 +105,7 @@ def _check_shards(world: "World", num_shards: int | None) -> None:
 def _start_policy(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None") -> Path | None:
     """The path of `--init-from`, which the run can start from."""
     path = policy_source(args.init_from)
-    if path is not None and found is None and not args.joined:
+    if path is not None and found is None and not args.started_by_lockstep:
         from lockstep.session.start_policy import check_start_policy
 
         check_start_policy(path, run)
@@ -115,7 +115,7 @@ def _start_policy(args: argparse.Namespace, run: "AnyRun", found: "Resumption | 
 def _print_notes(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None") -> None:
     from lockstep.run import Run
 
-    if args.joined:  # the launcher has printed them
+    if args.started_by_lockstep:  # the launcher has printed them
         return
     notes = [*([] if found is None else found.notes), *args.notes]
     if found is None and isinstance(run, Run):
@@ -152,7 +152,7 @@ def _profiled_updates(args: argparse.Namespace, run: "AnyRun", found: "Resumptio
     from lockstep.session.profile import check_profile
 
     profile = number(args.profile, "--profile")
-    if not args.joined:
+    if not args.started_by_lockstep:
         check_profile(profile, run, 0 if found is None else found.step or 0)
     return profile
 

@@ -58,7 +58,7 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
     init_from: Path | str | None = None,
     resume: Path | str | None = None,
     world: World | None = None,
-    joined: bool = False,
+    started_by_lockstep: bool = False,
     profile: int | None = None,
     **overrides: Any,
 ) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
         init_from: a run directory or policy file whose parameters to start from.
         resume: a run directory or checkpoint to resume: `train(resume="runs/my_run", total_steps=2_000_000)`.
         world: the ranks; default: from the launcher's variables, else this process alone.
-        joined: the run directory was made by the launcher.
+        started_by_lockstep: set by our own launcher for its ranks, whose run directory it has made; never by users.
         profile: number of updates to record in `profile.json.gz` of the run directory, a trace for ui.perfetto.dev.
         overrides: settings to change, by name: `train(run, seed=3, total_steps=3_000_000)`.
 
@@ -90,12 +90,12 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
     check_not_imported("train")
     _check_counts(ranks=ranks, profile=profile)
     run, task_alone = _config_of(run, resume, overrides)
-    if world is None and not joined:  # else the command has checked the run
+    if world is None and not started_by_lockstep:  # else the command has checked the run
         _print_notes(start_notes(run, check_run(run), task_alone=task_alone))
     run = with_absolute_paths(run)
     world_given = world is not None
     world = world or World.from_environment()
-    if resume is not None and not joined and is_complete(load_resumption(Path(resume), run), world):
+    if resume is not None and not started_by_lockstep and is_complete(load_resumption(Path(resume), run), world):
         return ended_summary(Path(resume))
     if ranks is not None and ranks != 1 and not world_given and world.launcher == "none":
         from lockstep.launch.train_ranks import train_on_ranks
@@ -108,7 +108,7 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
     if not world_given and resume is None:
         check_world(run, world)
     paths = (Path(path) if path else None for path in (run_dir, init_from, resume))
-    return _train_here(run, world, *paths, joined=joined, profile=profile)
+    return _train_here(run, world, *paths, started_by_lockstep=started_by_lockstep, profile=profile)
 
 
 def _check_counts(**counts: object) -> None:
@@ -165,7 +165,7 @@ def _train_here(
     init_from: Path | None,
     resume: Path | None,
     *,
-    joined: bool,
+    started_by_lockstep: bool,
     profile: int | None,
 ) -> dict[str, Any]:
     from lockstep.launch.torchrun import check_growth, check_torchrun
@@ -175,15 +175,15 @@ def _train_here(
     if resume is None:  # else the checkpoint has the number of shards
         check_growth(world, run.num_shards)
     source: Path | Resumption | None = resume
-    launch = None if joined or not may_restart_ranks(world) else _RestartableLaunch(run, world)
-    begins = resume is None and not joined and (launch is None or launch.run_dir is None)
+    launch = None if started_by_lockstep or not may_restart_ranks(world) else _RestartableLaunch(run, world)
+    begins = resume is None and not started_by_lockstep and (launch is None or launch.run_dir is None)
     if begins and isinstance(run, Run):
         check_before_run(run, tell=world.rank == 0)
     if begins and profile is not None:
         check_profile(profile, run)
     if begins and init_from is not None:
         check_start_policy(init_from, run)
-    pending_run = PendingRun(run_dir, joined=joined, init_from=init_from)
+    pending_run = PendingRun(run_dir, started_by_lockstep=started_by_lockstep, init_from=init_from)
     try:
         if world.rank == 0:
             _open(pending_run, run, world, resume, launch)
@@ -218,7 +218,7 @@ def _open(
         pending_run.path, found = launch.run_dir, None  # its newest checkpoint is not known yet
     elif found is not None:
         pending_run.path = found.run_dir
-    elif not pending_run.joined and not pending_run.make(run, alone=world.size == 1):
+    elif not pending_run.started_by_lockstep and not pending_run.make(run, alone=world.size == 1):
         return
     known = {} if found is None else {"num_shards": found.num_shards, "step": found.step}
     pending_run.announce(startup_line(run, world, pending_run.path, **known))

@@ -40,7 +40,7 @@ class Journal:
         summary: the content of `summary.json`.
         episodes: recent episodes of each local shard.
         evaluated_at: step of the last evaluation, -1 before the first.
-        pending: an evaluation was due and was skipped because of a signal.
+        evaluation_due: an evaluation was due and was skipped because of a signal.
         estimates: metrics of the newest estimate from logged data, for the next log line.
     """
 
@@ -50,7 +50,7 @@ class Journal:
         world: World,
         run_dir: RunDir,
         *,
-        joined: bool,
+        started_by_lockstep: bool,
         exists: bool = False,
         lock: int | None = None,
         printed: Sequence[str] = (),
@@ -59,7 +59,7 @@ class Journal:
         self.summary |= {"world_size": world.size * run.devices_per_process, "num_shards": world.num_shards}
         self.episodes = [RecentEpisodes() for _ in world.shards]
         self.evaluated_at = -1
-        self.pending = False
+        self.evaluation_due = False
         self.estimates: dict[str, float] = {}
         self._run = run
         self._world = world
@@ -68,7 +68,7 @@ class Journal:
         self._lock = lock
         self._timeout_s = run.timeout_s
         self._unit = "rows" if isinstance(run, OfflineRun) else "steps"
-        self._log = None if joined else RankLog(run_dir.path, world.rank, printed)
+        self._log = None if started_by_lockstep else RankLog(run_dir.path, world.rank, printed)
         self._console = Console() if world.rank == 0 else None
         self._recent: deque[float] = deque(maxlen=KEPT)
         self._sums = np.zeros(3)
@@ -88,14 +88,14 @@ class Journal:
     ) -> "Journal":
         """Make the run directory on rank 0, or raise on every rank; collective.
 
-        `broadcast` broadcasts rank 0's value; `exists`: the run has been started before. If this rank `joined`, our
-        launcher has made and locked the directory, and keeps the logs of ranks.
+        `broadcast` broadcasts rank 0's value; `exists`: the run has been started before. Where our own launcher started
+        this process, it has made and locked the directory, and keeps the logs of ranks.
         """
         path = pending.path
-        if pending.joined:
+        if pending.started_by_lockstep:
             assert path is not None
             pending.end_phase()
-            return cls(run, world, RunDir.join(path), joined=True, exists=exists)
+            return cls(run, world, RunDir.join(path), started_by_lockstep=True, exists=exists)
         answer: dict[str, str] = {}
         run_dir: RunDir | None = None
         lock: int | None = None
@@ -116,7 +116,7 @@ class Journal:
             Path(answer["path"]).mkdir(parents=True, exist_ok=True)  # a host that does not share rank 0's disk
             run_dir = RunDir.join(answer["path"])
         pending.end_phase()
-        return cls(run, world, run_dir, joined=False, exists=exists, lock=lock, printed=pending.printed)
+        return cls(run, world, run_dir, started_by_lockstep=False, exists=exists, lock=lock, printed=pending.printed)
 
     @property
     def logged_at(self) -> int:
@@ -193,7 +193,7 @@ class Journal:
     ) -> bool:
         """Record the returns and lengths of an evaluation's episodes. Returns whether it is the best so far."""
         mean = float(np.mean(returns))
-        self.evaluated_at, self.pending = progress.env_steps, False
+        self.evaluated_at, self.evaluation_due = progress.env_steps, False
         self.summary["eval_return_mean"] = mean
         self.summary["eval_return_std"] = float(np.std(returns))
         self.summary["eval_episodes"] = len(returns)
@@ -257,7 +257,7 @@ class Journal:
             "sums": self._sums,
             "logged": list(self._logged),
             "evaluated_at": self.evaluated_at,
-            "owed": self.pending,
+            "owed": self.evaluation_due,
             "estimates": self.estimates,
             "best": self._best if np.isfinite(self._best) else None,
             "summary": {key: self.summary[key] for key in _EVALUATED},
@@ -268,7 +268,7 @@ class Journal:
         self._recent.extend(state["recent"])
         self._sums[:] = state["sums"]
         self._logged = (int(state["logged"][0]), float(state["logged"][1]))
-        self.evaluated_at, self.pending = state["evaluated_at"], state["owed"]
+        self.evaluated_at, self.evaluation_due = state["evaluated_at"], state["owed"]
         self.estimates = dict(state.get("estimates", {}))  # checkpoints of older versions have none
         self._best = -np.inf if state["best"] is None else state["best"]
         self.summary |= state["summary"]

@@ -19,7 +19,8 @@ class PendingRun:
 
     Args:
         path: the run directory; None: a new one below `runs/`.
-        joined: our launcher made the directory and showed the first line; the output of this process goes to its log.
+        started_by_lockstep: our own launcher started this process. It has made and locked the directory and printed the
+            first line, and it writes the output of this process to a log.
         init_from: the policy that the run starts from, if any.
 
     Attributes:
@@ -27,8 +28,10 @@ class PendingRun:
         printed: lines that were shown before there was a log.
     """
 
-    def __init__(self, path: Path | None = None, *, joined: bool = False, init_from: Path | None = None) -> None:
-        self.path, self.joined = path, joined
+    def __init__(
+        self, path: Path | None = None, *, started_by_lockstep: bool = False, init_from: Path | None = None
+    ) -> None:
+        self.path, self.started_by_lockstep = path, started_by_lockstep
         self._init_from = init_from
         self.printed: list[str] = []
         self._made: RunDir | None = None
@@ -39,10 +42,14 @@ class PendingRun:
 
     @classmethod
     def resolve(
-        cls, given: "Path | PendingRun | None", joined: bool, earlier: Path | None, init_from: Path | None
+        cls, given: "Path | PendingRun | None", started_by_lockstep: bool, earlier: Path | None, init_from: Path | None
     ) -> "PendingRun":
         """`given`, or a new one; `earlier` is the directory of a resumed run, which replaces the given one."""
-        pending = given if isinstance(given, PendingRun) else cls(given, joined=joined, init_from=init_from)
+        pending = (
+            given
+            if isinstance(given, PendingRun)
+            else cls(given, started_by_lockstep=started_by_lockstep, init_from=init_from)
+        )
         if earlier is not None:
             pending.discard()
             pending.path = earlier
@@ -68,7 +75,7 @@ class PendingRun:
 
     def announce(self, line: str) -> None:
         """Show the first line, or write it to the log if our launcher has shown it."""
-        if self.joined:
+        if self.started_by_lockstep:
             print(line, flush=True)
         else:
             self._print(line)
@@ -117,5 +124,5 @@ class PendingRun:
         console = Console()
         console.line(line)
         console.close()
-        if not self.joined:
+        if not self.started_by_lockstep:
             self.printed.append(line)

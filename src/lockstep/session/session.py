@@ -74,7 +74,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         run_dir: output directory, or its `PendingRun`; default: a new directory below `runs/`.
         init_from: a run directory or policy file with the initial parameters.
         resume: the run to resume; `run_dir` is ignored then, and `init_from` is too once there is a checkpoint.
-        joined: the launcher has created the run directory.
+        started_by_lockstep: set by our own launcher for its ranks, whose run directory it has made; never by users.
         profile: number of updates to record in `profile.json.gz`; default: none.
 
     Attributes:
@@ -97,12 +97,12 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         run_dir: Path | PendingRun | None = None,
         init_from: Path | None = None,
         resume: Path | Resumption | None = None,
-        joined: bool = False,
+        started_by_lockstep: bool = False,
         profile: int | None = None,
     ) -> None:
         self._resumed = resumed = load_resumption(resume, run) if isinstance(resume, Path) else resume
         earlier = resumed.run_dir if resumed is not None else None
-        self._pending_run = PendingRun.resolve(run_dir, joined, earlier, init_from)
+        self._pending_run = PendingRun.resolve(run_dir, started_by_lockstep, earlier, init_from)
         self._init_from = init_from
         if resumed is not None:
             self._init_from = init_from or resumed.init_from if resumed.step is None else None
@@ -298,7 +298,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self.timers.restart()
         self._started = time.monotonic() - elapsed_s
         self._updated = False
-        if self.journal.pending:
+        if self.journal.evaluation_due:
             self.evaluate()
         yield
         self._finish()
@@ -392,7 +392,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         try:
             episodes = self._evaluation.play(self.progress.env_steps, heartbeat=self._heartbeat)
         except EvaluationStopped as stopped:
-            self.journal.pending = True
+            self.journal.evaluation_due = True
             self.stopped_by = stopped.signal
             self.timers.enter(previous)
             return

@@ -42,7 +42,7 @@ class LibraryRequest:
     max_iterations: int | None
     device: str
     run_dir: Path | None
-    joined: bool
+    started_by_lockstep: bool
     """Whether the launcher made the run directory."""
     overrides: tuple[str, ...]
     """Settings and presets of Isaac Lab's own command line (`env.decimation=4`)."""
@@ -85,7 +85,7 @@ def parse(library: str, words: list[str]) -> tuple[LibraryRequest, int]:
         max_iterations=args.max_iterations,
         device=args.device,
         run_dir=None if args.run_dir is None else Path(args.run_dir),
-        joined=args.joined,
+        started_by_lockstep=args.started_by_lockstep,
         overrides=tuple(args.overrides),
         notes=tuple(notes),
     )
@@ -116,7 +116,7 @@ def _parser(library: str) -> argparse.ArgumentParser:
     add("--headless", action="store_true", help="changes nothing: nothing is rendered")
     add("--run_dir", "--run-dir", metavar="DIR", help="where results go (default: runs/TASK-LIBRARY-TIME)")
     add("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # added by torch.distributed.launch
-    add("--joined", action="store_true", help=argparse.SUPPRESS)  # our launcher made the run directory
+    add("--started-by-lockstep", action="store_true", help=argparse.SUPPRESS)  # set by our own launcher
     add("overrides", metavar="KEY=VALUE", nargs="*", help="settings and presets of Isaac Lab's own command line")
     return parser
 

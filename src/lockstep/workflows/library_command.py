@@ -61,7 +61,7 @@ def _start_ranks(request: LibraryRequest, ranks: int, words: list[str]) -> int:
     path = RunDir.create(request.run_dir, command, run_name(request)).path
     print(f"lockstep: {ranks} ranks, logs in {shown_path(path)}/logs", flush=True)
     return launch(
-        [sys.executable, "-m", module, *without_ranks(words), "--run_dir", str(path), "--joined"],
+        [sys.executable, "-m", module, *without_ranks(words), "--run_dir", str(path), "--started-by-lockstep"],
         ranks=ranks,
         run_dir=path,
         environment={"PYTHONPATH": search_path()},

@@ -200,7 +200,7 @@ class LibraryRun:
         request, error = self.request, ""
         if self.world.rank == 0:
             try:
-                if request.joined and request.run_dir is not None:
+                if request.started_by_lockstep and request.run_dir is not None:
                     self._writer = RunDir.join(request.run_dir)
                 else:
                     self._writer = RunDir.create(request.run_dir, {}, run_name(request))

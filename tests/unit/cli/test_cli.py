@@ -248,7 +248,7 @@ def test_several_ranks_get_one_run_directory_and_one_command(launched, trained, 
     assert call.ranks == 2
     assert load(call.run_dir / "run.yaml") == override(recipes.load("cartpole"), {"seed": 5})
     file, folder = str(call.run_dir / "run.yaml"), str(call.run_dir)
-    assert call.command[1:7] == ["-m", "lockstep.train", file, "--run-dir", folder, "--joined"]
+    assert call.command[1:7] == ["-m", "lockstep.train", file, "--run-dir", folder, "--started-by-lockstep"]
     assert call.command[7:] == ["--debug", "--init-from", str(policy)]
     assert call.restarts.maximum == 0
     search = call.environment["PYTHONPATH"].split(":")

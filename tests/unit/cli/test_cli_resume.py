@@ -45,7 +45,7 @@ def test_as_many_ranks_as_before(here, launched, trained, capsys):
     assert cli.main(["train", "--resume", "run"]) == 7
     (call,) = launched
     assert (call.ranks, call.run_dir, call.restarts.maximum) == (2, Path("run"), 0)
-    assert call.command[1:] == ["-m", "lockstep.train", "--resume", "run", "--joined"]
+    assert call.command[1:] == ["-m", "lockstep.train", "--resume", "run", "--started-by-lockstep"]
     assert capsys.readouterr().err == "go on with: lockstep train --resume run\n"
     assert trained == []
 
@@ -64,7 +64,12 @@ def test_another_number_of_ranks_and_a_certain_checkpoint(here, launched, traine
     a_run(here, 500)
     assert cli.main(["train", "--resume=run/checkpoints/step_500", "--ranks", "4", "--max-restarts=3", "--debug"]) == 7
     assert (launched[0].ranks, launched[0].restarts.maximum) == (4, 3)
-    assert launched[0].command[3:] == ["--resume", str(here / "run/checkpoints/step_500"), "--joined", "--debug"]
+    assert launched[0].command[3:] == [
+        "--resume",
+        str(here / "run/checkpoints/step_500"),
+        "--started-by-lockstep",
+        "--debug",
+    ]
     assert cli.main(["train", "--resume", "run", "--ranks", "1"]) == 0
     (call,) = trained
     assert (call.run, call.run_dir, call.resume, call.joined) == (RUN, Path("run"), Path("run"), False)
@@ -150,7 +155,7 @@ def test_a_restart_goes_on_from_the_newest_checkpoint(here, launched):
     a_checkpoint(path, 500, run)
     again, where = call.restarts.next_command()
     assert where == "from step 500"
-    assert again[1:] == ["-m", "lockstep.train", "--resume", "run", "--joined", "--debug"]
+    assert again[1:] == ["-m", "lockstep.train", "--resume", "run", "--started-by-lockstep", "--debug"]
 
 
 def test_a_restart_before_a_new_checkpoint_goes_on_from_the_one_that_was_named(here, launched):

@@ -23,7 +23,7 @@ def journal(tmp_path):
 
     def open_one(name):
         run_dir = RunDir.join(tmp_path / name) if (tmp_path / name).exists() else RunDir.create(tmp_path / name, RUN)
-        opened.append(Journal(RUN, World(), run_dir, joined=True))
+        opened.append(Journal(RUN, World(), run_dir, started_by_lockstep=True))
         return opened[-1]
 
     yield open_one

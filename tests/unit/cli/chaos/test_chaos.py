@@ -84,10 +84,10 @@ def test_fault_round_trips_through_json():
 @pytest.mark.parametrize(
     ("arguments", "run_dir"),
     [
-        (["run.yaml", "--run-dir", "a/b", "--joined"], "a/b"),
+        (["run.yaml", "--run-dir", "a/b", "--started-by-lockstep"], "a/b"),
         (["run.yaml", "--run-dir=a/b"], "a/b"),
         (["--resume", "a/b"], "a/b"),
-        (["--resume", "a/b/checkpoints/step_5", "--joined"], "a/b"),
+        (["--resume", "a/b/checkpoints/step_5", "--started-by-lockstep"], "a/b"),
         (["run.yaml"], None),
     ],
 )
