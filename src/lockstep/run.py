@@ -19,7 +19,13 @@ from lockstep.algorithms.td3 import TD3Config
 from lockstep.config import settings
 from lockstep.config.env import EnvConfig
 from lockstep.config.network import NetworkConfig, ScoreNetworkConfig, default_network, default_score_network
-from lockstep.config.renamed import check_algorithm_name, check_names, check_tree_names
+from lockstep.config.renamed import (
+    check_algorithm_name,
+    check_names,
+    check_tree_names,
+    known_settings,
+    renaming_error,
+)
 from lockstep.config.run_base import RunBase
 from lockstep.errors import ConfigError
 from lockstep.system.files import read_text
@@ -267,24 +273,29 @@ def override(run: SomeRun, changes: Mapping[str, Any]) -> SomeRun:
             one, `env.kwargs.key` one environment argument. A string is read as YAML (`null`, `1e-3`, `[64, 64]`);
             other values are used unchanged.
     """
-    return settings.override(_with_named_algo(run, changes), changes)
+    run = _with_named_algo(run, changes)
+    check_names(run, changes, "set" if all(isinstance(value, str) for value in changes.values()) else "python")
+    _check_algorithm_settings(run, changes)
+    return settings.override(run, changes)
 
 
 def check_setting_names(run: AnyRun, changes: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if `override` would refuse a name among the changes; their values are not looked at.
+    """Raise `ConfigError` if a name among the changes is no setting of the run's algorithm; values are not looked at.
 
-    A task alone gets its default settings from an environment, which can take minutes to make. This is quick.
+    A task alone gets its default settings from an environment, which can take minutes to make. This is quick. Names of
+    other libraries pass: what to write instead depends on those defaults, so that `override` refuses them.
     """
-    settings.check_known(_with_named_algo(run, changes), changes)
+    run = _with_named_algo(run, changes)
+    known = known_settings(run)
+    names = [name for name in changes if renaming_error(name, "", known, "set") is None]
+    _check_algorithm_settings(run, names)
+    settings.check_known(run, names)
 
 
 def _with_named_algo(run: SomeRun, changes: Mapping[str, Any]) -> SomeRun:
-    """The same run with the algorithm among the changes; raises `ConfigError` for names of others among them."""
+    """The same run with the algorithm among the changes, if there is one."""
     algo = changes.get("algo")
-    run = with_algo(run, settings.parse(algo, f"algo={algo}") if isinstance(algo, str) else algo)
-    check_names(run, changes, "set" if all(isinstance(value, str) for value in changes.values()) else "python")
-    _check_algorithm_settings(run, changes)
-    return run
+    return with_algo(run, settings.parse(algo, f"algo={algo}") if isinstance(algo, str) else algo)
 
 
 def with_algo(run: SomeRun, algo: Any) -> SomeRun:

@@ -24,7 +24,8 @@ class ReplayConfig:
     learning_starts: int = 10_000
     """Environment steps, all ranks together, before the first gradient step."""
     capacity: int = 1_000_000
-    """Transitions in the replay buffer, all ranks together; each shard holds an equal part."""
+    """Transitions in the replay buffer, all ranks together; each shard holds an equal part. The final observation of a
+    truncated episode takes the place of one."""
     replay_path: str | None = None
     """Hold observations in memory-mapped files in this directory instead of in memory."""
     replay_device: Literal["auto", "cpu", "cuda"] = "auto"

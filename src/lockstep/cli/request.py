@@ -189,7 +189,8 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
     run = _with_current_task(run)
     with _suggest_recipes(run.task) if run.task == (args.target or args.task) else nullcontext():
         spec = check_run(run)
-    args.notes = start_notes(run, spec, task_alone=has_task_defaults(args, run))
+    resumed = getattr(args, "resume", None) is not None
+    args.notes = start_notes(run, spec, task_alone=has_task_defaults(args, run), resumed=resumed)
     return with_absolute_paths(run)
 
 

@@ -38,7 +38,6 @@ from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
 from lockstep.session.gradient_schedule import TAKEN
-from lockstep.session.shard_replays import warn_if_little_is_learned
 from lockstep.system.memory import usable_memory
 from lockstep.world import stream, stream_seed
 
@@ -317,7 +316,6 @@ def train(session: Session) -> None:
     config = run.algorithm
     assert isinstance(config, SACConfig | TD3Config)
     session.check_shards(run.num_envs)
-    warn_if_little_is_learned(session.journal, run, config)
     policy = ContinuousPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init"))
     learner = make(run, policy, comm, on_device=True)
     session.begin(policy, learner)

@@ -91,7 +91,7 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
     _check_counts(ranks=ranks, profile=profile)
     run, task_alone = _config_of(run, resume, overrides)
     if world is None and not started_by_lockstep:  # else the command has checked the run
-        _print_notes(start_notes(run, check_run(run), task_alone=task_alone))
+        _print_notes(start_notes(run, check_run(run), task_alone=task_alone, resumed=resume is not None))
     run = with_absolute_paths(run)
     world_given = world is not None
     world = world or World.from_environment()

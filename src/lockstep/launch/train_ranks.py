@@ -83,11 +83,7 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
         run_dir, resume = found.run_dir, found.exact or found.run_dir
         checkpoint = {"num_shards": found.num_shards, "step": found.step}
     Console().line(startup_line(run, World(size=ranks), run_dir, **checkpoint))
-    flags = [
-        "--started-by-lockstep",
-        *(["--debug"] if debug else []),
-        *(["--profile", str(profile)] if profile else []),
-    ]
+    flags = ["--started-by-lockstep", *["--debug"] * debug, *(["--profile", str(profile)] if profile else [])]
     if launcher is not None:  # its ranks may start in another directory
         resume, init_from = (path and path.absolute() for path in (resume, init_from))
     named = run_dir if launcher is None else run_dir.absolute()

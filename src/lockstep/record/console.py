@@ -54,9 +54,10 @@ class Console:
         return_mean: float | None,
         unit: str = "steps",
         device_memory: int = 0,
+        eta: bool = True,
     ) -> None:
         """Show the progress of the run: redraw the live line, or print one; call it once per log interval."""
-        text = describe(steps, total_steps, steps_per_second, return_mean, unit, device_memory)
+        text = describe(steps, total_steps, steps_per_second, return_mean, unit, device_memory, eta=eta)
         self.show(text, last=steps >= total_steps)
         self._keep(text)
 
@@ -131,10 +132,13 @@ def describe(
     return_mean: float | None,
     unit: str = "steps",
     device_memory: int = 0,
+    *,
+    eta: bool = True,
 ) -> str:
     """One line of progress: `40 960 / 500 000 steps (8 %)  52 000 steps/s  return 123.4  GPU 1.3 GiB  ETA 9 s`.
 
-    `device_memory` is the most memory of a GPU that a rank has used, in bytes; 0 on CPUs.
+    `device_memory` is the most memory of a GPU that a rank has used, in bytes; 0 on CPUs. `eta`: whether this speed
+    tells when the run ends.
     """
     parts = [f"{grouped(steps)} / {grouped(total_steps)} {unit} ({min(100 * steps / total_steps, 100):.0f} %)"]
     speed = f"{steps_per_second:.2g}" if 0 < steps_per_second < 1 else grouped(steps_per_second)
@@ -143,7 +147,7 @@ def describe(
         parts.append(f"return {significant(return_mean)}")
     if device_memory:
         parts.append(f"GPU {device_memory / 2**30:.1f} GiB")
-    if steps_per_second > 0:
+    if eta and steps_per_second > 0:
         parts.append(f"ETA {duration(max(total_steps - steps, 0) / steps_per_second)}")
     return "  ".join(parts)
 

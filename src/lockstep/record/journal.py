@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.algorithms.replay import ReplayConfig
 from lockstep.distributed.timers import PHASES
 from lockstep.distributed.watch import Observed
 from lockstep.errors import ConfigError, RunError
@@ -74,6 +75,9 @@ class Journal:
         self._sums = np.zeros(3)
         self._logged = (0, 0.0)
         self._best = self._best_before = -np.inf
+        # Steps that take no time for learning: their speed says nothing about the rest of the run.
+        self._random_steps = run.algorithm.learning_starts if isinstance(run.algorithm, ReplayConfig) else -1
+        self._skips_reported = False
         self._trackers = Trackers(run.trackers if world.rank == 0 else (), run, run_dir.path, self.warn)
 
     @classmethod
@@ -156,6 +160,7 @@ class Journal:
         self._sums[:] = 0
         if self._recent:
             metrics["episode/return_mean_100"] = float(np.mean(self._recent))
+        self._report_skips(progress.env_steps, metrics)
         metrics |= self.estimates
         self.estimates = {}
         metrics["progress/updates"] = float(progress.updates)
@@ -176,6 +181,16 @@ class Journal:
                 return_mean=metrics.get("episode/return_mean_100"),
                 unit=self._unit,
                 device_memory=max(device_memory),
+                eta=progress.env_steps > self._random_steps,
+            )
+
+    def _report_skips(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Warn once if no gradient step since the last log line was taken: networks that diverged stay like this."""
+        if metrics.get("optim/skipped") == 1.0 and not self._skips_reported:
+            self._skips_reported = True
+            self.warn(
+                f"every gradient step before step {step} was left out (non_finite=skip), so that nothing is learned; "
+                "stop the run, and try a smaller learning_rate"
             )
 
     def reaches(self, stop_return: float | None) -> bool:

@@ -17,6 +17,7 @@ from lockstep.record.follow import read_json
 from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, read_init_from
 from lockstep.run import AnyRun, OfflineRun, Run, from_dict, load, override, to_dict
 from lockstep.session.placement import MOVE_TO_HOST, learns_on_device
+from lockstep.session.unused_settings import without_effect
 
 _FIXED = ("task", "algo", "ml_framework", "seed", "num_envs", "num_shards")
 """Settings that the saved state depends on."""
@@ -108,7 +109,9 @@ def load_resumption(path: Path, run: AnyRun) -> Resumption:
 def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Notes on what changed since a checkpoint; raises `ConfigError` for what may not change."""
     # A setting that is newer than the checkpoint has its default; folders of the user's code may differ between hosts.
-    before, after = (leaves(to_dict(with_portable_code(with_absolute_paths(from_dict(tree))))) for tree in (saved, now))
+    runs = [with_portable_code(with_absolute_paths(from_dict(tree))) for tree in (saved, now)]
+    before, after = (leaves(to_dict(run)) for run in runs)
+    idle = without_effect(runs[0].algorithm) & without_effect(runs[1].algorithm)
     changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
     adaptive = after.get("algorithm.learning_rate_schedule") == "adaptive"
     in_algorithm = _FIXED_OF_ALGORITHM
@@ -130,7 +133,7 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         effect = "; the result will differ from that of a run without the change"
         if name in ("total_steps", "epochs") and (ending := _that_end_with_the_run(after)):
             effect = f"; {' and '.join(ending)} follow the new end, unlike those of a run that had it from the start"
-        elif name in _HARMLESS:
+        elif name in _HARMLESS or name.removeprefix("algorithm.") in idle:
             effect = ""
         elif name == "algorithm.learning_rate" and adaptive:
             effect = ", without effect: the adaptive schedule goes on from the rate that it has reached"

@@ -186,7 +186,7 @@ def make_replays(run: Run, spec: EnvSpec, comm: Comm, storage: ObservationStorag
 
 
 def announce(journal: Journal, run: Run, spec: EnvSpec, world: World, storage: ObservationStorage = ON_HOST) -> None:
-    """Print at the start how much memory the replay takes, and warn if nothing will be learned."""
+    """Print at the start how much memory the replay takes."""
     c = run.algorithm
     assert isinstance(c, ReplayConfig)
     on_device = storage.make_rows is not None
@@ -203,16 +203,3 @@ def announce(journal: Journal, run: Run, spec: EnvSpec, world: World, storage: O
     if c.replay_path is not None:
         text += f", {in_words(whole - memory)} in {c.replay_path}"
     journal.say(text)
-    warn_if_little_is_learned(journal, run, c)
-
-
-def warn_if_little_is_learned(journal: Journal, run: Run, config: ReplayConfig) -> None:
-    """Warn if the run ends before learning starts, or has little time to learn after that."""
-    starts, total = config.learning_starts, run.total_steps
-    if starts > run.last_step:
-        journal.warn(f"learning_starts={starts} is beyond total_steps={total}: nothing will be learned")
-    elif starts > total / 2:
-        journal.warn(
-            f"learning_starts={starts} of total_steps={total}: the agent learns only from there on; set a smaller "
-            "learning_starts, or more total_steps"
-        )

@@ -1,21 +1,60 @@
 """What a user is told of a run's settings when it starts."""
 
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.replay import ReplayConfig
 from lockstep.envs.spec import EnvSpec
+from lockstep.experience.exploration import epsilon
 from lockstep.run import AnyRun, Run
 from lockstep.session.task_defaults import default_settings, defaults_note
 from lockstep.session.unused_settings import unused_settings
 
 
-def start_notes(run: AnyRun, spec: EnvSpec | None, *, task_alone: bool) -> list[str]:
-    """The kind of task that default settings were chosen for, if any, and settings without effect.
+def start_notes(run: AnyRun, spec: EnvSpec | None, *, task_alone: bool, resumed: bool = False) -> list[str]:
+    """The kind of task that default settings were chosen for, if any, and settings that defeat themselves.
 
     Args:
         run: the config.
         spec: of its environments, as `check_run` returns it.
         task_alone: whether the user named a task alone, which then has the default settings of its kind.
+        resumed: whether the run goes on, so that its start is over.
     """
+    of_replay = [] if resumed or not isinstance(run, Run) else _of_replay(run)
     if not (task_alone and isinstance(run, Run) and spec is not None):
-        return unused_settings(run, spec)
+        return [*unused_settings(run, spec), *of_replay]
     note = defaults_note(run, spec)
     chosen = [] if note is None else [f"{note}; run.yaml has them all"]
-    return [*chosen, *unused_settings(run, spec, default_settings(run, spec))]
+    return [*chosen, *unused_settings(run, spec, default_settings(run, spec)), *of_replay]
+
+
+def _of_replay(run: Run) -> list[str]:
+    """One sentence for each setting that leaves little to learn, or learns little from what was collected."""
+    config, total = run.algorithm, run.total_steps
+    if not isinstance(config, ReplayConfig):
+        return []
+    notes: list[str] = []
+    starts, rollout = config.learning_starts, run.num_envs * config.num_steps
+    if starts > run.last_step:
+        notes.append(f"learning_starts={starts} is beyond total_steps={total}: nothing will be learned")
+    elif starts > total / 2:
+        notes.append(
+            f"learning_starts={starts} of total_steps={total}: the agent learns only from there on; set a smaller "
+            "learning_starts, or more total_steps"
+        )
+    if config.capacity < rollout:
+        notes.append(
+            f"capacity={config.capacity} is less than one rollout, {rollout} steps (num_envs={run.num_envs} x "
+            f"num_steps={config.num_steps}): transitions are overwritten before they are learned from"
+        )
+    elif config.capacity < min(starts, total):
+        notes.append(
+            f"capacity={config.capacity} is less than learning_starts={starts}: the first transitions are overwritten "
+            "before they are learned from"
+        )
+    if isinstance(config, DQNConfig) and config.epsilon_schedule == "linear" and not config.noisy:
+        first, last = config.epsilon_range
+        if first != last and config.epsilon_steps > total:
+            notes.append(
+                f"epsilon_steps={config.epsilon_steps} is beyond total_steps={total}: {epsilon(config, total):.2g} of "
+                "the actions are random at the end"
+            )
+    return notes

@@ -7,6 +7,7 @@ from typing import Any
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
 from lockstep.config.settings import as_text
 from lockstep.envs.spec import EnvSpec
 from lockstep.run import AnyRun, Run
@@ -36,9 +37,36 @@ _OF_CONVOLUTIONS = ("features", "channels_last")
 
 def ignored_by_start(run: AnyRun) -> list[str]:
     """One sentence for each setting whose value the policy of `--init-from` replaces."""
-    if not isinstance(run.algorithm, SACConfig):
+    config = run.algorithm
+    if not isinstance(config, SACConfig):
         return []
-    return _sentence("", run.algorithm, ("initial_alpha",), "--init-from: the temperature is that of the policy", {})
+    return _sentence("", config, ("initial_alpha",), "--init-from: the temperature is that of the policy", {})
+
+
+def random_after_start(run: AnyRun) -> list[str]:
+    """A sentence for the random actions with which a run begins, although it starts from a policy (`--init-from`)."""
+    config = run.algorithm
+    if isinstance(config, SACConfig | TD3Config) and config.learning_starts:
+        return [
+            f"the first {config.learning_starts} steps (learning_starts) are random actions, not those of the policy "
+            "that the run starts from; learning_starts=0 begins with the policy"
+        ]
+    if isinstance(config, DQNConfig) and config.epsilon_range[0] > config.epsilon_range[1]:
+        first = config.epsilon_range[0]
+        return [
+            f"at the start {first:.2g} of the actions are random (epsilon_start), not those of the policy that the run "
+            "starts from; a smaller epsilon_start begins with more of the policy"
+        ]
+    return []
+
+
+def without_effect(config: object) -> set[str]:
+    """The settings of an algorithm that have no effect because of another one."""
+    found: set[str] = set()
+    for setting, needed, names in _ONLY_WITH:
+        if hasattr(config, setting) and not _is(getattr(config, setting), needed):
+            found |= {*names}
+    return found
 
 
 def unused_settings(run: AnyRun, spec: EnvSpec | None = None, defaults: Mapping[str, Any] | None = None) -> list[str]:
@@ -54,8 +82,7 @@ def unused_settings(run: AnyRun, spec: EnvSpec | None = None, defaults: Mapping[
     found: list[str] = []
     for setting, needed, names in _ONLY_WITH:
         value = getattr(config, setting, needed)
-        effective = bool(value) if needed is True else value == needed
-        if not effective:
+        if not _is(value, needed):
             found += _sentence("", config, names, f"{setting}={as_text(value)}", defaults)
     if isinstance(config, PPOConfig) and config.num_epochs == 1:  # it leaves out the epochs that are still to come
         found += _sentence("", config, ("target_kl",), "num_epochs=1", defaults)
@@ -68,6 +95,11 @@ def unused_settings(run: AnyRun, spec: EnvSpec | None = None, defaults: Mapping[
         for names, reason in _of_network(run, spec):
             found += _sentence("network.", run.network, names, reason, defaults)
     return found
+
+
+def _is(value: object, needed: str | bool | None) -> bool:
+    """Whether a setting has the value that others need; True: any but false and 0."""
+    return bool(value) if needed is True else value == needed
 
 
 def _of_network(run: Run, spec: EnvSpec | None) -> list[tuple[tuple[str, ...], str]]:

@@ -72,7 +72,7 @@ def test_another_number_of_ranks_and_a_certain_checkpoint(here, launched, traine
     ]
     assert cli.main(["train", "--resume", "run", "--ranks", "1"]) == 0
     (call,) = trained
-    assert (call.run, call.run_dir, call.resume, call.joined) == (RUN, Path("run"), Path("run"), False)
+    assert (call.run, call.run_dir, call.resume, call.started_by_lockstep) == (RUN, Path("run"), Path("run"), False)
 
 
 def test_the_launched_command_is_understood_and_says_nothing(here, launched, trained, monkeypatch, capsys):
@@ -84,7 +84,7 @@ def test_the_launched_command_is_understood_and_says_nothing(here, launched, tra
     written = (path / "run.yaml").stat().st_mtime_ns
     assert cli.main(["train", *launched[0].command[3:]]) == 0
     (call,) = trained
-    assert call.joined
+    assert call.started_by_lockstep
     assert (call.run.total_steps, call.resume, call.run_dir) == (900, Path("run"), Path("run"))
     assert capsys.readouterr().err == ""
     assert (path / "run.yaml").stat().st_mtime_ns == written
@@ -110,7 +110,7 @@ def test_under_torchrun_every_rank_goes_on(rank, here, launched, trained, monkey
     rank_of_torchrun(monkeypatch, rank)
     assert cli.main(["train", "--resume", "run", "--set=log_every=7", "--distributed", "--task", RUN.task]) == 0
     assert launched == []
-    assert (trained[0].run.log_every, trained[0].joined) == (7, False)
+    assert (trained[0].run.log_every, trained[0].started_by_lockstep) == (7, False)
     assert load(path / "run.yaml") == RUN  # rank 0 writes it once all ranks turned out to ask for the same
     assert ("note" in capsys.readouterr().err) == (rank == 0)
 

@@ -22,6 +22,7 @@ def test_progress_names_steps_speed_return_and_eta():
     assert "(10 %)  0.25 steps/s" in describe(1, 10, 0.25, None)
     assert "return" not in describe(1, 10, 1.0, float("nan"))
     assert describe(12, 10, 1.0, None).endswith("ETA 0 s")
+    assert describe(1, 10, 1.0, None, eta=False) == "1 / 10 steps (10 %)  1 steps/s"
     assert "return 1.000  GPU 1.5 GiB  ETA" in describe(1, 10, 1.0, 1.0, device_memory=3 << 29)
 
 

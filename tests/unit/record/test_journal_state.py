@@ -10,7 +10,7 @@ from lockstep.record.checkpoint import read_state, write_state
 from lockstep.record.journal import Journal
 from lockstep.record.progress import Progress
 from lockstep.record.run_dir import RunDir
-from lockstep.run import Run
+from lockstep.run import Run, override
 from lockstep.world import World
 
 RUN = Run(task="CartPole-v1")
@@ -107,3 +107,26 @@ def test_line_of_gpus_has_their_memory(journal, tmp_path, capsys):
     one.log(progress, {}, one.rows(NO_PHASES, 0.5, device_memory=3 << 29))
     assert written(tmp_path, "gpu", "ranks.jsonl")[0]["device_memory"] == [3 << 29]
     assert "GPU 1.5 GiB" in capsys.readouterr().out
+
+
+def test_the_speed_of_random_actions_is_no_eta(tmp_path, capsys):
+    run = override(Run(task="Pendulum-v1"), {"algo": "sac", "learning_starts": 10})
+    one = Journal(run, World(), RunDir.create(tmp_path / "sac", run), started_by_lockstep=True)
+    progress = Progress(100)
+    for _ in range(2):
+        rollout(one, progress, [1.0])
+        log(one, progress)
+    one.close()
+    random, learning = (line for line in capsys.readouterr().out.splitlines() if " steps/s" in line)
+    assert "ETA" not in random
+    assert "ETA" in learning
+
+
+def test_a_run_whose_gradient_steps_are_all_left_out_says_so_once(journal, capsys):
+    one, progress = journal("skips"), Progress(100)
+    for skipped in (0.5, 1.0, 1.0):
+        rollout(one, progress, [1.0])
+        one.log(progress, {"optim/skipped": skipped}, one.rows(NO_PHASES, 0.5 * progress.updates))
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("warning: every gradient step before step 20 was left out") == 1
+    assert (said.out + said.err).count("was left out") == 1

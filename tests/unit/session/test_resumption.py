@@ -216,6 +216,15 @@ def test_the_temperature_goes_on_from_where_it_is():
     ]
 
 
+def test_a_setting_without_effect_changes_no_result():
+    run = Run(task="Pendulum-v1", algo="sac")
+    now = override(run, {"importance_exponent": 0.5})
+    assert compare(to_dict(run), to_dict(now)) == ["algorithm.importance_exponent is 0.5 from here on, was 0.4"]
+    run, now = (override(each, {"prioritized": True}) for each in (run, now))
+    (note,) = compare(to_dict(run), to_dict(now))
+    assert note.endswith("the result will differ from that of a run without the change")
+
+
 def test_the_deviations_of_noisy_layers_go_on_from_where_they_are():
     run = override(Run(task="CartPole-v1"), {"algo": "dqn", "noisy": True})
     (note,) = compare(to_dict(run), to_dict(override(run, {"noisy_std": 0.1})))

@@ -111,6 +111,8 @@ def _check_draws(distribution: Any, action: ActionSpec, recording: Recording) ->
         draws = not isinstance(distribution, NoisyDeterministic) or distribution.std > 0
     if not draws:
         other = "explore with --epsilon P" if action.kind == "discrete" else "record one with policy=sampled"
+        if isinstance(distribution, NoisyDeterministic):
+            other = "record one that was trained with exploration_noise above 0"
         raise ConfigError(
             f"--sampled: the policy of {recording.source} always takes its best action; leave --sampled out, or {other}"
         )

@@ -1,0 +1,50 @@
+"""Settings of the replay that defeat themselves are told when a run starts."""
+
+import pytest
+
+from lockstep.run import Run, override
+from lockstep.session.start_notes import start_notes
+
+
+def run_of(algo, **changes):
+    return override(Run(task="Pendulum-v1", num_envs=8), {"algo": algo, "total_steps": 400, **changes})
+
+
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        (
+            run_of("sac", learning_starts=1000),
+            "learning_starts=1000 is beyond total_steps=400: nothing will be",
+        ),
+        (run_of("td3", learning_starts=201), "learning_starts=201 of total_steps=400: the agent learns only from"),
+        (run_of("sac", learning_starts=100, batch_size=8, capacity=99), "capacity=99 is less than learning_starts=100"),
+        (
+            run_of("td3", learning_starts=0, batch_size=8, capacity=64, num_steps=9),
+            "capacity=64 is less than one rollout, 72 steps (num_envs=8 x num_steps=9)",
+        ),
+        (
+            run_of("dqn", learning_starts=0, epsilon_steps=800, epsilon_end=0.1),
+            "epsilon_steps=800 is beyond total_steps=400: 0.55 of the actions are random at the end",
+        ),
+    ],
+)
+def test_what_leaves_little_to_learn_is_told_at_the_start_alone(run, told):
+    (note,) = start_notes(run, None, task_alone=False)
+    assert note.startswith(told)
+    assert start_notes(run, None, task_alone=False, resumed=True) == []
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        run_of("sac", learning_starts=200, batch_size=8, capacity=200),
+        run_of("td3", learning_starts=0, batch_size=8, capacity=64, num_steps=8),
+        run_of("dqn", learning_starts=0, epsilon_steps=400),
+        run_of("dqn", learning_starts=0, epsilon_steps=800, epsilon_start=0.1, epsilon_end=0.1),
+        run_of("dqn", learning_starts=0, noisy=True),
+        Run(task="CartPole-v1"),
+    ],
+)
+def test_nothing_is_told_of_settings_that_fit(run):
+    assert not [note for note in start_notes(run, None, task_alone=False) if "no effect" not in note]
