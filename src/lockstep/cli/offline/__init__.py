@@ -1,4 +1,7 @@
-"""`lockstep offline`: prepare logged data, learn from it, evaluate policies on it, and record logs."""
+"""`lockstep offline`: prepare logged data, learn from it, evaluate policies on it, and record logs.
+
+Each command has a file of its name, such as `train.py`.
+"""
 
 import argparse
 

@@ -1,1 +1,4 @@
-"""Environments written in JAX, which run on the learner's device."""
+"""Environments written in JAX, which run on the learner's device.
+
+Begin with `interface.py`, the protocol, and `make.py`, which makes one by task name; `cartpole.py` is an example.
+"""
