@@ -17,9 +17,10 @@ METRICS = (
 )
 
 _LONGEST_SEQUENCE = 32
-"""Of a recurrent policy by default. Each step of a sequence waits for the one before."""
+"""Longest default `sequence_length` of a recurrent policy: each step of a sequence waits for the one before."""
 SHORTEST_SEQUENCE = 8
-"""Of a recurrent policy by default, unless rollouts are shorter: gradients would reach back over hardly any steps."""
+"""Shortest default `sequence_length` of a recurrent policy, unless rollouts are shorter: gradients would reach back
+over hardly any steps."""
 BOUND = 1.1
 """Means of actions beyond +-this are penalized with `bounds_loss_coef`."""
 
@@ -42,13 +43,15 @@ class PPOConfig:
     learning_rate_schedule: Literal["constant", "linear", "adaptive"] = "linear"
     """`linear` falls to 0 at `total_steps`; `adaptive` follows the global KL: see `desired_kl`."""
     desired_kl: float = 0.01
-    """`adaptive` only: divide the rate by 1.5 where the global KL exceeds twice this, multiply it below half."""
+    """`adaptive` only: target KL over all ranks. Above twice this the learning rate is divided by 1.5; below half of
+    it, multiplied by 1.5."""
     adapt_every: Literal["epoch", "minibatch"] = "epoch"
-    """`adaptive` only: of which the global KL changes the rate, after it was learned from."""
+    """`adaptive` only: adapt the learning rate after each epoch, or each minibatch, from its KL over all ranks."""
     adapt_before_step: bool = False
     """`adapt_every=minibatch` only: change the rate before the gradient step of the minibatch, as rsl_rl does."""
     kl_reference: Literal["rollout", "previous_epoch"] = "rollout"
-    """The KL is from the policy of the rollout, or from that of the same rows' last gradient step, as in rl_games."""
+    """The policy that the KL is measured from: the one that collected the rollout, or (`previous_epoch`) the one before
+    the row's previous gradient step, as in rl_games."""
     reward_scale: float = 1.0
     """Multiplies rewards before anything learns from them; not in the statistics of episodes."""
     gamma: float = 0.99
