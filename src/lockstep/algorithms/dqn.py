@@ -51,7 +51,7 @@ class DQNConfig(ReplayConfig):
     noisy: bool = False
     """Explore by learned noise in the weights of the heads (Fortunato et al., 2018) instead of by epsilon."""
     noisy_std: float = 0.5
-    """`noisy` only: initial deviation of the noise (sigma 0)."""
+    """`noisy` only: initial standard deviation of the noise (sigma 0)."""
     loss: Literal["huber", "mse"] = "huber"
     """Loss of the TD error, where no distribution is learned; `huber` is quadratic within 1."""
     max_grad_norm: float | None = 10.0

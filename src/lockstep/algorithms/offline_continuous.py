@@ -64,7 +64,8 @@ class TD3BCConfig(LoggedConfig):
     policy_delay: int = 2
     """Gradient steps of the critics between those of the policy and of the target networks."""
     target_noise: float = 0.2
-    """Deviation of the noise of the target policy's actions, scaled to [-1, 1]; 0: no target policy smoothing."""
+    """Standard deviation of the noise of the target policy's actions, scaled to [-1, 1]; 0: no target policy
+    smoothing."""
     noise_clip: float = 0.5
     """Limit of the noise of the target policy's actions, scaled to [-1, 1]."""
 

@@ -75,17 +75,20 @@ class PPOConfig:
     normalize_advantage: bool = True
     """Normalize the advantages of a rollout, over all ranks, to mean 0 and standard deviation 1."""
     normalize_observation: bool = False
-    """Normalize observations by their running mean and deviation, pooled over all ranks, frozen during a rollout."""
+    """Normalize observations by their running mean and standard deviation, pooled over all ranks, frozen during a
+    rollout."""
     symmetry: str | None = None
     """Your function `module:function` or `file.py:function` that adds mirrored copies to each minibatch."""
     observation_limit: float = 10.0
-    """Normalized observations are clipped to this many deviations."""
+    """Normalized observations are clipped to this many standard deviations."""
     normalize_value: bool = False
-    """Have the value network predict targets normalized by their running mean and deviation, pooled over all ranks."""
+    """Have the value network predict targets normalized by their running mean and standard deviation, pooled over all
+    ranks."""
     value_limit: float | None = None
-    """`normalize_value` only: clip predictions and normalized targets to this many deviations; `null` does not clip."""
+    """`normalize_value` only: clip predictions and normalized targets to this many standard deviations; `null` does not
+    clip."""
     normalize_return: bool = False
-    """Divide rewards by the running deviation of the discounted return, pooled over all ranks."""
+    """Divide rewards by the running standard deviation of the discounted return, pooled over all ranks."""
     adam_eps: float = 1e-5
     """Adam's epsilon."""
 

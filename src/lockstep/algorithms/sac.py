@@ -28,7 +28,7 @@ METRICS = (
 NUM_ACTIONS = 2
 """Drawn for a transition: of the critics' target and of the policy's loss."""
 LOG_STD_RANGE = (-20.0, 2.0)
-"""Limits of the log deviations of the policy's normal distribution, before tanh."""
+"""Limits of the log standard deviations of the policy's normal distribution, before tanh."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ Settings = Mapping[str, Any]
 
 PPO: Mapping[Kind, Settings] = {
     # Rollouts of 2048 steps and minibatches of 64, as published for continuous control, from 16 environments: 4 ranks
-    # have 4 each. Rewards are divided by the deviation of the return: without, the critic of a long run saturates.
+    # have 4 each. Rewards are divided by the standard deviation of the return: without, the critic of a long run
+    # saturates.
     "discrete": {
         "num_envs": 16,
         "total_steps": 500_000,
@@ -96,8 +97,8 @@ BY_ALGORITHM: Mapping[str, Mapping[Kind, Settings]] = {"ppo": PPO, "dqn": DQN, "
 
 # Those of the kind reach returns of 1645 (HalfCheetah-v5) and 62 (Swimmer-v5).
 _PPO_TASKS: Mapping[str, Settings] = {
-    # Many small steps of wide networks, and actions that begin with a deviation of 0.14. With 16 environments of 32
-    # steps, one run stayed below 4000.
+    # Many small steps of wide networks, and actions that begin with a standard deviation of 0.14. With 16 environments
+    # of 32 steps, one run stayed below 4000.
     "HalfCheetah": {
         "num_envs": 4,
         "num_epochs": 20,

@@ -44,9 +44,10 @@ class TD3Config(ReplayConfig):
     target_rate: float = 0.005
     """Polyak averaging (tau): move the target networks by this fraction with every step of the policy."""
     exploration_noise: float = 0.1
-    """Deviation of the normal noise of actions, for actions scaled to [-1, 1]."""
+    """Standard deviation of the normal noise of actions, for actions scaled to [-1, 1]."""
     target_noise: float = 0.2
-    """Deviation of the noise of the target policy's actions, scaled to [-1, 1]; 0: no target policy smoothing."""
+    """Standard deviation of the noise of the target policy's actions, scaled to [-1, 1]; 0: no target policy
+    smoothing."""
     noise_clip: float = 0.5
     """Limit of the noise of the target policy's actions, scaled to [-1, 1]."""
     num_critics: int = 2

@@ -33,9 +33,9 @@ class NetworkConfig:
     module: str | None = None
     """Your own network, `module:Class`; `docs/networks.md` says what it is called with."""
     initial_log_std: float = 0.0
-    """Log deviation of continuous actions at the start."""
+    """Log standard deviation of continuous actions at the start."""
     state_dependent_std: bool = False
-    """Whether the policy's head also gives the log deviations of continuous actions, by observation."""
+    """Whether the policy's head also gives the log standard deviations of continuous actions, by observation."""
     channels_last: bool = False
     """Images in channels-last layout on a GPU, where tensor cores convolve them faster; torch only. On a CPU torch's
     images are in this layout in any case."""

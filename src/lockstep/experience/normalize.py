@@ -32,7 +32,7 @@ class RunningMoments:
 
     Args:
         size: F.
-        limit: of normalized numbers, in deviations.
+        limit: of normalized numbers, in standard deviations.
         fixed: columns whose mean stays 0 and whose variance stays 1, as those of images.
 
     Attributes:
@@ -95,7 +95,7 @@ class RunningMoments:
             self.restore(self.merged(sums))
 
     def normalize(self, rows: np.ndarray) -> np.ndarray:
-        """(x - mean) / deviation as float32, within `limit` deviations. Nothing changes before the first update."""
+        """(x - mean) / standard deviation as float32, within +-`limit`. Nothing changes before the first update."""
         if self.count == 0:
             return rows.astype(np.float32, copy=False)
         mean, scale = self.mean_and_scale
@@ -103,19 +103,19 @@ class RunningMoments:
         return np.clip(scaled, -self.limit, self.limit, out=scaled)
 
     def scale(self, rows: np.ndarray) -> np.ndarray:
-        """`x / deviation` as float32, within `limit`; for rewards, whose sign must stay."""
+        """Rows divided by the standard deviation as float32, within `limit`; for rewards, whose sign must stay."""
         if self.count == 0:
             return rows
         return np.clip(rows * np.float32(1.0 / np.sqrt(self.variance[0] + EPS)), -self.limit, self.limit)
 
     @property
     def mean_and_scale(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and reciprocal of the deviation, [F] float32 each."""
+        """Mean and reciprocal of the standard deviation, [F] float32 each."""
         return self.mean.astype(np.float32), (1.0 / np.sqrt(self.variance + EPS)).astype(np.float32)
 
     @property
     def center_and_deviation(self) -> tuple[float, float]:
-        """Mean and deviation of the first number; 0 and 1 before the first update."""
+        """Mean and standard deviation of the first number; 0 and 1 before the first update."""
         return (float(self.mean[0]), float(np.sqrt(self.variance[0] + EPS))) if self.count else (0.0, 1.0)
 
     def state(self) -> dict[str, np.ndarray]:
@@ -130,7 +130,7 @@ class RunningMoments:
 
 
 class DiscountedReturns:
-    """G_t = r_t + gamma G_{t-1} within an episode; rewards are scaled by its deviation.
+    """G_t = r_t + gamma G_{t-1} within an episode; rewards are scaled by its standard deviation.
 
     Attributes:
         value: [B] G of the last step, 0 where the episode ended with it.

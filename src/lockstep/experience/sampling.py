@@ -51,7 +51,7 @@ class DiagonalGaussian:
 
     Args:
         action: of the task.
-        log_std: gives the log deviations [D] as they are now.
+        log_std: gives the log standard deviations [D] as they are now.
     """
 
     def __init__(self, action: ActionSpec, log_std: Callable[[], np.ndarray]) -> None:
@@ -63,7 +63,7 @@ class DiagonalGaussian:
         return generator.standard_normal((*shape, self.num_parameters), dtype=np.float32)
 
     def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Mean + deviation * noise."""
+        """Mean + standard deviation * noise."""
         return parameters + np.exp(self._log_std()) * noise
 
     def mode(self, parameters: np.ndarray) -> np.ndarray:
@@ -71,16 +71,18 @@ class DiagonalGaussian:
         return parameters
 
     def mean_and_log_std(self, parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and log deviation of each number, [..., D] each."""
+        """Mean and log standard deviation of each number, [..., D] each."""
         return parameters, np.broadcast_to(self._log_std(), parameters.shape).copy()
 
 
 class StateDependentGaussian:
-    """D independent normal distributions: P = 2 D, means and log deviations. Actions are as in `DiagonalGaussian`.
+    """D independent normal distributions: P = 2 D, means and log standard deviations.
+
+    Actions are as in `DiagonalGaussian`.
 
     Args:
         action: of the task.
-        initial_log_std: added to the log deviations, which begin near 0.
+        initial_log_std: added to the log standard deviations, which begin near 0.
     """
 
     def __init__(self, action: ActionSpec, initial_log_std: float) -> None:
@@ -93,7 +95,7 @@ class StateDependentGaussian:
         return generator.standard_normal((*shape, self.width), dtype=np.float32)
 
     def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Mean + deviation * noise."""
+        """Mean + standard deviation * noise."""
         mean, log_std = self.mean_and_log_std(parameters)
         return mean + np.exp(log_std) * noise
 
@@ -102,12 +104,12 @@ class StateDependentGaussian:
         return parameters[..., : self.width]
 
     def mean_and_log_std(self, parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and log deviation of each number, [..., D] each."""
+        """Mean and log standard deviation of each number, [..., D] each."""
         return parameters[..., : self.width], parameters[..., self.width :] + np.float32(self.initial_log_std)
 
 
 class SquashedGaussian:
-    """tanh of D independent normal distributions, scaled to the bounds: P = 2 D, means and log deviations.
+    """tanh of D independent normal distributions, scaled to the bounds: P = 2 D, means and log standard deviations.
 
     Args:
         action: of the task; every dimension needs finite bounds.
@@ -123,7 +125,7 @@ class SquashedGaussian:
         return generator.standard_normal((*shape, self.width), dtype=np.float32)
 
     def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Center + half range * tanh(mean + deviation * noise)."""
+        """Center + half range * tanh(mean + standard deviation * noise)."""
         std = np.exp(np.clip(parameters[..., self.width :], *LOG_STD_RANGE))
         return self.center + self.half_range * np.tanh(parameters[..., : self.width] + std * noise)
 
@@ -137,7 +139,7 @@ class NoisyDeterministic:
 
     Args:
         action: of the task; every dimension needs finite bounds.
-        std: deviation of the noise, for actions scaled to [-1, 1].
+        std: standard deviation of the noise, for actions scaled to [-1, 1].
     """
 
     def __init__(self, action: ActionSpec, std: float) -> None:
@@ -158,14 +160,14 @@ class NoisyDeterministic:
         return self.center + self.half_range * np.tanh(parameters)
 
     def mean_and_log_std(self, parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and log deviation of each number before it is clipped, [..., D] each."""
+        """Mean and log standard deviation of each number before it is clipped, [..., D] each."""
         return self.mode(parameters), np.broadcast_to(np.log(self.std * self.half_range), parameters.shape).copy()
 
 
 class ClippedGaussian:
     """D independent normal distributions, clipped to [-1, 1] and scaled to the bounds: P = 2 D.
 
-    The parameters are means and log deviations of the scaled actions.
+    The parameters are means and log standard deviations of the scaled actions.
 
     Args:
         action: of the task; every dimension needs finite bounds.
@@ -183,7 +185,7 @@ class ClippedGaussian:
         return generator.standard_normal((*shape, self.width), dtype=np.float32)
 
     def sample(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Center + half range * (mean + deviation * noise), clipped to the bounds."""
+        """Center + half range * (mean + standard deviation * noise), clipped to the bounds."""
         if self.deterministic:
             return self.mode(parameters)
         scaled = parameters[..., : self.width] + np.exp(parameters[..., self.width :]) * noise

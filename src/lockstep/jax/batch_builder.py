@@ -38,7 +38,7 @@ def batch_of(
 ) -> tuple[Batch, Array | None]:
     """Values, log-probabilities and advantages of a shard's rollout, [T * B]; pure.
 
-    `targets` are mean and deviation by which the targets of the value network are normalized, if they are. Old values
+    `targets`: mean and standard deviation that the value network's targets are normalized by, if they are. Old values
     and log-probabilities have the `precision` of the loss, so that ratios start at 1. Advantages are always float32.
 
     Returns:

@@ -47,7 +47,7 @@ class DeviceRollout:
         shard_envs: B.
         gamma: discount, for the normalizer of returns.
         reward_scale: multiplies rewards before anything learns from them.
-        observation_limit: of normalized observations, in deviations.
+        observation_limit: of normalized observations, in standard deviations.
         symmetry: adds mirrored copies, if there is one.
     """
 

@@ -90,7 +90,7 @@ class DiagonalGaussian:
         return jax.random.normal(key, (*shape, self.num_parameters), jnp.float32)
 
     def sample(self, params: Params, parameters: Array, noise: Array) -> Array:
-        """Mean + deviation * noise."""
+        """Mean + standard deviation * noise."""
         deviation = jnp.exp(params[LOG_STD])
         return parameters + jnp.broadcast_to(deviation, noise.shape) * noise
 
@@ -112,11 +112,13 @@ class DiagonalGaussian:
 
 
 class StateDependentGaussian:
-    """D independent normal distributions: P = 2 D, means and log deviations. Actions are as in `DiagonalGaussian`.
+    """D independent normal distributions: P = 2 D, means and log standard deviations.
+
+    Actions are as in `DiagonalGaussian`.
 
     Args:
         action: of the task.
-        initial_log_std: added to the log deviations, which begin near 0.
+        initial_log_std: added to the log standard deviations, which begin near 0.
     """
 
     def __init__(self, action: ActionSpec, initial_log_std: float) -> None:
@@ -129,7 +131,7 @@ class StateDependentGaussian:
         return jax.random.normal(key, (*shape, self._width), jnp.float32)
 
     def sample(self, params: Params, parameters: Array, noise: Array) -> Array:
-        """Mean + deviation * noise."""
+        """Mean + standard deviation * noise."""
         mean, log_std = self._split(parameters)
         return mean + jnp.exp(log_std) * noise
 
@@ -139,7 +141,7 @@ class StateDependentGaussian:
         return self._split(parameters)[0]
 
     def log_prob_and_entropy(self, params: Params, parameters: Array, action: Array) -> tuple[Array, Array]:
-        """As in `DiagonalGaussian`, with the deviations of each row."""
+        """As in `DiagonalGaussian`, with the standard deviations of each row."""
         del params
         mean, log_std = self._split(parameters)
         half_log_tau = 0.5 * math.log(2 * math.pi)
@@ -148,12 +150,12 @@ class StateDependentGaussian:
         return log_prob, (log_std + (0.5 + half_log_tau)).sum(-1)
 
     def _split(self, parameters: Array) -> tuple[Array, Array]:
-        """Means and log deviations."""
+        """Means and log standard deviations."""
         return parameters[..., : self._width], parameters[..., self._width :] + self._initial_log_std
 
 
 class SquashedGaussian:
-    """tanh of D independent normal distributions, scaled to the bounds: P = 2 D, means and log deviations.
+    """tanh of D independent normal distributions, scaled to the bounds: P = 2 D, means and log standard deviations.
 
     With u = mean + std e and e standard normal, the action scaled to [-1, 1] is tanh(u), and (Haarnoja et al., 2018,
     arXiv:1801.01290, appendix C)
@@ -175,7 +177,7 @@ class SquashedGaussian:
         return jnp.tanh(u), _squashed_log_prob(noise, log_std, u)
 
     def _split(self, parameters: Array) -> tuple[Array, Array]:
-        """Means and log deviations."""
+        """Means and log standard deviations."""
         return parameters[:, : self._width], jnp.clip(parameters[:, self._width :], *LOG_STD_RANGE)
 
 
@@ -192,7 +194,7 @@ Distribution = Categorical | MultiCategorical | DiagonalGaussian | StateDependen
 def distribution_of(
     action: ActionSpec, log_std: Callable[[], np.ndarray], initial_log_std: float = 0.0, *, state_dependent_std: bool
 ) -> Distribution:
-    """The distribution for a kind of action; `log_std` is of continuous ones whose deviations are parameters."""
+    """The distribution for a kind of action; `log_std` is of continuous ones where it is a parameter."""
     if action.kind == "continuous" and state_dependent_std:
         return StateDependentGaussian(action, initial_log_std)
     if action.kind == "continuous":

@@ -60,19 +60,19 @@ class Moments(NamedTuple):
         return Moments(seen, mean, variance, seen_rest, mean_rest, variance_rest, self.fixed)
 
     def normalize(self, rows: Array, limit: float = LIMIT) -> Array:
-        """(x - mean) / deviation within `limit` deviations, of rows [..., F]; unchanged before the first update."""
+        """(x - mean) / standard deviation, within +-`limit`, of rows [..., F]; unchanged before the first update."""
         scale = 1.0 / jnp.sqrt(self.variance + EPS)
         mean, scale = (jnp.broadcast_to(x, rows.shape) for x in (self.mean, scale))
         return jnp.where(self.seen[0] > 0, jnp.clip((rows - mean) * scale, -limit, limit), rows)
 
     @property
     def center_and_deviation(self) -> tuple[Array, Array]:
-        """Mean and deviation of the first number; 0 and 1 before the first update."""
+        """Mean and standard deviation of the first number; 0 and 1 before the first update."""
         deviation = jnp.where(self.seen[0] > 0, jnp.sqrt(self.variance[0] + EPS), 1.0)
         return jnp.where(self.seen[0] > 0, self.mean[0], 0.0), deviation
 
     def scale(self, rows: Array) -> Array:
-        """`x / deviation` within 10; for rewards, whose sign must stay."""
+        """Rows divided by the standard deviation, within 10; for rewards, whose sign must stay."""
         scaled = jnp.clip(rows / jnp.sqrt(self.variance[0] + EPS), -LIMIT, LIMIT)
         return jnp.where(self.seen[0] > 0, scaled, rows)
 

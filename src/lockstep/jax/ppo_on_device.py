@@ -92,7 +92,7 @@ class PPODeviceLoop(DeviceSource):
         with jax.default_device(comm.devices[0]):
             parts = [jax.device_get(start(*keys_of(run.seed, shard, size))) for shard in world.shards]
         # The observation normalizer starts from the first observations. The return normalizer has no data yet, but
-        # normalized rewards are clipped at 10 deviations, which bounds the effect of a small first deviation.
+        # normalized rewards are clipped at 10 standard deviations, which bounds the effect of a small first one.
         hosts = (ppo.normalizers.observations, ppo.normalizers.critic_observations)
         first = [(host, [p.observation[i] for p in parts]) for i, host in enumerate(hosts) if host is not None]
         set_first_means(comm, first, [np.ones(size)] * len(parts))

@@ -39,7 +39,8 @@ Noise = Sequence[tuple[Array, Array]]
 class Head:
     """Linear layers behind an encoder, with an activation between them; noisy ones if `noisy_std` is given.
 
-    A noisy layer perturbs its weights by learned deviations (Fortunato et al., 2018, arXiv:1706.10295, eq. 9 to 11):
+    A noisy layer perturbs its weights by learned standard deviations (Fortunato et al., 2018, arXiv:1706.10295, eq. 9
+    to 11):
 
     y = (w + s_w * (f(e_out) f(e_in)^T)) x + b + s_b * f(e_out),  f(e) = sign(e) sqrt|e|,  e standard normal
 
@@ -53,7 +54,7 @@ class Head:
         self.noise_sizes = [] if noisy_std is None else list(pairwise(sizes))
 
     def initialize(self, draws: InitStreams) -> dict[str, np.ndarray]:
-        """Uniform within 1 / sqrt(in), weights and biases; deviations noisy_std / sqrt(in) (the paper, section 3.2)."""
+        """Weights and biases uniform within 1 / sqrt(in), standard deviations noisy_std / sqrt(in) (section 3.2)."""
         params: dict[str, np.ndarray] = {}
         for i, shape in enumerate(self.shapes):
             layer = uniform_layer(f"layers.{i}", shape, draws)

@@ -10,8 +10,8 @@ def recipe() -> Run:
     """The PPO settings that Brax publishes for this task, in `notebooks/training.ipynb` of github.com/google/brax.
 
     An update there learns from 32 minibatches of 2048 rollouts of 5 steps: 4096 environments x 80 steps here, over
-    which advantages run, too. The networks are those of `make_ppo_networks`, and the first deviation is softplus(0).
-    Lockstep clips actions where Brax takes their tanh, and normalizes advantages over a whole rollout.
+    which advantages run, too. The networks are those of `make_ppo_networks`, and the first standard deviation is
+    softplus(0). Lockstep clips actions where Brax takes their tanh, and normalizes advantages over a whole rollout.
     """
     return Run(
         task="brax/ant",

@@ -9,8 +9,8 @@ from lockstep.run import NetworkConfig, Run
 def recipe() -> Run:
     """The PPO settings that MuJoCo Playground publishes for this task: `brax_ppo_config` of its `locomotion_params`.
 
-    A minibatch there is 256 rollouts of 20 steps; 32 of them are 8192 environments x 20. The first deviation is
-    softplus(0). Lockstep clips actions where Brax takes their tanh, and normalizes advantages over a whole rollout.
+    A minibatch there is 256 rollouts of 20 steps; 32 of them are 8192 environments x 20. The first standard deviation
+    is softplus(0). Lockstep clips actions where Brax takes their tanh, and normalizes advantages over a whole rollout.
     """
     return Run(
         task="playground/Go1JoystickFlatTerrain",

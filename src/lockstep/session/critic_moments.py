@@ -1,7 +1,7 @@
 """The normalizers of what a value network learned from, in policy files; `--init-from` takes them over with it.
 
-They define the unit of a value network: it observes, and predicts returns of rewards, in deviations. With others its
-values are wrong.
+They define the unit of a value network: it observes, and predicts returns of rewards, in standard deviations. With
+others its values are wrong.
 """
 
 from collections.abc import Collection, Mapping

@@ -73,7 +73,7 @@ class Normalizers:
         shard_envs: B.
         critic_size: F of the critic's own observations; None if it has none, or they are not normalized.
         reward_scale: multiplies rewards first.
-        observation_limit: of normalized observations, in deviations.
+        observation_limit: of normalized observations, in standard deviations.
         normalize_value: whether targets of values are normalized.
         image_parts: images among the observations' numbers, which are not normalized.
         critic_image_parts: those of the critic's own.
@@ -149,7 +149,7 @@ class Normalizers:
         return {name: moments for name, moments in self.named().items() if name != "observations"}
 
     def scaled_reward(self, reward: np.ndarray) -> np.ndarray:
-        """Rewards as the learner receives them: scaled, and divided by the deviation of the return if that is on."""
+        """Rewards as the learner receives them: scaled, and, if set, divided by the return's standard deviation."""
         scaled = reward * np.float32(self.reward_scale)
         return scaled if self.returns is None else self.returns.scale(scaled)
 

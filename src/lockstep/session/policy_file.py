@@ -67,7 +67,7 @@ class PolicySpec:
     algorithm: DQNConfig | SACConfig | TD3Config | None
     """The settings, of which only `_SAVED_SETTINGS` are written to the file; None for PPO."""
     observation_limit: float = LIMIT
-    """Limit of normalized observations, in deviations."""
+    """Limit of normalized observations, in standard deviations."""
 
     @property
     def algo(self) -> str:

@@ -93,7 +93,7 @@ class Batch(RowBatch):
     sequence_length: int = 1
     """L: the rows are those of N / L sequences, time-major."""
     last_moments: Tensor | None = None
-    """Means and log deviations [N, 2 D] at the row's last gradient step, for `kl_reference=previous_epoch`."""
+    """Means and log standard deviations [N, 2 D] at the row's last gradient step, for `kl_reference=previous_epoch`."""
     mirrored_observation: Tensor | None = None
     """[N, M - 1, *O], normalized: copies of the row by `symmetry`."""
     mirrored_action: Tensor | None = None

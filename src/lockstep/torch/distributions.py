@@ -69,7 +69,7 @@ class MultiCategorical(nn.Module, sampling.MultiCategorical):
 
 
 class DiagonalGaussian(nn.Module, sampling.DiagonalGaussian):
-    """D independent normal distributions: P = D means; the log deviations are parameters of their own.
+    """D independent normal distributions: P = D means; the log standard deviations are parameters of their own.
 
     Actions are float32 [N, D], not clipped: what the environment clips is not what was drawn, and the log-probability
     is that of what was drawn.
@@ -92,7 +92,7 @@ class DiagonalGaussian(nn.Module, sampling.DiagonalGaussian):
         return log_prob, (self.log_std + (0.5 + half_log_tau)).sum().expand(len(parameters))
 
     def moments(self, parameters: Tensor) -> Tensor:
-        """Means and log deviations of each row, [N, 2 D]."""
+        """Means and log standard deviations of each row, [N, 2 D]."""
         return torch.cat([parameters, self.log_std.expand_as(parameters)], -1)
 
     def draw_noise_tensor(self, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
@@ -100,7 +100,7 @@ class DiagonalGaussian(nn.Module, sampling.DiagonalGaussian):
         return torch.randn((*shape, self.num_parameters), generator=generator, device=generator.device)
 
     def sample_tensor(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """Mean + deviation * noise."""
+        """Mean + standard deviation * noise."""
         return torch.addcmul(parameters, self.log_std.exp(), noise)
 
     def _newest_log_std(self) -> np.ndarray:
@@ -108,14 +108,17 @@ class DiagonalGaussian(nn.Module, sampling.DiagonalGaussian):
 
 
 class StateDependentGaussian(nn.Module, sampling.StateDependentGaussian):
-    """D independent normal distributions: P = 2 D, means and log deviations. Actions are as in `DiagonalGaussian`."""
+    """D independent normal distributions: P = 2 D, means and log standard deviations.
+
+    Actions are as in `DiagonalGaussian`.
+    """
 
     def __init__(self, action: ActionSpec, initial_log_std: float) -> None:
         nn.Module.__init__(self)
         sampling.StateDependentGaussian.__init__(self, action, initial_log_std)
 
     def log_prob_and_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """As in `DiagonalGaussian`, with the deviations of each row."""
+        """As in `DiagonalGaussian`, with the standard deviations of each row."""
         mean, log_std = self._split(parameters)
         scaled = (action - mean) * (-log_std).exp()
         half_log_tau = 0.5 * math.log(2 * math.pi)
@@ -123,7 +126,7 @@ class StateDependentGaussian(nn.Module, sampling.StateDependentGaussian):
         return log_prob, (log_std + (0.5 + half_log_tau)).sum(-1)
 
     def moments(self, parameters: Tensor) -> Tensor:
-        """Means and log deviations of each row, [N, 2 D]."""
+        """Means and log standard deviations of each row, [N, 2 D]."""
         return torch.cat(self._split(parameters), -1)
 
     def draw_noise_tensor(self, generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
@@ -131,17 +134,17 @@ class StateDependentGaussian(nn.Module, sampling.StateDependentGaussian):
         return torch.randn((*shape, self.width), generator=generator, device=generator.device)
 
     def sample_tensor(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """Mean + deviation * noise."""
+        """Mean + standard deviation * noise."""
         mean, log_std = self._split(parameters)
         return torch.addcmul(mean, log_std.exp(), noise)
 
     def _split(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and log deviations."""
+        """Means and log standard deviations."""
         return parameters[..., : self.width], parameters[..., self.width :] + self.initial_log_std
 
 
 class SquashedGaussian(nn.Module, sampling.SquashedGaussian):
-    """tanh of D independent normal distributions, scaled to the bounds: P = 2 D, means and log deviations.
+    """tanh of D independent normal distributions, scaled to the bounds: P = 2 D, means and log standard deviations.
 
     With u = mean + std e and e standard normal, the action scaled to [-1, 1] is tanh(u), and (Haarnoja et al., 2018,
     arXiv:1801.01290, appendix C)
@@ -183,7 +186,7 @@ class SquashedGaussian(nn.Module, sampling.SquashedGaussian):
         return torch.where(action.abs() >= at_bound, beyond, inside).sum(-1)
 
     def _split(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and log deviations."""
+        """Means and log standard deviations."""
         return parameters[..., : self.width], parameters[..., self.width :].clamp(*LOG_STD_RANGE)
 
     def _log_prob(self, noise: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
@@ -207,7 +210,7 @@ def distribution_of(
 
 
 def gaussian_kl(moments: Tensor, others: Tensor) -> Tensor:
-    """KL(p || q) [N] of normal distributions p and q by their means and log deviations [N, 2 D], summed over D.
+    """KL(p || q) [N] of normal distributions by their means and log standard deviations [N, 2 D], summed over D.
 
     KL = log(s_q / s_p) + (s_p^2 + (m_p - m_q)^2) / (2 s_q^2) - 1 / 2
     """

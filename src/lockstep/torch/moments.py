@@ -39,13 +39,13 @@ class DeviceMoments:
             tensor.copy_(values)
 
     def normalize(self, rows: Tensor) -> Tensor:
-        """(x - mean) / deviation, within the host's `limit`. Nothing changes before the first update."""
+        """(x - mean) / standard deviation, within the host's `limit`. Nothing changes before the first update."""
         if self.is_empty:
             return rows
         return ((rows - self._mean) * self._scale).clamp_(-self._host.limit, self._host.limit)
 
     def scale(self, rows: Tensor) -> Tensor:
-        """`x / deviation`, within the host's `limit`; for rewards, whose sign must stay."""
+        """Rows divided by the standard deviation, within the host's `limit`; for rewards, whose sign must stay."""
         return rows if self.is_empty else (rows * self._scale).clamp_(-self._host.limit, self._host.limit)
 
     def sums(self, rows: Tensor, weight: Tensor) -> Tensor:

@@ -26,7 +26,9 @@ from lockstep.torch.transfer import to_device
 
 
 class NoisyLinear(nn.Module):
-    """A linear layer whose weights vary by learned deviations (Fortunato et al., 2018, arXiv:1706.10295, eq. 9 to 11).
+    """A linear layer whose weights vary by learned standard deviations.
+
+    Fortunato et al., 2018, arXiv:1706.10295, eq. 9 to 11:
 
     y = (w + s_w * (f(e_out) f(e_in)^T)) x + b + s_b * f(e_out),  f(e) = sign(e) sqrt|e|,  e standard normal
 
@@ -45,7 +47,7 @@ class NoisyLinear(nn.Module):
         self.noise: tuple[Tensor, Tensor] | None = None
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Means uniform within 1 / sqrt(in), deviations noisy_std / sqrt(in) (section 3.2 of the paper)."""
+        """Means uniform within 1 / sqrt(in), standard deviations noisy_std / sqrt(in) (section 3.2 of the paper)."""
         _initialize(self.weight, self.bias, generator)
         for deviation in (self.weight_std, self.bias_std):
             nn.init.constant_(deviation, self._std / math.sqrt(self.weight.shape[1]))

@@ -5,7 +5,7 @@ import math
 from lockstep.config.agents.reader import NO_RECURRENT, AgentReader
 
 _WIDE = (1e-6, 1e6)
-"""The range of deviations that rsl_rl has by default."""
+"""The range of standard deviations that rsl_rl has by default."""
 
 
 def read_rsl_rl(agent: AgentReader, num_envs: int) -> None:

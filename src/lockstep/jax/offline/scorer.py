@@ -102,7 +102,7 @@ class PolicyScorer:
     def _score_continuous(
         self, params: Params, state: Array, action: Array, noise: Array
     ) -> tuple[tuple[Array, Array], list[tuple[Array, Array]]]:
-        """Mean and log deviation of the policy, and of each model the outcomes of logged and of drawn actions."""
+        """Mean and log standard deviation of the policy; the outcomes of logged and of drawn actions by each model."""
         policy, predicted = self.policy, list[tuple[Array, Array]]()
         assert isinstance(policy, ActorPolicy)
         if policy.has_models:
@@ -122,7 +122,7 @@ class PolicyScorer:
         at_bound = least_at_bound(bounds)
         scaled = (action - mean) * np.exp(-log_std)
         inside = -(0.5 * scaled**2 + log_std + _HALF_LOG_TAU) - np.log(np.subtract(bounds.high, bounds.low) / 2)
-        # Deviations by which the mean is beyond the first number at the bound.
+        # Standard deviations by which the mean is beyond the first number at the bound.
         outwards = (np.sign(action) * mean - at_bound) * np.exp(-log_std)
         clipped = special.log_ndtr(outwards)
         return np.where(np.abs(action) >= at_bound, clipped, inside).sum(-1)

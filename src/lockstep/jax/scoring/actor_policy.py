@@ -26,12 +26,12 @@ LOG_STD = "network.actor.log_std"
 _ACTOR = "network.actor.body"
 _VALUE = "network.value"
 LOG_STD_RANGE = (-5.0, 2.0)
-"""Bounds of the log deviations."""
+"""Bounds of the log standard deviations."""
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
 class ActorPolicy:
-    """Normal distributions with mean tanh(f(s)) and a deviation for each dimension, clipped to the bounds.
+    """Normal distributions with mean tanh(f(s)) and a standard deviation for each dimension, clipped to the bounds.
 
     Args:
         policy_spec: everything but the parameters.
@@ -88,19 +88,19 @@ class ActorPolicy:
         return self.policy_spec.state.normalize(np.asarray(observation, np.float64))
 
     def apply(self, params: Params, state: Array) -> tuple[Array, Array]:
-        """Preprocessed states [N, S] to means and log deviations [N, 2 D]; 0 [N] stands for a value."""
+        """Preprocessed states [N, S] to means and log standard deviations [N, 2 D]; 0 [N] stands for a value."""
         parameters = jnp.concatenate(self.mean_and_log_std(params, state), -1)
         return parameters, jnp.zeros_like(parameters[:, 0])
 
     def mean_and_log_std(self, params: Params, state: Array, precision: str = "float32") -> tuple[Array, Array]:
-        """Means and log deviations of the actions in states [N, S], [N, D] each, float32."""
+        """Means and log standard deviations of the actions in states [N, S], [N, D] each, float32."""
         inputs = cast_inputs(subtree(params, _ACTOR), state, precision)
         mean = jnp.tanh(self._actor.apply(*inputs)).astype(jnp.float32)
         log_std = jnp.clip(params[LOG_STD], *LOG_STD_RANGE)
         return mean, jnp.broadcast_to(log_std[None], mean.shape)
 
     def act(self, params: Params, state: Array, noise: Array) -> Array:
-        """Actions [N, D] in states [N, S]: the means, or mean + deviation * noise, clipped, with `policy=sampled`."""
+        """Actions [N, D] in states [N, S]: means, or, if sampled, mean + standard deviation * noise, clipped."""
         mean, log_std = self.mean_and_log_std(params, state)
         return mean if self.deterministic else jnp.clip(mean + jnp.exp(log_std) * noise, -1.0, 1.0)
 

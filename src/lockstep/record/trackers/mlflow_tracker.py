@@ -44,7 +44,7 @@ class MlflowTracker:
         self._client.log_batch(self._id, metrics=row)
 
     def evaluation(self, step: int, returns: Sequence[float], lengths: Sequence[int]) -> None:
-        """Log mean and deviation."""
+        """Log mean and standard deviation."""
         self.metrics(step, evaluation_metrics(returns, lengths))
 
     def file(self, path: Path, step: int) -> None:

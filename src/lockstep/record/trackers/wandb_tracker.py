@@ -39,7 +39,7 @@ class WandbTracker:
         self._run.log({**metrics, "step": step})
 
     def evaluation(self, step: int, returns: Sequence[float], lengths: Sequence[int]) -> None:
-        """Log mean and deviation, and the histogram of the returns."""
+        """Log mean and standard deviation, and the histogram of the returns."""
         row = {**evaluation_metrics(returns, lengths), "evaluation/returns": wandb.Histogram(finite_returns(returns))}
         self._run.log({**row, "step": step})
 

@@ -70,7 +70,7 @@ class GreedyPolicy(nn.Module):
     def _choose(self, scores: Tensor) -> dict[str, Tensor]:
         """Scores and the actions that they choose."""
         if self.action.kind == "continuous":
-            scores = scores[:, : self.action.width]  # without log deviations that depend on the observation
+            scores = scores[:, : self.action.width]  # without log standard deviations that depend on it
             action = self.policy.unscaled(scores.tanh()) if isinstance(self.policy, ContinuousPolicy) else scores
             action = action.clamp(self.get_buffer("low"), self.get_buffer("high"))
         elif self.action.kind == "discrete":

@@ -111,7 +111,7 @@ class ContinuousActor(nn.Module):
 
         Returns:
             `action` [N, K], within the bounds of the log; `parameters` [N, P] of its distribution, for actions scaled
-            to [-1, 1]: means and log deviations, or the action of a deterministic policy.
+            to [-1, 1]: means and log standard deviations, or the action of a deterministic policy.
         """
         policy = self.policy
         parameters = policy.network.actor(policy.state(state_value, state_presence))

@@ -80,9 +80,9 @@ class DeterministicActor(nn.Module):
 
 
 class GaussianActor(nn.Module):
-    """Normal distributions with mean tanh(f(s)) and a deviation for each dimension, clipped to the bounds.
+    """Normal distributions with mean tanh(f(s)) and a standard deviation for each dimension, clipped to the bounds.
 
-    Parameters [N, 2 D] are means and log deviations.
+    Parameters [N, 2 D] are means and log standard deviations.
     """
 
     def __init__(self, state_size: int, action_size: int, config: ScoreNetworkConfig) -> None:
@@ -100,7 +100,7 @@ class GaussianActor(nn.Module):
         return parameters.chunk(2, -1)[0]
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """Mean + deviation * noise, clipped [N, D]; noise is standard normal."""
+        """Mean + standard deviation * noise, clipped [N, D]; noise is standard normal."""
         mean, log_std = parameters.chunk(2, -1)
         return torch.addcmul(mean, log_std.exp(), noise).clamp(-1.0, 1.0)
 
@@ -132,7 +132,7 @@ class GaussianActor(nn.Module):
 class SquashedGaussianActor(nn.Module):
     """Normal distributions through tanh, as `SquashedGaussian`, for states after preprocessing.
 
-    Parameters [N, 2 D] are means and log deviations, before tanh.
+    Parameters [N, 2 D] are means and log standard deviations, before tanh.
 
     Args:
         state_size: S.
@@ -155,7 +155,7 @@ class SquashedGaussianActor(nn.Module):
         return parameters.chunk(2, -1)[0].tanh()
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """tanh(mean + deviation * noise) [N, D]; noise is standard normal."""
+        """tanh(mean + standard deviation * noise) [N, D]; noise is standard normal."""
         return self.sample_with_log_prob(parameters, noise)[0]
 
     def sample_with_log_prob(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
