@@ -25,8 +25,21 @@ _FIXED_PARTS = ("network.", "env.")
 _PLACEMENT = "env.placement"
 """May change from `auto` to what it meant; `restore_shard` of the collectors refuses to move environments."""
 _FIXED_OF_ALGORITHM = (
-    *("normalize_observation", "normalize_return", "normalize_value", "dueling", "noisy"),
-    *("value_distribution", "num_atoms", "v_min", "v_max", "num_quantiles", "num_critics", "layer_norm"),
+    # normalizers
+    "normalize_observation",
+    "normalize_return",
+    "normalize_value",
+    # layers of networks
+    "dueling",
+    "noisy",
+    "num_critics",
+    "layer_norm",
+    # what the outputs of networks mean
+    "value_distribution",
+    "num_atoms",
+    "v_min",
+    "v_max",
+    "num_quantiles",
 )
 """Settings that decide the shape of normalizers and networks, and the meaning of a network's outputs."""
 _LEARNED_OR_NOT = ("algorithm.alpha", "algorithm.cql_gap")
@@ -36,12 +49,35 @@ _FIXED_WITH_REPLAY = ("capacity", "n_step", "prioritized", "learning_starts")
 _FIXED_WITH_LOG = ("batch_size", "estimate", "bcq_threshold")
 """Settings that decide the position in a log, counted in batches, and which networks there are."""
 _HARMLESS = (
-    *("log_every", "evaluate_every", "checkpoint_every", "num_checkpoints", "check_every", "evaluate_episodes"),
-    *("evaluate_video", "devices_per_process", "trackers", "capture", "share_gpus"),
-    *("timeout_s", "startup_timeout_s", "stop_return", "stop_when_solved", "total_steps"),
-    *("algorithm.replay_device", "algorithm.replay_path"),
+    # when to log, evaluate, check and write
+    "log_every",
+    "evaluate_every",
+    "check_every",
+    "checkpoint_every",
+    "estimate_every",
+    # what is evaluated, kept and sent
+    "evaluate_episodes",
+    "evaluate_video",
+    "num_checkpoints",
+    "trackers",
+    "model_path",
+    # when the run ends, or counts as stuck
+    "total_steps",
+    "epochs",
+    "stop_return",
+    "stop_when_solved",
+    "timeout_s",
+    "startup_timeout_s",
+    # devices, and where the replay and the environments are
+    "devices_per_process",
+    "capture",
+    "share_gpus",
+    "algorithm.replay_device",
+    "algorithm.replay_path",
     _PLACEMENT,
-    *("data", "eval_data", "epochs", "estimate_every", "model_path"),  # changed contents of data are detected elsewhere
+    # where the data is; changed contents are detected elsewhere
+    "data",
+    "eval_data",
 )
 """Settings without effect on any gradient, but see `_that_end_with_the_run`."""
 
