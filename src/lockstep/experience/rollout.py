@@ -160,10 +160,10 @@ class Collector:
     def _reset(self, k: int, name: str) -> None:
         """Begin new episodes in local shard number `k`, each environment from the seed of its global index."""
         seeds = env_seeds(self._seed, name, self._world.shards[k], self._envs[k].num_envs)
-        self._observation[k, -1] = self._whole(k, self._envs[k].reset(seeds))
+        self._observation[k, -1] = self._with_critic_observation(k, self._envs[k].reset(seeds))
         self._actor.begins[k] = True
 
-    def _whole(self, k: int, observation: np.ndarray) -> np.ndarray:
+    def _with_critic_observation(self, k: int, observation: np.ndarray) -> np.ndarray:
         """Observations of local shard `k` with the critic's own, if it has any.
 
         Raises `RunError` if their shape is not that of the spec: numpy would repeat a single number silently.
@@ -177,8 +177,8 @@ class Collector:
             return observation
         return join_groups(observation, self._critics[k].critic_observation()[0])
 
-    def _whole_final(self, k: int, final: np.ndarray) -> np.ndarray:
-        """`_whole` of final observations."""
+    def _final_with_critic_observation(self, k: int, final: np.ndarray) -> np.ndarray:
+        """`_with_critic_observation` of final observations."""
         if self._critics is None:
             return final
         last = self._critics[k].critic_observation()[1]
@@ -211,14 +211,16 @@ class Collector:
                     obs, reward, terminated, truncated, last = env.step(chosen[k])
                 except Exception as error:
                     raise step_error(self._world, k, size, error) from error
-                observation[k, t + 1] = self._whole(k, obs)
+                observation[k, t + 1] = self._with_critic_observation(k, obs)
                 self._reward[k, t] = reward
                 self._terminated[k, t] = terminated
                 self._truncated[k, t] = truncated
                 if last is not None and truncated.any():
                     rows = np.flatnonzero(truncated & ~terminated)
                     if len(rows):  # an episode may terminate in the step of its time limit
-                        final[k].append((t, rows, self._whole_final(k, last)[rows].astype(observation.dtype)))
+                        final[k].append(
+                            (t, rows, self._final_with_critic_observation(k, last)[rows].astype(observation.dtype))
+                        )
             self._record_waiting_agents(t)
             if actor.is_recurrent:
                 self._begin_episodes(t)

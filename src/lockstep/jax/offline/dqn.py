@@ -71,7 +71,7 @@ class OfflineDQN(LoggedLearner[ScoringPolicy]):
             self.loss,
             followed=followed,
             num_sums=2 + len(self._q_metrics) + len(self._other_metrics),
-            score_weight=0 if config.maxq else 1,
+            score_weight_index=0 if config.maxq else 1,
         )
         self.metrics = MetricMeans([*self._q_metrics, *self._other_metrics, *STEP_METRICS])
         boost = [config.reward_boost.get(name, 0.0) for name in policy.info.actions]

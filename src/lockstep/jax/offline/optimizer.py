@@ -69,7 +69,7 @@ class OfflineOptimizer:
         loss: returns the weighted sum of the losses of all networks over rows [N], and `num_sums` sums.
         followed: the networks with targets. The gradient of the first is clipped, and its norm logged.
         num_sums: the number of sums; the first is the weight of the rows.
-        score_weight: index of the sum that is the rows' weight in the loss of the first of `followed`.
+        score_weight_index: index of the sum that is the rows' weight in the loss of the first of `followed`.
 
     Attributes:
         flat: layout of all parameters, those of `followed` first.
@@ -86,7 +86,7 @@ class OfflineOptimizer:
         *,
         followed: Sequence[str],
         num_sums: int,
-        score_weight: int = 0,
+        score_weight_index: int = 0,
     ) -> None:
         c = run.algorithm
         self.config = c
@@ -94,7 +94,7 @@ class OfflineOptimizer:
         self._loss = loss
         self._epochs = run.epochs
         self._num_sums = num_sums
-        self._score_weight = score_weight
+        self._score_weight_index = score_weight_index
         networks = [with_prefix(name, subtree(params, name)) for name in followed]
         self.flat = FlatParameters(params, first=followed)
         self.flat_target = FlatParameters({k: v for network in networks for k, v in network.items()}, first=followed)
@@ -155,7 +155,7 @@ class OfflineOptimizer:
         gradient, sums, extra = jnp.split(total, [end, end + self._num_sums])
         of_scores, of_others = jnp.split(gradient, [self._num_scores])
         # Products, as XLA divides a vector by a number in one layout and multiplies by the inverse in another.
-        of_scores, of_others = of_scores * (1.0 / divisor(sums[self._score_weight])), of_others * (1.0 / sums[0])
+        of_scores, of_others = of_scores * (1.0 / divisor(sums[self._score_weight_index])), of_others * (1.0 / sums[0])
         of_scores, norm = clip_by_global_norm(of_scores, c.max_grad_norm)
         gradient = jnp.concatenate([of_scores, of_others])
         if c.l2_decay:

@@ -97,7 +97,7 @@ class OfflineDQN(LoggedLearner[ScoringPolicy]):
         """
         pairs = [self.part_of(rows, k, progress.env_steps) for k, rows in enumerate(parts)]
         sums, extra, skipped = self.optimizer.learn(
-            pairs, extra_sums, progress, score_weight=None if self.config.maxq else 1
+            pairs, extra_sums, progress, score_weight_index=None if self.config.maxq else 1
         )
         if not skipped:
             self.target.move(self.config.target_rate)

@@ -104,7 +104,7 @@ class OfflineOptimizer:
         extra_sums: np.ndarray,
         progress: Progress,
         *,
-        score_weight: int | None = None,
+        score_weight_index: int | None = None,
         combine: Callable[[Tensor, Tensor], None] | None = None,
     ) -> tuple[Tensor, np.ndarray, bool]:
         """Change the parameters once by the mean gradient of all shards, unless it is not finite; *collective*.
@@ -113,7 +113,7 @@ class OfflineOptimizer:
             batches: the arguments of the loss, for each local shard.
             extra_sums: [K, I] further numbers to sum over all shards.
             progress: of the run, before this step.
-            score_weight: index of the sum that is the rows' weight in the loss of `scores`; None: the first.
+            score_weight_index: index of the sum that is the rows' weight in the loss of `scores`; None: the first.
             combine: changes the mean gradient [P] in place, given the sums over all shards, before it is clipped.
 
         Returns:
@@ -125,7 +125,7 @@ class OfflineOptimizer:
         """
         self._schedule_rate(progress)
         inputs = [*(batch for of_shard in batches for batch in of_shard), self._padded(extra_sums)]
-        sums, for_host = self._take_step(inputs, score_weight, combine)
+        sums, for_host = self._take_step(inputs, score_weight_index, combine)
         # The only host sync of a step: the extra sums carry the flag of a signal to stop.
         *extra, skipped = for_host.cpu().numpy()
         if skipped and self._stop_on_non_finite:
@@ -167,17 +167,17 @@ class OfflineOptimizer:
     def _gradient_step(
         self,
         inputs: Sequence[RowBatch | Tensor],
-        score_weight: int | None,
+        score_weight_index: int | None,
         combine: Callable[[Tensor, Tensor], None] | None,
     ) -> tuple[Tensor, Tensor]:
         """The first result of `learn`; and all MAX_EXTRA_SUMS extra sums, then whether the step was skipped."""
         self._accumulate(inputs)
-        return self._apply([self._comm.average_gradients_(self.flat)], score_weight, combine)
+        return self._apply([self._comm.average_gradients_(self.flat)], score_weight_index, combine)
 
     def _apply_gradient(
         self,
         averaged: Sequence[Tensor],
-        score_weight: int | None,
+        score_weight_index: int | None,
         combine: Callable[[Tensor, Tensor], None] | None,
     ) -> tuple[Tensor, Tensor]:
         """Clip the mean gradient and take the optimizer's step, given the sums over all shards."""
@@ -185,8 +185,8 @@ class OfflineOptimizer:
         if combine is not None:
             combine(self.flat.gradient, sums)
         gradient, other_gradient = cast("list[Tensor]", self.flat.gradient.split(self._sizes))
-        if score_weight is not None:
-            gradient.mul_(sums[0] / sums[score_weight].clamp(min=1.0))
+        if score_weight_index is not None:
+            gradient.mul_(sums[0] / sums[score_weight_index].clamp(min=1.0))
         norm = cast(Tensor, torch.linalg.vector_norm(gradient))
         totals = torch.cat([sums, norm.reshape(1), self._if_skipped[:1]])
         # x - x is 0 unless x is NaN or infinite. The result is equal on every rank and needs no host sync.
