@@ -28,7 +28,7 @@ class World:
     rank: int = 0
     """Index of this learner process over all hosts, from 0 to `size - 1`."""
     size: int = 1
-    """Number of learner processes."""
+    """Number of learner processes: ranks in torch; in JAX each drives `devices_per_process` devices, one rank each."""
     local_rank: int = -1
     """Index of this process on its host; selects the device. Default: `rank`."""
     local_size: int = -1
