@@ -16,9 +16,9 @@ _ENV_SETTINGS = frozenset(item.name for item in fields(EnvConfig))
 _SECTIONS = ("env", "network", "algorithm")
 _LIGHT = ("jax/", "gymnax/", "envpool/")
 """Prefixes of tasks that are quick on CPUs too: thousands of environments at a time would learn more slowly there."""
-_RULED_OUT: Mapping[str, str] = {"recurrent": "num_minibatches"}
+_RULED_OUT: Mapping[str, str] = {"recurrent": "num_minibatches", "learning_rate": "critic_learning_rate"}
 """Defaults that are left out where the user gives another setting: minibatches of a recurrent policy consist of whole
-sequences, so that 64 rows would be only a few."""
+sequences, so that 64 rows would be only a few; a learning rate that is given alone is that of the critics, too."""
 _OFF = (None, "null", "none")
 """Values that switch such a setting off."""
 _TITLES: Mapping[Kind, str] = {

@@ -108,6 +108,13 @@ def test_a_default_that_contradicts_a_given_setting_is_left_out():
     assert task_defaults("lockstep/Reach-v0", {"recurrent": "none"}).algorithm.num_minibatches == 32
 
 
+def test_critics_of_sac_learn_faster_unless_a_learning_rate_is_given():
+    sac = {"algo": "sac"}
+    default = task_defaults("Pendulum-v1", sac).algorithm
+    assert (default.learning_rate, default.critic_learning_rate) == (3e-4, 1e-3)
+    assert task_defaults("Pendulum-v1", {**sac, "learning_rate": "1e-4"}).algorithm.critic_learning_rate is None
+
+
 def test_an_algorithm_without_a_table_has_the_defaults_of_its_class(monkeypatch):
     monkeypatch.setattr("lockstep.session.task_defaults.BY_ALGORITHM", {})
     assert task_defaults("lockstep/Reach-v0", {}) == Run(task="lockstep/Reach-v0")
