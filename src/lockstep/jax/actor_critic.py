@@ -385,13 +385,14 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         """Add the metrics of `count` gradient steps, from `State.sums` after them."""
         if not count:
             return
-        split, skipped = 1 + len(VALUE_METRICS), sums[-1:]
-        of_critics, of_policy, norms = np.split(sums[:-1], [split, self._num_sums])
+        ends = [1 + len(VALUE_METRICS), self._num_sums, self._num_sums + 2]
+        of_critics, of_policy, norm_sums, num_skipped = np.split(sums, ends)
+        num_policy_steps = of_policy[0] / self.config.batch_size  # its rows are counted only in steps that moved it
         self.metrics.add(VALUE_METRICS, of_critics[1:], of_critics[0])
         self.metrics.add(self._policy_sums, of_policy[1:], of_policy[0])
-        self.metrics.add(("optim/grad_norm",), norms[:1], count - skipped[0])
-        self.metrics.add(("optim/policy_grad_norm",), norms[1:], of_policy[0] / self.config.batch_size)
-        self.metrics.add(("optim/skipped",), skipped, count)
+        self.metrics.add(("optim/grad_norm",), norm_sums[:1], count - num_skipped[0])
+        self.metrics.add(("optim/policy_grad_norm",), norm_sums[1:], num_policy_steps)
+        self.metrics.add(("optim/skipped",), num_skipped, count)
 
     def shared_arrays(self) -> dict[str, np.ndarray]:
         """Copies of all state that is equal on every rank, by name, for checkpoints; torch uses the same names."""

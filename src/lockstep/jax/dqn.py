@@ -145,10 +145,10 @@ class DQN:
         self.metrics.add(names, statistics, 1.0)
         if replayed.due:
             self.policy.params = self._split(self.comm.local(self.state.values))
-            weight, *means, norm, skipped = sums
-            self.metrics.add(VALUE_METRICS, means, weight)
-            self.metrics.add(("optim/grad_norm",), [norm], replayed.due - skipped)
-            self.metrics.add(("optim/skipped",), [skipped], replayed.due)
+            num_rows, *value_sums, norm_sum, num_skipped = sums
+            self.metrics.add(VALUE_METRICS, value_sums, num_rows)
+            self.metrics.add(("optim/grad_norm",), [norm_sum], replayed.due - num_skipped)
+            self.metrics.add(("optim/skipped",), [num_skipped], replayed.due)
             self.metrics.add(("optim/learning_rate",), [rate], 1.0)
         return totals
 

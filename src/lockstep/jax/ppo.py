@@ -153,10 +153,11 @@ class PPO:
 
     def _add_step_metrics(self, table: Array, sums: Array) -> Array:
         """The table of metrics with those of some gradient steps, given the sum of their results."""
-        weight, means, norm, taken, skipped = jnp.split(sums, np.cumsum([1, len(LOSS_METRICS), 1, 1]))
-        table = self.metrics.add(table, LOSS_METRICS, means, weight)
-        table = self.metrics.add(table, ("optim/grad_norm",), norm, taken)
-        return self.metrics.add(table, ("optim/skipped",), skipped, taken + skipped)
+        ends = np.cumsum([1, len(LOSS_METRICS), 1, 1])
+        weight, loss_sums, norm_sum, num_taken, num_skipped = jnp.split(sums, ends)
+        table = self.metrics.add(table, LOSS_METRICS, loss_sums, weight)
+        table = self.metrics.add(table, ("optim/grad_norm",), norm_sum, num_taken)
+        return self.metrics.add(table, ("optim/skipped",), num_skipped, num_taken + num_skipped)
 
     def _adapt_learning_rate(self, state: State, at: str, sums: Array) -> State:
         """Follow the KL of `sums` over all ranks, if that is the schedule; a KL of no rows, NaN, changes nothing."""

@@ -240,12 +240,14 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         if not replayed.due:
             return
         count = 1 + len(VALUE_METRICS)
-        of_critics, of_policy, norms, skipped = totals.tensor_split([count, self._num_sums, self._num_sums + 2])
+        ends = [count, self._num_sums, self._num_sums + 2]
+        of_critics, of_policy, norm_sums, num_skipped = totals.tensor_split(ends)
+        num_policy_steps = of_policy[0] / self.config.batch_size  # its rows are counted only in steps that moved it
         self.metrics.add(VALUE_METRICS, of_critics[1:], of_critics[0])
         self.metrics.add(self._policy_sums, of_policy[1:], of_policy[0])
-        self.metrics.add(("optim/grad_norm",), norms[:1], replayed.due - skipped)
-        self.metrics.add(("optim/policy_grad_norm",), norms[1:], of_policy[0] / self.config.batch_size)
-        self.metrics.add(("optim/skipped",), skipped, replayed.due)
+        self.metrics.add(("optim/grad_norm",), norm_sums[:1], replayed.due - num_skipped)
+        self.metrics.add(("optim/policy_grad_norm",), norm_sums[1:], num_policy_steps)
+        self.metrics.add(("optim/skipped",), num_skipped, replayed.due)
         self.metrics.add(("optim/learning_rate",), self.learning_rates[:1], 1.0)
 
     def warmup(self, rows: int) -> Callable[[], object]:

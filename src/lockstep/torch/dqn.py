@@ -128,10 +128,10 @@ class DQN:
         names = ("exploration/epsilon", "replay/size", "replay/skipped")
         self.metrics.add(names, to_device(np.array(statistics), self.comm.device), 1.0)
         if replayed.due:
-            weight, means, norm, skipped = torch.split(sums, [1, len(VALUE_METRICS), 1, 1])
-            self.metrics.add(VALUE_METRICS, means, weight)
-            self.metrics.add(("optim/grad_norm",), norm, replayed.due - skipped)
-            self.metrics.add(("optim/skipped",), skipped, replayed.due)
+            num_rows, value_sums, norm_sum, num_skipped = torch.split(sums, [1, len(VALUE_METRICS), 1, 1])
+            self.metrics.add(VALUE_METRICS, value_sums, num_rows)
+            self.metrics.add(("optim/grad_norm",), norm_sum, replayed.due - num_skipped)
+            self.metrics.add(("optim/skipped",), num_skipped, replayed.due)
             self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
         return totals
 

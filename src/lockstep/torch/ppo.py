@@ -143,10 +143,10 @@ class PPO:
 
     def _add_step_metrics(self, sums: Tensor) -> None:
         """Add the metrics of some gradient steps, given the sum of their results."""
-        weight, means, norm, taken, skipped = torch.split(sums, [1, len(LOSS_METRICS), 1, 1, 1])
-        self.metrics.add(LOSS_METRICS, means, weight)
-        self.metrics.add(("optim/grad_norm",), norm, taken)
-        self.metrics.add(("optim/skipped",), skipped, taken + skipped)
+        weight, loss_sums, norm_sum, num_taken, num_skipped = torch.split(sums, [1, len(LOSS_METRICS), 1, 1, 1])
+        self.metrics.add(LOSS_METRICS, loss_sums, weight)
+        self.metrics.add(("optim/grad_norm",), norm_sum, num_taken)
+        self.metrics.add(("optim/skipped",), num_skipped, num_taken + num_skipped)
 
     def _non_finite_error(
         self, rollouts: Sequence[AnyRollout], batches: Sequence[Batch], progress: Progress
