@@ -115,7 +115,9 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self._target_critics = slice(None) if count is None else torch.zeros(count, dtype=torch.int64, device=device)
         self._stop_on_non_finite = run.non_finite == "stop"
         self._halted = torch.zeros((), dtype=torch.bool, device=device)
-        self._if_skipped = torch.tensor([0.0] * (self._num_sums + 2) + [1.0], device=device)
+        # The result of a skipped step: zeros, then not_finite = 1.
+        self._skipped_step = torch.tensor([0.0] * (self._num_sums + 2) + [1.0], device=device)
+        self._not_skipped = torch.zeros(1, device=device)  # the end of the result of a step that is taken
         bfloat16 = run.precision == "bfloat16"
         self._precision = torch.autocast(device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext()
         self._backward = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
@@ -209,7 +211,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
             self._critic_gradient.mul_(scale)
             sums[1] *= scale
         norms = torch.stack([self._clip(self._critic_gradient), self._clip(self._actor_gradient)])
-        totals = torch.cat([sums, norms, self._if_skipped[:1]])
+        totals = torch.cat([sums, norms, self._not_skipped])
         # x - x is 0 except for NaN and infinity. Equal on all ranks, and computed without a host sync.
         skipped = (totals - totals).any()
         if self._stop_on_non_finite:  # later steps are skipped too: the error reports the parameters of this one
@@ -217,7 +219,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self.critic_adam.step(skipped.float())
         if moves_policy:
             self.policy_adam.step(skipped.float())
-        return torch.where(skipped, self._if_skipped, totals)
+        return torch.where(skipped, self._skipped_step, totals)
 
     def _clip(self, gradient: Tensor) -> Tensor:
         """Clip a part of the gradient to `max_grad_norm`, in place; returns its norm before."""

@@ -86,7 +86,9 @@ class DQN:
         self.metrics = Metrics(METRICS, comm.device)
         self._stop_on_non_finite = run.non_finite == "stop"
         self._halted = torch.zeros((), dtype=torch.bool, device=comm.device)
-        self._if_skipped = torch.tensor([0.0] * (1 + len(VALUE_METRICS)) + [0.0, 1.0], device=comm.device)
+        # The result of a skipped step: zeros, then not_finite = 1.
+        self._skipped_step = torch.tensor([0.0] * (1 + len(VALUE_METRICS)) + [0.0, 1.0], device=comm.device)
+        self._not_skipped = torch.zeros(1, device=comm.device)  # the end of the result of a step that is taken
         self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=run.precision == "bfloat16")
         self._backward = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
         self._accumulate, self._apply, self._take_step = capture_step(
@@ -114,7 +116,7 @@ class DQN:
             raise self._non_finite_error(rollouts, [], progress)
         remaining = 1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0
         self.learning_rate.fill_(c.learning_rate * remaining)
-        sums = torch.zeros_like(self._if_skipped)
+        sums = torch.zeros_like(self._skipped_step)
         kept = KeptMinibatches[TransitionBatch](lambda: bool(self._halted), enabled=self._stop_on_non_finite)
         for drawn, weights in self._shards.minibatches(replayed):
             parts = [TransitionBatch.of(*pair, self._copies) for pair in zip(drawn, weights, strict=True)]
@@ -183,13 +185,13 @@ class DQN:
             gradient.mul_(scale * (c.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
         elif c.prioritized:
             gradient.mul_(scale)
-        totals = torch.cat([sums[:1], sums[1:2] * scale, sums[2:], norm.reshape(1), self._if_skipped[:1]])
+        totals = torch.cat([sums[:1], sums[1:2] * scale, sums[2:], norm.reshape(1), self._not_skipped])
         # x - x is 0 except for NaN and infinity. Equal on all ranks, and computed without a host sync.
         skipped = (totals - totals).any()
         if self._stop_on_non_finite:  # later steps are skipped too: the error reports the parameters of this one
             skipped = self._halted.logical_or_(skipped)
         self.optimizer.step(skipped.float())
-        return torch.where(skipped, self._if_skipped, totals)
+        return torch.where(skipped, self._skipped_step, totals)
 
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
         """The temporal-difference loss.

@@ -66,8 +66,9 @@ class PPO:
         self._stop_on_non_finite = run.non_finite == "stop"
         self._halted = torch.zeros((), dtype=torch.bool, device=comm.device)
         # After the sums of a step: the norm of its gradient, 1 if it was taken, 1 if a number was not finite.
-        self._if_skipped = torch.tensor([0.0] * (1 + len(LOSS_METRICS)) + [0.0, 0.0, 1.0], device=comm.device)
-        self._taken = torch.tensor([1.0, 0.0], device=comm.device)
+        # The result of a skipped step: zeros, then not_finite = 1.
+        self._skipped_step = torch.tensor([0.0] * (1 + len(LOSS_METRICS)) + [0.0, 0.0, 1.0], device=comm.device)
+        self._taken = torch.tensor([1.0, 0.0], device=comm.device)  # the end of the result of a step that is taken
         bfloat16 = run.precision == "bfloat16"
         self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=bfloat16)
         self._builder = BatchBuilder(
@@ -106,14 +107,14 @@ class PPO:
                 raise NormalizerError(*fault, progress)
             if self._stop_on_non_finite:
                 raise self._non_finite_error(rollouts, batches, progress)
-            steps = c.num_epochs * c.num_minibatches
-            self.metrics.add(("optim/skipped",), steps * self._if_skipped[-1:], steps)
+            steps = c.num_epochs * c.num_minibatches  # all are skipped
+            self.metrics.add(("optim/skipped",), torch.full((1,), float(steps), device=self.comm.device), steps)
             return totals
         orders = [self._orders.take(k, len(batch.target)) for k, batch in enumerate(batches)]
         for epoch in zip(*orders, strict=True):
             shuffled = [batch.shuffled(order) for batch, order in zip(batches, epoch, strict=True)]
             minibatches = [batch.split(self.rows, self.sequence_length) for batch in shuffled]
-            sums = torch.zeros_like(self._if_skipped)
+            sums = torch.zeros_like(self._skipped_step)
             for parts in zip(*minibatches, strict=True):
                 self.comm.timers.enter(LEARN)  # a heartbeat: an update may take long
                 of_step = self._take_step(parts)
@@ -197,7 +198,7 @@ class PPO:
             self._adapt_learning_rate("step", torch.where(skipped, torch.nan, sums))
         unchanged = skipped | empty
         self.optimizer.step(unchanged.float())
-        return torch.where(unchanged, self._if_skipped * skipped, totals)
+        return torch.where(unchanged, self._skipped_step * skipped, totals)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The negated PPO objective.

@@ -53,7 +53,7 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
         if replayed.skipped and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, [], progress)
         self._set_learning_rates(progress.fraction)
-        totals_of_steps = torch.zeros_like(self._if_skipped)
+        totals_of_steps = torch.zeros_like(self._skipped_step)
         kept = KeptMinibatches[TransitionBatch](lambda: bool(self._halted), enabled=self._stop_on_non_finite)
         for drawn, weights in self._shards.minibatches(replayed):
             parts = self._parts(drawn, weights)

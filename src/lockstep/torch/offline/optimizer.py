@@ -95,7 +95,9 @@ class OfflineOptimizer:
             self._gradient_step,
             candidates=isinstance(scores, CandidateNetwork),
         )
-        self._if_skipped = torch.tensor([0.0] * (num_sums + 1) + [1.0], device=comm.device)
+        # The result of a skipped step: zeros, then not_finite = 1.
+        self._skipped_step = torch.tensor([0.0] * (num_sums + 1) + [1.0], device=comm.device)
+        self._not_skipped = torch.zeros(1, device=comm.device)  # the end of the result of a step that is taken
         self._ones = torch.ones(len(STEP_METRICS) - 1, device=comm.device)
 
     def learn(
@@ -188,7 +190,7 @@ class OfflineOptimizer:
         if score_weight_index is not None:
             gradient.mul_(sums[0] / sums[score_weight_index].clamp(min=1.0))
         norm = cast(Tensor, torch.linalg.vector_norm(gradient))
-        totals = torch.cat([sums, norm.reshape(1), self._if_skipped[:1]])
+        totals = torch.cat([sums, norm.reshape(1), self._not_skipped])
         # x - x is 0 unless x is NaN or infinite. The result is equal on every rank and needs no host sync.
         skipped = (totals - totals).any()
         if len(other_gradient):
@@ -197,7 +199,7 @@ class OfflineOptimizer:
             factor = (self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0)
             gradient.mul_(factor)
         self.optimizer.step(skipped.float())
-        return torch.where(skipped, self._if_skipped, totals), torch.cat([extra, skipped.float().reshape(1)]).double()
+        return torch.where(skipped, self._skipped_step, totals), torch.cat([extra, skipped.float().reshape(1)]).double()
 
     def add_metrics(self, metrics: Metrics, totals: Tensor) -> None:
         """Add `STEP_METRICS`, from the first result of `learn`."""
