@@ -202,7 +202,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         Returns:
             The minibatches, if numbers that are not finite stop the run.
         """
-        kept = KeptMinibatches[ActorCriticPart](self._halted, enabled=self._stop_on_non_finite)
+        kept = KeptMinibatches[ActorCriticPart](self._non_finite, enabled=self._stop_on_non_finite)
         draws = self._draw(replayed)
         for length in self._calls.lengths(replayed.due, int(self.counters[TAKEN])):
             steps = list(islice(draws, length))
@@ -214,7 +214,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
             kept.add(*(parts for parts, _ in steps))
         return kept.minibatches
 
-    def _halted(self) -> bool:
+    def _non_finite(self) -> bool:
         """Whether a number that is not finite has stopped the gradient steps of this update; waits for the device."""
         return bool(self.comm.read(self.state.sums)[-1])
 

@@ -49,7 +49,7 @@ class ReplayShared(NamedTuple):
     """State that is replicated on all devices."""
 
     state: State
-    halted: Array
+    non_finite: Array
     """Whether a number was not finite and the run must stop."""
     update: Array
     """int32: updates of the run so far."""
@@ -75,8 +75,8 @@ class ReplayOutcome(NamedTuple):
     """Gradient steps of the call."""
     counted: np.ndarray
     """As `ReplayShared.counted`."""
-    halted: bool
-    """Whether the run must stop."""
+    non_finite: bool
+    """Whether a number was not finite and the run must stop."""
     left: int
     """Updates left."""
 
@@ -149,7 +149,7 @@ class ReplayDeviceLoop(DeviceSource):
         shards, replay = own
         each = [shard._replace(totals=no_episodes()) for shard in slots(shards, self._comm.num_slots)]
         shared, each, replay = jax.lax.while_loop(
-            lambda carry: (carry[0].left > 0) & ~carry[0].halted, self._update, (shared, each, replay)
+            lambda carry: (carry[0].left > 0) & ~carry[0].non_finite, self._update, (shared, each, replay)
         )
         return shared, (jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), replay)
 
@@ -172,12 +172,12 @@ class ReplayDeviceLoop(DeviceSource):
             statistics.append(jnp.stack([~finite, size == 0, size]).astype(jnp.float32))
             new_shards.append(new_shard)
         faults, unready, size = self._comm.sum_shards(jnp.stack(statistics), "statistics")
-        halted = shared.halted | ((faults > 0) & stops)
-        due = jnp.where(halted | (unready > 0), 0, shared.due[len(shared.due) - shared.left])
+        non_finite = shared.non_finite | ((faults > 0) & stops)
+        due = jnp.where(non_finite | (unready > 0), 0, shared.due[len(shared.due) - shared.left])
         if config.learning_rate_schedule == "linear":
             remaining = 1.0 - shared.rollouts * (self._new_steps / run.total_steps)
             state = state._replace(learning_rates=learner.initial_rates * jnp.maximum(remaining, 0.0))
-        shared = self._take_steps(shared._replace(state=state, halted=halted), new_shards, replay, due)
+        shared = self._take_steps(shared._replace(state=state, non_finite=non_finite), new_shards, replay, due)
         share, learned = faults * (1.0 / self._comm.world.num_shards), (due > 0).astype(jnp.float32)
         counted = shared.counted + jnp.stack([size, share, learned * shared.state.learning_rates[0], learned])
         shared = shared._replace(
@@ -199,8 +199,8 @@ class ReplayDeviceLoop(DeviceSource):
             return self._take_step(state, replay, shards, shared.taken + number + 1)
 
         state = jax.lax.fori_loop(0, due, step, shared.state)
-        halted = shared.halted | ((state.sums[-1] > 0) & (self._run.non_finite == "stop"))
-        return shared._replace(state=state, halted=halted, taken=shared.taken + due)
+        non_finite = shared.non_finite | ((state.sums[-1] > 0) & (self._run.non_finite == "stop"))
+        return shared._replace(state=state, non_finite=non_finite, taken=shared.taken + due)
 
     def _take_step(self, state: State, replay: DeviceReplay, shards: list[Shard], number: Array) -> State:
         """Gradient step `number` of the run, counted from 1."""
@@ -248,9 +248,9 @@ class ReplayDeviceLoop(DeviceSource):
         shared = ReplayShared(learner.state, *comm.inputs(host))
         shared, (self._own, self._replay) = compiled(shared, (self._own, self._replay))
         learner.state = shared.state
-        after, counted, halted, left = comm.read((shared.taken, shared.counted, shared.halted, shared.left))
+        after, counted, non_finite, left = comm.read((shared.taken, shared.counted, shared.non_finite, shared.left))
         learner.counters[TAKEN] = after
-        return ReplayOutcome(int(after) - taken, counted, bool(halted), int(left))
+        return ReplayOutcome(int(after) - taken, counted, bool(non_finite), int(left))
 
     def run_until_due(self, progress: Progress) -> int:
         """Collect and learn until the next host synchronization; *collective*. Returns the number of updates.
@@ -265,11 +265,11 @@ class ReplayDeviceLoop(DeviceSource):
         rest = due[0] - _MAX_STEPS if count == 1 else 0
         outcome = self._call(self._updates, progress, [min(due[0], _MAX_STEPS)] if rest > 0 else due)
         taken, counted, left = outcome.taken, outcome.counted, outcome.left
-        while rest > 0 and outcome.taken and not outcome.halted:
+        while rest > 0 and outcome.taken and not outcome.non_finite:
             self._comm.timers.enter(LEARN)  # a heartbeat
             outcome = self._call(self._more_steps, progress, [min(rest, _MAX_STEPS)])
             taken, rest = taken + outcome.taken, rest - outcome.taken
-        if outcome.halted:
+        if outcome.non_finite:
             raise self.non_finite_error(progress.updates + count - left - 1)
         learner.metrics.add(("replay/size", "replay/skipped"), counted[:2], count)
         learner.metrics.add(("optim/learning_rate",), counted[2:3], float(counted[3]))

@@ -131,7 +131,7 @@ class DQN:
         if replayed.due:
             fresh = self.comm.replicate({"learning_rate": np.float32(rate), "sums": _NO_SUMS})
             self.state = self.state._replace(**fresh)
-        kept, draws = KeptMinibatches[Part](self._halted, enabled=self._stop_on_non_finite), self._draw(replayed)
+        kept, draws = KeptMinibatches[Part](self._non_finite, enabled=self._stop_on_non_finite), self._draw(replayed)
         for length in self._calls.lengths(replayed.due, int(self.counters[TAKEN])):
             steps = list(islice(draws, length))
             self._learn(steps)
@@ -152,7 +152,7 @@ class DQN:
             self.metrics.add(("optim/learning_rate",), [rate], 1.0)
         return totals
 
-    def _halted(self) -> bool:
+    def _non_finite(self) -> bool:
         """Whether a number that is not finite has stopped the gradient steps of this update; waits for the device."""
         return bool(self.comm.read(self.state.sums)[-1])
 

@@ -123,7 +123,7 @@ class PPO:
         Returns:
             The state after the update, and the sums of each gradient step [E, steps], as `_step` returns them.
         """
-        state, totals = self._epochs(state._replace(stopped=jnp.zeros((), bool)), batches, orders)
+        state, totals = self._epochs(state._replace(past_target_kl=jnp.zeros((), bool)), batches, orders)
         return self._add_learning_rate(state, jnp.ones(())), totals
 
     def _epochs(self, state: State, batches: Sequence[Batch], orders: Array) -> tuple[State, Array]:
@@ -148,7 +148,7 @@ class PPO:
         state = state._replace(table=self._add_step_metrics(state.table, sums))
         state = self._adapt_learning_rate(state, "epoch", sums)
         if c.target_kl is not None:
-            state = state._replace(stopped=state.stopped | (_kl(sums) > c.target_kl))
+            state = state._replace(past_target_kl=state.past_target_kl | (_kl(sums) > c.target_kl))
         return state, totals
 
     def _add_step_metrics(self, table: Array, sums: Array) -> Array:
@@ -182,15 +182,15 @@ class PPO:
         # Decided from reduced values on the device: equal on every rank, without a host sync.
         skipped = ~empty & ~jnp.isfinite(totals).all()
         if self._stop_on_non_finite:  # later steps are skipped too, so that the failing parameters are preserved
-            skipped = state.halted | (skipped & ~state.stopped)
-            state = state._replace(halted=skipped)
+            skipped = state.non_finite | (skipped & ~state.past_target_kl)
+            state = state._replace(non_finite=skipped)
         if self.config.adapt_before_step:
-            state = self._adapt_learning_rate(state, "step", jnp.where(skipped | state.stopped, jnp.nan, sums))
+            state = self._adapt_learning_rate(state, "step", jnp.where(skipped | state.past_target_kl, jnp.nan, sums))
         values, optimizer = self.optimizer.step(
-            state.optimizer, state.values, gradient, state.learning_rate, skipped | empty | state.stopped
+            state.optimizer, state.values, gradient, state.learning_rate, skipped | empty | state.past_target_kl
         )
         totals = jnp.where(skipped, jnp.zeros_like(totals).at[-1].set(1.0), jnp.where(empty, 0.0, totals))
-        return state._replace(values=values, optimizer=optimizer), jnp.where(state.stopped, 0.0, totals)
+        return state._replace(values=values, optimizer=optimizer), jnp.where(state.past_target_kl, 0.0, totals)
 
     def _shard_sums(self, values: Array, part: Batch, sequence_length: int) -> Array:
         """One shard's contribution to a step: its gradient sum [P], then its metric sums."""
@@ -238,9 +238,9 @@ class PPO:
             sharded_orders = comm.shard([order[epochs] for order in orders])
             (self.state, *_), _ = self._learn_spmd((self.state, host_values), (batches, sharded_orders))
         # One host sync per update; acting would wait for the device anyway.
-        values, halted = comm.read((self.state.values, self.state.halted))
+        values, non_finite = comm.read((self.state.values, self.state.non_finite))
         self.policy.params = self.flat.split(values)
-        if halted:
+        if non_finite:
             raise self._non_finite_error(rollouts, batches, statistics, progress)
         return totals
 
@@ -260,7 +260,7 @@ class PPO:
         copy = self.comm.replicate(self.comm.read(self.state))
         host_values = np.zeros(len(UpdateStatistics()) + 3, np.float32)
         (state, *_), _ = self._learn_spmd((copy, host_values), (batches, self.comm.shard([order] * num_shards)))
-        self.comm.read(state.halted)  # wait, so that errors are raised here
+        self.comm.read(state.non_finite)  # wait, so that errors are raised here
 
     def normalized(self, batch: Batch, statistics: UpdateStatistics) -> Batch:
         """The batch with advantages, targets and old values normalized by statistics over all ranks, as configured."""
@@ -280,7 +280,7 @@ class PPO:
         (state, host_values), (stacked, orders) = shared, own
         *numbers, rate, first, last = host_values
         statistics = UpdateStatistics(*numbers)
-        state = state._replace(stopped=state.stopped & (first == 0.0))
+        state = state._replace(past_target_kl=state.past_target_kl & (first == 0.0))
         if self.config.learning_rate_schedule != "adaptive":
             state = state._replace(learning_rate=rate)
         batches = [self.normalized(batch, statistics) for batch in slots(stacked, len(orders))]

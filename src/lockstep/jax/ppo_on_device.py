@@ -61,8 +61,8 @@ class PPOOutcome(NamedTuple):
     """What the host reads after a compiled call."""
 
     normalizers: dict[str, Moments]
-    halted: bool
-    """Whether the run must stop."""
+    non_finite: bool
+    """Whether a number was not finite and the run must stop."""
     left: int
     """Updates left."""
     bad: int
@@ -105,7 +105,7 @@ class PPODeviceLoop(DeviceSource):
         """Run updates until none is left, or until a number is not finite and `non_finite` is `stop`."""
         shards = [shard._replace(totals=no_episodes()) for shard in slots(own, len(own.first))]
         shared, shards = jax.lax.while_loop(
-            lambda carry: (carry[0].left > 0) & ~carry[0].state.halted, self._update, (shared, shards)
+            lambda carry: (carry[0].left > 0) & ~carry[0].state.non_finite, self._update, (shared, shards)
         )
         return shared, jax.tree.map(lambda *leaves: jnp.stack(leaves), *shards)
 
@@ -195,8 +195,8 @@ class PPODeviceLoop(DeviceSource):
         table = self._ppo.metrics.add(
             state.table, ("value/explained_variance",), explained[None], finite.astype(jnp.float32)
         )
-        halted = state.halted | (~finite & (self._run.non_finite == "stop"))
-        return state._replace(table=table, halted=halted), UpdateStatistics(*cast(Any, (mean, scale)))
+        non_finite = state.non_finite | (~finite & (self._run.non_finite == "stop"))
+        return state._replace(table=table, non_finite=non_finite), UpdateStatistics(*cast(Any, (mean, scale)))
 
     # -- on the host ---------------------------------------------------------------------------------------------------
 
@@ -216,10 +216,10 @@ class PPODeviceLoop(DeviceSource):
         state = ppo.state._replace(learning_rate=rate) if constant else ppo.state
         shared, self._own = self._updates(PPOShared(state, normalizers, *counters), self._own)
         ppo.state = shared.state
-        outputs = (ppo.state.values, ppo.state.halted, shared.left, shared.normalizers, shared.bad)
-        values, halted, left, normalizers, bad = comm.read(outputs)
+        outputs = (ppo.state.values, ppo.state.non_finite, shared.left, shared.normalizers, shared.bad)
+        values, non_finite, left, normalizers, bad = comm.read(outputs)
         ppo.policy.params = ppo.flat.split(values)
-        return PPOOutcome(normalizers, bool(halted), int(left), int(bad))
+        return PPOOutcome(normalizers, bool(non_finite), int(left), int(bad))
 
     def run_until_due(self, progress: Progress) -> int:
         """Collect and learn until the next host synchronization; *collective*. Returns the number of updates.
@@ -231,7 +231,7 @@ class PPODeviceLoop(DeviceSource):
         outcome = self._call(progress, count)
         for name, host in self._ppo.normalizers.named().items():
             moments.write(outcome.normalizers[name], host)
-        if outcome.halted:
+        if outcome.non_finite:
             update = progress.updates + count - outcome.left - 1
             raise self.non_finite_error(update, self._normalizer_error(update, outcome.bad))
         if self._longest_call is None:

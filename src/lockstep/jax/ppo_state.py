@@ -20,9 +20,9 @@ class State(NamedTuple):
     learning_rate: Array
     table: Array
     """Metric sums and weights [2, names]; see `Metrics`."""
-    halted: Array
+    non_finite: Array
     """Whether a number was not finite and the run must stop; all later steps are skipped."""
-    stopped: Array
+    past_target_kl: Array
     """Whether this update's KL exceeded `target_kl`; the results of its remaining steps are discarded."""
 
     @classmethod

@@ -13,15 +13,15 @@ class KeptMinibatches(Generic[Part]):
     """The minibatches of an update since all numbers were last known to be finite.
 
     Args:
-        halted: whether a number that is not finite was met; waits for the device.
+        non_finite: whether a number that is not finite was met; waits for the device.
         enabled: whether such a number stops the run; else nothing is kept.
 
     Attributes:
         minibatches: each as every local shard's part.
     """
 
-    def __init__(self, halted: Callable[[], bool], *, enabled: bool) -> None:
-        self._halted, self._enabled = halted, enabled
+    def __init__(self, non_finite: Callable[[], bool], *, enabled: bool) -> None:
+        self._non_finite, self._enabled = non_finite, enabled
         self.minibatches: list[Sequence[Part]] = []
 
     def add(self, *minibatches: Sequence[Part]) -> None:
@@ -29,5 +29,5 @@ class KeptMinibatches(Generic[Part]):
         if not self._enabled:
             return
         self.minibatches += minibatches
-        if len(self.minibatches) >= MAX_KEPT and not self._halted():
+        if len(self.minibatches) >= MAX_KEPT and not self._non_finite():
             self.minibatches.clear()

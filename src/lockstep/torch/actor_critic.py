@@ -114,7 +114,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         count = config.target_critics
         self._target_critics = slice(None) if count is None else torch.zeros(count, dtype=torch.int64, device=device)
         self._stop_on_non_finite = run.non_finite == "stop"
-        self._halted = torch.zeros((), dtype=torch.bool, device=device)
+        self._non_finite = torch.zeros((), dtype=torch.bool, device=device)
         # The result of a skipped step: zeros, then not_finite = 1.
         self._skipped_step = torch.tensor([0.0] * (self._num_sums + 2) + [1.0], device=device)
         self._not_skipped = torch.zeros(1, device=device)  # the end of the result of a step that is taken
@@ -215,7 +215,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         # x - x is 0 except for NaN and infinity. Equal on all ranks, and computed without a host sync.
         skipped = (totals - totals).any()
         if self._stop_on_non_finite:  # later steps are skipped too: the error reports the parameters of this one
-            skipped = self._halted.logical_or_(skipped)
+            skipped = self._non_finite.logical_or_(skipped)
         self.critic_adam.step(skipped.float())
         if moves_policy:
             self.policy_adam.step(skipped.float())

@@ -85,7 +85,7 @@ class DQN:
         self.counters = torch.from_numpy(self._shards.counters)
         self.metrics = Metrics(METRICS, comm.device)
         self._stop_on_non_finite = run.non_finite == "stop"
-        self._halted = torch.zeros((), dtype=torch.bool, device=comm.device)
+        self._non_finite = torch.zeros((), dtype=torch.bool, device=comm.device)
         # The result of a skipped step: zeros, then not_finite = 1.
         self._skipped_step = torch.tensor([0.0] * (1 + len(VALUE_METRICS)) + [0.0, 1.0], device=comm.device)
         self._not_skipped = torch.zeros(1, device=comm.device)  # the end of the result of a step that is taken
@@ -117,13 +117,13 @@ class DQN:
         remaining = 1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0
         self.learning_rate.fill_(c.learning_rate * remaining)
         sums = torch.zeros_like(self._skipped_step)
-        kept = KeptMinibatches[TransitionBatch](lambda: bool(self._halted), enabled=self._stop_on_non_finite)
+        kept = KeptMinibatches[TransitionBatch](lambda: bool(self._non_finite), enabled=self._stop_on_non_finite)
         for drawn, weights in self._shards.minibatches(replayed):
             parts = [TransitionBatch.of(*pair, self._copies) for pair in zip(drawn, weights, strict=True)]
             sums += self._step(parts, drawn)
             kept.add(parts)
         # One host sync per rollout; the next rollout would wait for the device anyway.
-        if replayed.due and self._stop_on_non_finite and bool(self._halted):
+        if replayed.due and self._stop_on_non_finite and bool(self._non_finite):
             raise self._non_finite_error(rollouts, kept.minibatches, progress)
         self.policy.resample(None)  # evaluations and policy files use the network without noise
         statistics = [epsilon(c, progress.env_steps), replayed.size, replayed.skipped]
@@ -189,7 +189,7 @@ class DQN:
         # x - x is 0 except for NaN and infinity. Equal on all ranks, and computed without a host sync.
         skipped = (totals - totals).any()
         if self._stop_on_non_finite:  # later steps are skipped too: the error reports the parameters of this one
-            skipped = self._halted.logical_or_(skipped)
+            skipped = self._non_finite.logical_or_(skipped)
         self.optimizer.step(skipped.float())
         return torch.where(skipped, self._skipped_step, totals)
 

@@ -64,7 +64,7 @@ class PPO:
         self._orders = MinibatchOrders(config, self.sequence_length, run.seed, comm)
         self.metrics = Metrics(METRICS, comm.device)
         self._stop_on_non_finite = run.non_finite == "stop"
-        self._halted = torch.zeros((), dtype=torch.bool, device=comm.device)
+        self._non_finite = torch.zeros((), dtype=torch.bool, device=comm.device)
         # After the sums of a step: the norm of its gradient, 1 if it was taken, 1 if a number was not finite.
         # The result of a skipped step: zeros, then not_finite = 1.
         self._skipped_step = torch.tensor([0.0] * (1 + len(LOSS_METRICS)) + [0.0, 0.0, 1.0], device=comm.device)
@@ -131,7 +131,7 @@ class PPO:
         # While a GPU takes the steps, the host has time.
         self._orders.draw_ahead([len(batch.target) for batch in batches])
         # One host sync per update; the next rollout would wait for the device anyway.
-        if self._stop_on_non_finite and bool(self._halted):
+        if self._stop_on_non_finite and bool(self._non_finite):
             raise self._non_finite_error(rollouts, batches, progress)
         self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
         return totals
@@ -193,7 +193,7 @@ class PPO:
         # x - x is 0 except for NaN and infinity. Equal on all ranks, and computed without a host sync.
         skipped = (totals - totals).any() & ~empty
         if self._stop_on_non_finite:  # later steps are skipped too: the error reports the parameters of this one
-            skipped = self._halted.logical_or_(skipped)
+            skipped = self._non_finite.logical_or_(skipped)
         if self.config.adapt_before_step:
             self._adapt_learning_rate("step", torch.where(skipped, torch.nan, sums))
         unchanged = skipped | empty

@@ -54,7 +54,7 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
             raise self._non_finite_error(rollouts, [], progress)
         self._set_learning_rates(progress.fraction)
         totals_of_steps = torch.zeros_like(self._skipped_step)
-        kept = KeptMinibatches[TransitionBatch](lambda: bool(self._halted), enabled=self._stop_on_non_finite)
+        kept = KeptMinibatches[TransitionBatch](lambda: bool(self._non_finite), enabled=self._stop_on_non_finite)
         for drawn, weights in self._shards.minibatches(replayed):
             parts = self._parts(drawn, weights)
             totals_of_steps += self._step(parts, drawn)
@@ -62,7 +62,7 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
                 self._target_values.lerp_(self.values, self.config.target_rate)
             kept.add(parts)
         # One host sync per rollout; the next rollout would wait for the device anyway.
-        if replayed.due and self._stop_on_non_finite and bool(self._halted):
+        if replayed.due and self._stop_on_non_finite and bool(self._non_finite):
             raise self._non_finite_error(rollouts, kept.minibatches, progress)
         self._add_metrics(replayed, totals_of_steps)
         return totals
