@@ -90,7 +90,7 @@ def give_masks_of_jax(learner, monkeypatch):
     calls: dict[int, int] = {}
 
     def kept(critics, x):
-        use = [one is critics for one in (target, learner.policy.critics, learner.critics)].index(True)
+        use = [one is critics for one in (target, learner.policy.critics, learner.frozen_critics)].index(True)
         layer = calls.get(use, 0) % len(critics.norms)
         calls[use] = calls.get(use, 0) + 1
         key = jax.random.split(jax.random.key(np.uint32(critics.generator.initial_seed())), 3)[use]

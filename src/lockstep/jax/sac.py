@@ -64,7 +64,7 @@ class SAC(ActorCritic[SACConfig]):
         next_q = policy.q(target, batch.next_observation, action, keys[0], precision)
         if part.target_critics is not None:
             next_q = next_q[part.target_critics]
-        y = losses.td_target(batch.reward, batch.discount, next_q.min(0) - self.alpha(actor) * log_prob)
+        y = losses.td_target(batch.reward, batch.discount, next_q.min(0) - self.temperature(actor) * log_prob)
         y = jax.lax.stop_gradient(y)
         q = policy.q(critics, batch.observation, policy.scaled(batch.action), keys[1], precision)
         error = y[None] - q
@@ -85,7 +85,7 @@ class SAC(ActorCritic[SACConfig]):
         parameters = policy.parameters(actor, batch.observation, precision)
         action, log_prob = self.distribution.scaled_action_and_log_prob(parameters, batch.noise[:, 1])
         q = policy.q(critics, batch.observation, action, key, precision)
-        alpha = jax.lax.stop_gradient(self.alpha(actor))
+        alpha = jax.lax.stop_gradient(self.temperature(actor))
         row_loss = alpha * log_prob - (q.min(0) if self.config.target_critics is None else q.mean(0))
         loss = row_loss.sum()
         if self.config.alpha is None:
@@ -93,7 +93,7 @@ class SAC(ActorCritic[SACConfig]):
         ones = jnp.ones_like(row_loss)
         return loss, jnp.stack([ones, row_loss, -log_prob, alpha * ones]).sum(1)
 
-    def alpha(self, actor: Params) -> Array:
+    def temperature(self, actor: Params) -> Array:
         """The temperature: the exponential of a parameter if it is learned."""
         return jnp.exp(actor[LOG_ALPHA]) if self.config.alpha is None else jnp.asarray(self.config.alpha, jnp.float32)
 

@@ -59,7 +59,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         flat: all parameters and gradients.
         values: the parameters of the critics and of the actor, flat, without gradient.
         critic_values: the part of `values` that is the critics'.
-        critics: the critics, with the same values, for a gradient with respect to actions alone.
+        frozen_critics: the critics, with the same values, for a gradient with respect to actions alone.
         target: the target networks.
         dropout: draws the critics' dropout masks; None without dropout.
         learning_rates: [2], of the policy and of the critics.
@@ -101,7 +101,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         values, gradient = self.flat.values.detach(), self.flat.gradient
         self.values = values[: num_critic + num_actor]
         self.critic_values = values[:num_critic]
-        self.critics = frozen_copy(policy.critics, self.critic_values)
+        self.frozen_critics = frozen_copy(policy.critics, self.critic_values)
         self.dropout = torch.Generator(device) if config.dropout > 0 else None
         self._critic_gradient = gradient[:num_critic]
         self._actor_gradient = gradient[num_critic : num_critic + num_actor]

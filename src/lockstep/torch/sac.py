@@ -48,7 +48,7 @@ class SAC(ActorCritic[SACConfig, Critics]):
         self._target_values = self.critic_values.clone()
         self.target = frozen_copy(policy.critics, self._target_values)
         self._target_entropy = -policy.spec.action.width if config.target_entropy is None else config.target_entropy
-        for critics in (policy.critics, self.critics, self.target):
+        for critics in (policy.critics, self.frozen_critics, self.target):
             critics.generator = self.dropout
 
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
@@ -107,7 +107,7 @@ class SAC(ActorCritic[SACConfig, Critics]):
             parameters = self.policy.actor(batch.observation).float()
         action, log_prob = self._distribution.scaled_action_and_log_prob(parameters, batch.noise[:, 1])
         with self._precision:
-            q = self.critics(batch.observation, action).float()
+            q = self.frozen_critics(batch.observation, action).float()
         alpha = self.temperature()
         row_loss = alpha * log_prob - (q.amin(0) if self.config.target_critics is None else q.mean(0))
         loss = row_loss.sum()

@@ -43,7 +43,7 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
         super().__init__(run, policy, comm, METRICS, POLICY_METRICS, NUM_ACTIONS)
         self._target_values = self.values.clone()
         self.target = frozen_copy(policy, self._target_values)
-        for critics in (policy.critics, self.critics, self.target.critics):
+        for critics in (policy.critics, self.frozen_critics, self.target.critics):
             critics.generator = self.dropout
 
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
@@ -100,7 +100,7 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
         policy = self.policy
         count = 1 if self.config.target_critics is None else self.config.num_critics
         with self._precision:
-            q = self.critics(batch.observation, policy.actor(batch.observation).tanh(), count).float()
+            q = self.frozen_critics(batch.observation, policy.actor(batch.observation).tanh(), count).float()
         row_loss = -q.mean(0)
         with torch.no_grad():
             sums = torch.stack([torch.ones_like(row_loss), row_loss]).sum(1)
