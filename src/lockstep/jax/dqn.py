@@ -38,7 +38,7 @@ from lockstep.run import Run
 from lockstep.session.gradient_schedule import TAKEN
 from lockstep.session.kept_minibatches import KeptMinibatches
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
-from lockstep.session.shard_replays import Replayed, ShardReplays, announce
+from lockstep.session.shard_replays import Replayed, ShardReplays, announce_replay
 from lockstep.session.support_watch import watch_support
 from lockstep.world import block, stream, stream_seed
 
@@ -342,7 +342,7 @@ class DQN:
 
 
 def train(session: Session) -> None:
-    """Collect, learn, log and checkpoint until all ranks together have taken `run.total_steps` steps."""
+    """Collect, update, log, evaluate, checkpoint, until all ranks together have taken `run.total_steps` steps."""
     run, comm, device = session.run, session.comm, session.comm.devices[0]
     config = run.algorithm
     assert isinstance(config, DQNConfig)
@@ -350,7 +350,7 @@ def train(session: Session) -> None:
     dqn = DQN(run, policy, comm)
     session.begin(policy, dqn)
     dqn.copy_to_target()  # `session.begin` may have loaded another run's policy
-    announce(session.journal, run, policy.spec, comm.world, dqn.replay_observations.storage)
+    announce_replay(session.journal, run, policy.spec, comm.world, dqn.replay_observations.storage)
     envs = [block(run.num_envs, comm.world.num_shards, shard) for shard in comm.world.shards]
     actor = noisy_actor(policy, run.seed, envs, device) if config.noisy else actor_of(policy, device)
     explorer = EpsilonGreedy(session.spec.action)

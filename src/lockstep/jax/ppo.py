@@ -369,7 +369,7 @@ def tensor_collector(session: Session, ppo: PPO, actor: Actor | RecurrentActor) 
 
 
 def train(session: Session) -> None:
-    """Collect, learn, log and checkpoint until all ranks together have taken `run.total_steps` steps."""
+    """Collect, update, log, evaluate, checkpoint, until all ranks together have taken `run.total_steps` steps."""
     run, comm, timers = session.run, session.comm, session.timers
     policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init"))
     ppo = PPO(run, policy, comm)

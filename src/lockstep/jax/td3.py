@@ -25,7 +25,7 @@ from lockstep.jax.transitions import ActorCriticPart
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
-from lockstep.session.shard_replays import announce
+from lockstep.session.shard_replays import announce_replay
 from lockstep.world import stream_seed
 
 
@@ -113,7 +113,7 @@ def train(session: Session) -> None:
     td3 = TD3(run, policy, comm)
     session.begin(policy, td3)
     td3.copy_to_target()  # `session.begin` may have loaded another run's policy
-    announce(session.journal, run, policy.spec, comm.world, td3.replay_observations.storage)
+    announce_replay(session.journal, run, policy.spec, comm.world, td3.replay_observations.storage)
     explorer = UniformStart(session.spec.action, policy.sampler)
     collector = session.make_collector(actor_of(policy, comm.devices[0]), explorer)
     td3.warmup()

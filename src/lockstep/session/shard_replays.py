@@ -185,7 +185,9 @@ def make_replays(run: Run, spec: EnvSpec, comm: Comm, storage: ObservationStorag
     ]
 
 
-def announce(journal: Journal, run: Run, spec: EnvSpec, world: World, storage: ObservationStorage = ON_HOST) -> None:
+def announce_replay(
+    journal: Journal, run: Run, spec: EnvSpec, world: World, storage: ObservationStorage = ON_HOST
+) -> None:
     """Print at the start how much memory the replay takes."""
     c = run.algorithm
     assert isinstance(c, ReplayConfig)

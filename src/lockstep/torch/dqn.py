@@ -23,7 +23,7 @@ from lockstep.run import Run
 from lockstep.session.gradient_schedule import TAKEN
 from lockstep.session.kept_minibatches import KeptMinibatches
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
-from lockstep.session.shard_replays import ShardReplays, announce
+from lockstep.session.shard_replays import ShardReplays, announce_replay
 from lockstep.session.support_watch import watch_support
 from lockstep.torch import value_losses as losses
 from lockstep.torch.adam import Adam
@@ -291,7 +291,7 @@ def train(session: Session[Run]) -> None:
     dqn = DQN(run, policy, comm)
     session.begin(policy, dqn)
     dqn.copy_to_target()  # `init_from` may have changed the policy
-    announce(session.journal, run, policy.spec, comm.world, dqn.storage)
+    announce_replay(session.journal, run, policy.spec, comm.world, dqn.storage)
     envs = [block(run.num_envs, comm.world.num_shards, shard) for shard in comm.world.shards]
     capture = capture_acting(session.journal, run, comm)
     if config.noisy:

@@ -17,7 +17,7 @@ from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
 from lockstep.session.kept_minibatches import KeptMinibatches
-from lockstep.session.shard_replays import announce
+from lockstep.session.shard_replays import announce_replay
 from lockstep.torch import value_losses as losses
 from lockstep.torch.actor_critic import ActorCritic
 from lockstep.torch.capture import announce_capture, capture_acting
@@ -135,7 +135,7 @@ def train(session: Session[Run]) -> None:
     sac = SAC(run, policy, comm)
     session.begin(policy, sac)
     sac.copy_to_target()  # `init_from` may have changed the policy
-    announce(session.journal, run, policy.spec, comm.world, sac.storage)
+    announce_replay(session.journal, run, policy.spec, comm.world, sac.storage)
     explorer = UniformStart(session.spec.action, policy.distribution)
     actor = actor_of(policy, comm.device, capture_acting(session.journal, run, comm))
     collector = session.make_collector(actor, explorer)

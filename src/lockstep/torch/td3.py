@@ -18,7 +18,7 @@ from lockstep.run import Run
 from lockstep.session.checks import check_task
 from lockstep.session.gradient_schedule import TAKEN
 from lockstep.session.kept_minibatches import KeptMinibatches
-from lockstep.session.shard_replays import announce
+from lockstep.session.shard_replays import announce_replay
 from lockstep.torch import value_losses as losses
 from lockstep.torch.actor_critic import ActorCritic
 from lockstep.torch.capture import announce_capture, capture_acting
@@ -123,7 +123,7 @@ def train(session: Session[Run]) -> None:
     td3 = TD3(run, policy, comm)
     session.begin(policy, td3)
     td3.copy_to_target()  # `init_from` may have changed the policy
-    announce(session.journal, run, policy.spec, comm.world, td3.storage)
+    announce_replay(session.journal, run, policy.spec, comm.world, td3.storage)
     explorer = UniformStart(session.spec.action, policy.distribution)
     actor = actor_of(policy, comm.device, capture_acting(session.journal, run, comm))
     collector = session.make_collector(actor, explorer)
