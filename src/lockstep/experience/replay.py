@@ -38,11 +38,11 @@ class Transitions:
     next_observation: Any
     """[N, *O], after these steps; of a truncated episode the true final one. Without meaning where `discount` is 0."""
     discount: np.ndarray
-    """[N] float32, what a value of `next_observation` counts: gamma to the steps taken, 0 after termination."""
+    """[N] float32, factor of value(next_observation) in the target: gamma^k after k steps, 0 after a termination."""
     probability: np.ndarray
     """[N] float64, with which each was drawn among the transitions of this shard."""
     index: np.ndarray
-    """[N] int64, names them for `update_priorities`; valid until the next step is added."""
+    """[N] int64, row numbers, for `update_priorities`; valid until the next step is added."""
 
 
 class Replay:
