@@ -6,7 +6,7 @@ transitions of a shard's part of a minibatch, P parameters of the policy, M numb
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -234,9 +234,9 @@ class PPO:
         calls = [slice(None)] if self._scan else [slice(i, i + 1) for i in range(c.num_epochs)]
         rate = c.learning_rate * (1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0)
         for i, epochs in enumerate(calls):
-            host_values = np.array([*statistics, rate, i == 0, i == len(calls) - 1], np.float32)
+            host_values = _HostValues(statistics, rate, is_first=i == 0, is_last=i == len(calls) - 1)
             sharded_orders = comm.shard([order[epochs] for order in orders])
-            (self.state, *_), _ = self._learn_spmd((self.state, host_values), (batches, sharded_orders))
+            (self.state, *_), _ = self._learn_spmd((self.state, host_values.packed()), (batches, sharded_orders))
         # One host sync per update; acting would wait for the device anyway.
         values, non_finite = comm.read((self.state.values, self.state.non_finite))
         self.policy.params = self.flat.split(values)
@@ -258,7 +258,7 @@ class PPO:
         batches = self._builder.batches(self.state.values, [blank] * num_shards)
         order = np.zeros((self.config.num_epochs if self._scan else 1, blank.reward.size), np.int32)
         copy = self.comm.replicate(self.comm.read(self.state))
-        host_values = np.zeros(len(UpdateStatistics()) + 3, np.float32)
+        host_values = _HostValues(UpdateStatistics(), 0.0, is_first=False, is_last=False).packed()
         (state, *_), _ = self._learn_spmd((copy, host_values), (batches, self.comm.shard([order] * num_shards)))
         self.comm.read(state.non_finite)  # wait, so that errors are raised here
 
@@ -277,18 +277,17 @@ class PPO:
 
     def _learn_shards(self, shared: tuple[State, Array], own: tuple[Batch, Array]) -> tuple[Any, Any]:
         """`learn`, or one epoch of it, with the advantage statistics and flags from the host; see `update`."""
-        (state, host_values), (stacked, orders) = shared, own
-        *numbers, rate, first, last = host_values
-        statistics = UpdateStatistics(*numbers)
-        state = state._replace(past_target_kl=state.past_target_kl & (first == 0.0))
+        (state, numbers), (stacked, orders) = shared, own
+        statistics, learning_rate, is_first, is_last = _HostValues.unpacked(numbers)
+        state = state._replace(past_target_kl=state.past_target_kl & (is_first == 0.0))
         if self.config.learning_rate_schedule != "adaptive":
-            state = state._replace(learning_rate=rate)
+            state = state._replace(learning_rate=learning_rate)
         batches = [self.normalized(batch, statistics) for batch in slots(stacked, len(orders))]
         state, totals = self._epochs(state, batches, orders)
-        explained, weight = jnp.reshape(statistics.explained, 1), statistics.weight * last
-        table = self.metrics.add(state.table, ("value/explained_variance",), explained * last, weight)
-        state = self._add_learning_rate(state._replace(table=table), last)
-        return (state, host_values, totals), ()
+        explained, weight = jnp.reshape(statistics.explained, 1), statistics.weight * is_last
+        table = self.metrics.add(state.table, ("value/explained_variance",), explained * is_last, weight)
+        state = self._add_learning_rate(state._replace(table=table), is_last)
+        return (state, numbers, totals), ()
 
     def read_metrics(self) -> dict[str, float]:
         """Means of the metrics since the last read; resets the table."""
@@ -335,6 +334,26 @@ class PPO:
         reader = LossReader(gradient_and_sums, self.rows)
         hosts = [rollout_on_host(rollout) for rollout in rollouts]
         return locate_non_finite(self.comm, hosts, parts, progress, reader, self.rows)
+
+
+class _HostValues(NamedTuple):
+    """What a call of `_learn_shards` takes from the host, packed into one array: one transfer, not one per number."""
+
+    statistics: UpdateStatistics
+    learning_rate: Any
+    is_first: Any
+    """Whether the call has the first epoch of the update."""
+    is_last: Any
+
+    def packed(self) -> np.ndarray:
+        """As float32, in the order of the fields."""
+        return np.array([*self.statistics, self.learning_rate, self.is_first, self.is_last], np.float32)
+
+    @classmethod
+    def unpacked(cls, numbers: Array) -> Self:
+        """The inverse of `packed`, inside compiled code."""
+        *statistics, learning_rate, is_first, is_last = numbers
+        return cls(UpdateStatistics(*statistics), learning_rate, is_first, is_last)
 
 
 def _kl(sums: Array) -> Array:
