@@ -107,8 +107,8 @@ class PPO:
             objective = objective - c.bounds_loss_coef * jnp.square(beyond).sum(-1)
         kl = ratio - 1.0 - log_ratio  # k3 of joschu.net/blog/kl-approx.html
         outside = (clipped != ratio).astype(jnp.float32)
-        rows = jnp.stack([jnp.ones_like(batch.weight), -surrogate, 0.5 * square, entropy, kl, outside])
-        return -jnp.dot(batch.weight, objective), rows[:, : len(weight)] @ weight
+        columns = jnp.stack([jnp.ones_like(batch.weight), -surrogate, 0.5 * square, entropy, kl, outside])
+        return -jnp.dot(batch.weight, objective), columns[:, : len(weight)] @ weight
 
     # -- order -----------------------------------------------------------------------------------------------------
 

@@ -120,8 +120,8 @@ class PPO:
                 of_step = self._take_step(parts)
                 sums += of_step
                 self._adapt_learning_rate("minibatch", of_step)
-            for batch, order, rows in zip(batches, epoch, shuffled, strict=True):
-                batch.keep_last_moments(order, rows)
+            for batch, order, shuffled_batch in zip(batches, epoch, shuffled, strict=True):
+                batch.keep_last_moments(order, shuffled_batch)
             self._add_step_metrics(sums)
             kl = _kl(sums)
             self._adapt_learning_rate("epoch", sums)
@@ -239,8 +239,8 @@ class PPO:
                 kl = gaussian_kl(moments, batch.last_moments)
                 batch.last_moments.copy_(moments)  # a view of the epoch's rows, see `update`
             outside = (clipped != ratio).to(weight.dtype)
-            rows = torch.stack([torch.ones_like(batch.weight), -surrogate, 0.5 * square, entropy, kl, outside])
-            sums = rows[:, : len(weight)] @ weight
+            columns = torch.stack([torch.ones_like(batch.weight), -surrogate, 0.5 * square, entropy, kl, outside])
+            sums = columns[:, : len(weight)] @ weight
         return -torch.dot(batch.weight, objective), sums
 
     @np.errstate(over="ignore", invalid="ignore")  # reported by all ranks together in `_non_finite_error`
@@ -264,8 +264,8 @@ class PPO:
             batches.append(batch)
         faults = [[float(rollout.fault is not None)] for rollout in rollouts]
         on_host = torch.stack(moments).cpu().numpy()
-        rows = np.concatenate([on_host, faults, normalizer_sums, extra_sums], 1)
-        total = self.comm.sum_statistics(rows, "moments")
+        shard_sums = np.concatenate([on_host, faults, normalizer_sums, extra_sums], 1)
+        total = self.comm.sum_statistics(shard_sums, "moments")
         total, totals = np.split(total, [len(total) - extra_sums.shape[1]])
         statistics, fault = self.normalizers.update_statistics(total)
         if statistics is not None and statistics.weight > 0:
