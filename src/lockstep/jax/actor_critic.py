@@ -143,7 +143,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         return State(
             policy=values,
             critics=critic_values,
-            target=self._followed(values, critic_values),
+            target=self._online_parameters(values, critic_values),
             policy_optimizer=self._adam.init(values),
             critic_optimizer=self._adam.init(critic_values),
             learning_rates=jnp.asarray(self.initial_rates),
@@ -180,9 +180,14 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         self.state = self.state._replace(**fresh)
 
     def _draw(self, replayed: Replayed) -> Iterator[tuple[list[ActorCriticPart], list[Transitions]]]:
-        """The minibatch of each gradient step that is due: each local shard's part, and the transitions in it."""
+        """The minibatch of each gradient step that is due: each local shard's part, and the transitions in it.
+
+        A step is counted when its minibatch is drawn: several are drawn before the call that takes their steps.
+        """
         for drawn, weights in self._shards.minibatches(replayed):
-            yield self._parts(drawn, weights), drawn
+            parts = self._parts(drawn, weights)
+            self.counters[TAKEN] += 1
+            yield parts, drawn
 
     def _parts(self, drawn: Sequence[Transitions], weights: Sequence[np.ndarray]) -> list[ActorCriticPart]:
         """Each local shard's part of the minibatch of the next gradient step, with its random numbers."""
@@ -192,7 +197,6 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         chosen = None
         if c.target_critics is not None:
             chosen = shards.target_critics(c.num_critics, c.target_critics).astype(np.int32)
-        self.counters[TAKEN] += 1
         batches = [TransitionBatch.of(*one) for one in zip(drawn, weights, noise, strict=True)]
         return [ActorCriticPart(batch, seed, chosen) for batch, seed in zip(batches, seeds, strict=True)]
 
@@ -220,7 +224,8 @@ class ActorCritic(ABC, Generic[SomeConfig]):
 
     def _learn_one(self, parts: Sequence[ActorCriticPart], drawn: Sequence[Transitions]) -> None:
         """Take a gradient step on a minibatch, of which each local shard has its part."""
-        moves_policy = int(self.counters[TAKEN]) % self.config.policy_delay == 0
+        number = int(self.counters[TAKEN])  # of this step, counted from 1: it is the last that was drawn
+        moves_policy = number % self.config.policy_delay == 0
         step = self._step_spmd if moves_policy else self._critic_step_spmd
         self.state, priorities = step(self.state, (self.comm.shard(parts), self.replay_observations.rows()))
         if self.config.prioritized:
@@ -236,7 +241,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         def group(state: State, parts: ActorCriticPart) -> tuple[State, None]:
             for i in range(delay):
                 part = jax.tree.map(lambda leaf, i=i: leaf[i], parts)
-                state, _ = self._stepped(state, (part, observations), moves_policy=i == delay - 1)
+                state, _ = self._gradient_step(state, (part, observations), moves_policy=i == delay - 1)
                 state = jax.lax.optimization_barrier(state)  # steps are not fused, to have the bits of single calls
             return state, None
 
@@ -251,13 +256,14 @@ class ActorCritic(ABC, Generic[SomeConfig]):
 
         Also returns the priorities [L, N] of this device's rows; NaN, which replay buffers ignore, for a skipped step.
         """
-        return self._stepped(state, own, moves_policy=True)
+        return self._gradient_step(state, own, moves_policy=True)
 
     def critic_step(self, state: State, own: Own) -> tuple[State, Array]:
         """Take one gradient step of the critics alone, between those of the policy (`policy_delay`); see `step`."""
-        return self._stepped(state, own, moves_policy=False)
+        return self._gradient_step(state, own, moves_policy=False)
 
-    def _stepped(self, state: State, own: Own, *, moves_policy: bool) -> tuple[State, Array]:
+    def _gradient_step(self, state: State, own: Own, *, moves_policy: bool) -> tuple[State, Array]:
+        """`step`, or `critic_step` unless it `moves_policy`."""
         c, comm, adam = self.config, self.comm, self._adam
         rows, priorities, (parts, observations) = list[Array](), list[Array](), own
         for number, part in zip(comm.shard_numbers(), slots(parts, comm.num_slots), strict=True):
@@ -291,7 +297,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
             policy, optimizer = adam.step(state.policy_optimizer, state.policy, of_policy, policy_rate, skipped)
             state = state._replace(policy=policy, policy_optimizer=optimizer)
         if moves_policy or not self._target_actor:
-            online = self._followed(state.policy, state.critics)
+            online = self._online_parameters(state.policy, state.critics)
             state = state._replace(target=state.target + c.target_rate * (online - state.target))
         return state, jnp.where(skipped, jnp.nan, jnp.stack(priorities))
 
@@ -321,7 +327,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         row = jnp.concatenate([*gradients, sums, policy_sums, max_weights])
         return jax.lax.optimization_barrier((row, priority))
 
-    def _followed(self, policy: Array, critics: Array) -> Array:
+    def _online_parameters(self, policy: Array, critics: Array) -> Array:
         """What the target networks follow, in their layout, from the vectors [P] and [Q]."""
         return self.flat_target.join(self._by_name(policy, critics)) if self._target_actor else critics
 
@@ -330,7 +336,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         self.state, _ = self._copy(self.state, ())
 
     def _copied(self, state: State, own: tuple[()]) -> tuple[State, tuple[()]]:
-        return state._replace(target=jnp.copy(self._followed(state.policy, state.critics))), own
+        return state._replace(target=jnp.copy(self._online_parameters(state.policy, state.critics))), own
 
     def warmup(self) -> None:
         """Compile everything that an update calls, without changing the state; *collective*."""

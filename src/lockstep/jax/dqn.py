@@ -157,14 +157,18 @@ class DQN:
         return bool(self.comm.read(self.state.sums)[-1])
 
     def _draw(self, replayed: Replayed) -> Iterator[tuple[list[Part], list[Transitions]]]:
-        """The minibatch of each gradient step that is due: each local shard's part, and the transitions in it."""
+        """The minibatch of each gradient step that is due: each local shard's part, and the transitions in it.
+
+        A step is counted when its minibatch is drawn: several are drawn before the call that takes their steps.
+        """
         for drawn, weights in self._shards.minibatches(replayed):
-            yield self._parts(drawn, weights), drawn
+            parts = self._parts(drawn, weights)
+            self.counters[TAKEN] += 1
+            yield parts, drawn
 
     def _parts(self, drawn: Sequence[Transitions], weights: Sequence[np.ndarray]) -> list[Part]:
         """Each local shard's part of the minibatch of the next gradient step, with its random numbers."""
         noise = self._draw_noise()
-        self.counters[TAKEN] += 1
         return [Part(TransitionBatch.of(*pair), *noise) for pair in zip(drawn, weights, strict=True)]
 
     def _learn(self, steps: Sequence[tuple[list[Part], list[Transitions]]]) -> None:

@@ -167,7 +167,8 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
             skipped; all others are 0 then.
         """
         c = self.config
-        moves_policy = (int(self.counters[TAKEN]) + 1) % c.policy_delay == 0
+        number = int(self.counters[TAKEN]) + 1  # of this step, counted from 1
+        moves_policy = number % c.policy_delay == 0
         if c.target_critics is not None:
             chosen = self._shards.target_critics(c.num_critics, c.target_critics)
             assert isinstance(self._target_critics, Tensor)
