@@ -65,8 +65,8 @@ class PPO:
         self.metrics = Metrics(METRICS, comm.device)
         self._stop_on_non_finite = run.non_finite == "stop"
         self._non_finite = torch.zeros((), dtype=torch.bool, device=comm.device)
-        # After the sums of a step: the norm of its gradient, 1 if it was taken, 1 if a number was not finite.
-        # The result of a skipped step: zeros, then not_finite = 1.
+        # The result of a skipped step: zeros, then not_finite = 1. What follows the sums in the result of a step is the
+        # norm of its gradient, 1 if it was taken, and 1 if a number was not finite.
         self._skipped_step = torch.tensor([0.0] * (1 + len(LOSS_METRICS)) + [0.0, 0.0, 1.0], device=comm.device)
         self._taken = torch.tensor([1.0, 0.0], device=comm.device)  # the end of the result of a step that is taken
         bfloat16 = run.precision == "bfloat16"
