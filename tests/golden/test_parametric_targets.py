@@ -164,7 +164,7 @@ def mean_of_squares(found, wanted):
 
 
 def test_models_of_outcomes_table():
-    """R(s, a) = (s, a), V(s, a) = (2 s, 2 a), V'(s, a) = (s + a, 10 s - a); outcomes are (reward, metric)."""
+    """R(s, a) = (s, a), Q_pi(s, a) = (2 s, 2 a), Q'_pi(s, a) = (s + a, 10 s - a); outcomes are (reward, metric)."""
     wanted = [
         [mean_of_squares((1, 1), (1, 5)), mean_of_squares((2, 2), (1, 5))],
         [mean_of_squares((2, 0), (2, 6)), mean_of_squares((4, 0), (2 + 5 / 2, 6 + 6 / 2))],

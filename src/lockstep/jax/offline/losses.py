@@ -25,13 +25,13 @@ def model_losses(
 ) -> list[Array]:
     """Losses [N] of the models of the reward and of the policy's value.
 
-    With o = (reward, metrics), R(s, a) is fitted to o and V(s, a) to o + discount E V'(s', .), the value of the policy
-    that is being learned: expected SARSA (van Seijen et al., 2009).
+    With o = (reward, metrics), R(s, a) is fitted to o and Q_pi(s, a) to o + discount E Q'_pi(s', .). This is expected
+    SARSA (van Seijen et al., 2009): Q_pi is the action value of the policy pi that is being learned.
 
     Args:
         reward: R(s, a) [N, C].
-        value: V(s, a) [N, C].
-        following: E V'(s', .) under the policy [N, C]; must carry no gradient.
+        value: Q_pi(s, a) [N, C].
+        following: E Q'_pi(s', .) under pi [N, C]; must carry no gradient.
         batch: rows of one step.
         config: of the discount.
     """

@@ -49,12 +49,12 @@ def outcome_losses(
 ) -> list[Tensor]:
     """Losses [N] of the models of the reward and of the policy's value.
 
-    With o = (reward, metrics), R(s, a) is fitted to o and V(s, a) to o + discount sum_a' pi(a' | s') V'(s', a'). This
-    is expected SARSA (van Seijen et al., 2009): V is the value of the policy pi that is being learned.
+    With o = (reward, metrics), R(s, a) is fitted to o and Q_pi(s, a) to o + discount sum_a' pi(a' | s') Q'_pi(s', a').
+    This is expected SARSA (van Seijen et al., 2009): Q_pi is the action value of the policy pi that is being learned.
 
     Args:
-        heads: R and V.
-        target: V'.
+        heads: R and Q_pi.
+        target: Q'_pi.
         batch: rows of one step.
         choices: the actions that pi may take in the next states.
         scores: of `choices`, by which pi chooses [N, A] or [m].
@@ -66,7 +66,7 @@ def outcome_losses(
 
 
 def model_losses(heads: OutcomeHeads, batch: LoggedBatch, following: Tensor, config: OfflineConfig) -> list[Tensor]:
-    """Losses [N] of R(s, a) and V(s, a), given E V'(s', .) of the policy in the next states [N, C]."""
+    """Losses [N] of R(s, a) and Q_pi(s, a), given E Q'_pi(s', .) of the policy in the next states [N, C]."""
     outcome = torch.cat([batch.reward.unsqueeze(-1), batch.metrics], -1)
     with torch.no_grad():
         goal = outcome + discount_of(config, batch).unsqueeze(-1) * following

@@ -93,7 +93,7 @@ class OutcomeHeads(nn.Module):
 
     Attributes:
         reward: E[r, metrics | s, a].
-        value: the discounted sums of the same that the policy collects from (s, a) on.
+        value: Q_pi(s, a), the action value of the policy: the discounted sums of the same from (s, a) on.
     """
 
     def __init__(self, make: "Callable[[], OutcomeNetwork | CandidateNetwork]") -> None:
