@@ -26,7 +26,7 @@ from lockstep.session.policy_file import PolicySignature, PolicySpec
 def save_policy(
     path: Path,
     policy: AnyPolicy,
-    observations: RunningMoments | None,
+    observation_moments: RunningMoments | None,
     run: AnyRun,
     evaluation: Evaluated | None = None,
     *,
@@ -39,7 +39,7 @@ def save_policy(
     assert isinstance(run, Run)
     arrays = {name: np.asarray(array) for name, array in policy.params.items()}
     metadata = policy_file.policy_spec_of(policy, run.task, run.network).to_dict()
-    policy_file.write(path, arrays, observations, metadata, evaluation, of_critic=critic_moments)
+    policy_file.write(path, arrays, observation_moments, metadata, evaluation, of_critic=critic_moments)
 
 
 def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
@@ -54,28 +54,28 @@ def _from_file(
     path = policy_file.file_of(path)
     if policy_file.from_log(metadata):
         return logged_from_file(path, metadata, arrays), None
-    about, parameters, observations = policy_file.parts_of(path, metadata, arrays)
+    about, parameters, observation_moments = policy_file.parts_of(path, metadata, arrays)
     policy = _policy_of(about)
     if _shapes(parameters) != _shapes(policy.params):
         raise policy_file.damaged_error(path)
     policy.params = cast(Params, parameters)
-    return policy, observations
+    return policy, observation_moments
 
 
 def start_from(
     path: Path,
     policy: AnyPolicy,
-    observations: RunningMoments | None,
+    observation_moments: RunningMoments | None,
     critic_moments: Mapping[str, RunningMoments] | None = None,
 ) -> list[str]:
     """Load parameters of the same shapes, and normalizers, from a policy file into a new policy; returns notes."""
     metadata, arrays = policy_file.read(path)
     source, moments = _from_file(path, metadata, arrays)
     found, held = policy_file.critic_moments_of(path, metadata, arrays), critic_moments or {}
-    policy_file.check_start(path, _signature(source, moments, found), _signature(policy, observations, held))
+    policy_file.check_start(path, _signature(source, moments, found), _signature(policy, observation_moments, held))
     policy.params = source.params
-    if moments is not None and observations is not None:
-        observations.restore(moments.state())
+    if moments is not None and observation_moments is not None:
+        observation_moments.restore(moments.state())
     return [*policy_file.notes_on_bounds(path, source.spec, policy.spec), *take_over(path, found, held)]
 
 
@@ -84,11 +84,11 @@ def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
 
     `player.act(observation)` returns its action, computed on the CPU.
     """
-    policy, observations = load_policy(path)
+    policy, observation_moments = load_policy(path)
     if policy.spec is None:
         raise policy_file.no_simulator_error(path)
     actor = actor_of(policy, jax.local_devices(backend="cpu")[0])
-    return policy.spec, Player(policy.sampler, actor, observations, policy.spec)
+    return policy.spec, Player(policy.sampler, actor, observation_moments, policy.spec)
 
 
 def _policy_of(about: PolicySpec) -> ActingPolicy:
@@ -101,13 +101,13 @@ def _policy_of(about: PolicySpec) -> ActingPolicy:
 
 
 def _signature(
-    policy: AnyPolicy, observations: RunningMoments | None, of_critic: Mapping[str, RunningMoments] | None
+    policy: AnyPolicy, observation_moments: RunningMoments | None, of_critic: Mapping[str, RunningMoments] | None
 ) -> PolicySignature:
     shapes = _shapes(policy.params)
     if isinstance(policy, LoggedPolicy):
         return policy.policy_spec.signature(shapes)
     return policy_file.signature(
-        policy_file.policy_spec_of(policy, "", NetworkConfig()), shapes, observations, of_critic
+        policy_file.policy_spec_of(policy, "", NetworkConfig()), shapes, observation_moments, of_critic
     )
 
 

@@ -47,7 +47,7 @@ class Player:
     """Of its action distribution."""
     actor: Actor | RecurrentActor
     """Observations [B, O] to parameters of the distribution [B, P]; a recurrent one with states."""
-    observations: RunningMoments | None
+    observation_moments: RunningMoments | None
     """Normalizer of observations, if any."""
     spec: EnvSpec | None = None
     """Of the environments; needed by `act`."""
@@ -94,8 +94,8 @@ class Player:
             noise: of the draws.
             actor: of these environments, from `actor_of`.
         """
-        if self.observations is not None:
-            observation = self.observations.normalize(observation)
+        if self.observation_moments is not None:
+            observation = self.observation_moments.normalize(observation)
         parameters = actor(observation)
         if noise is None:
             return self.sampler.mode(parameters)

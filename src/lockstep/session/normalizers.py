@@ -261,10 +261,10 @@ def set_first_means(
 
 
 def broadcast_moments(
-    comm: Comm, observations: RunningMoments | None, of_critic: Mapping[str, RunningMoments]
+    comm: Comm, observation_moments: RunningMoments | None, of_critic: Mapping[str, RunningMoments]
 ) -> dict[str, np.ndarray]:
     """Restore these normalizers from those of the first rank; *collective*. Returns their arrays by checkpoint name."""
-    held = {**({} if observations is None else {"observations": observations}), **of_critic}
+    held = {**({} if observation_moments is None else {"observations": observation_moments}), **of_critic}
     if held:
         found = comm.broadcast_object({name: moments.state() for name, moments in held.items()})
         for name, moments in held.items():

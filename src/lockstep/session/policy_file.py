@@ -142,7 +142,7 @@ def notes_on_bounds(path: Path, source: EnvSpec | None, mine: EnvSpec | None) ->
 def write(
     path: Path,
     parameters: Mapping[str, np.ndarray],
-    observations: RunningMoments | None,
+    observation_moments: RunningMoments | None,
     metadata: Mapping[str, Any],
     evaluation: Evaluated | None = None,
     *,
@@ -153,15 +153,15 @@ def write(
     Args:
         path: of the file.
         parameters: by name.
-        observations: the normalizer of observations, if any.
+        observation_moments: the normalizer of observations, if any.
         metadata: the result of `PolicySpec.to_dict`.
         evaluation: of the best policy of a run, for which it is written.
         of_critic: the normalizers of what its value network learned from, by name.
     """
-    moments = {} if observations is None else observations.state()
+    moments = {} if observation_moments is None else observation_moments.state()
     moments |= critic_moments.arrays_of(of_critic or {})
-    if observations is not None:
-        metadata = {**metadata, "observation_limit": observations.limit}
+    if observation_moments is not None:
+        metadata = {**metadata, "observation_limit": observation_moments.limit}
     if evaluation is not None:
         metadata = {**metadata, _EVALUATION: asdict(evaluation)}
     write_arrays(path, {**parameters, **{_NORMALIZER + name: array for name, array in moments.items()}}, metadata)
@@ -286,8 +286,8 @@ def parts_of(
     """
     with damage_named(path):
         policy = PolicySpec.from_dict(metadata)
-        parameters, observations = _split_normalizer(policy, arrays)
-    return policy, parameters, observations
+        parameters, observation_moments = _split_normalizer(policy, arrays)
+    return policy, parameters, observation_moments
 
 
 def critic_moments_of(
@@ -317,15 +317,15 @@ def _split_normalizer(
     moments = {name: array for name, array in moments.items() if not critic_moments.is_of_critic(name)}
     if not moments:
         return parameters, None
-    observations = RunningMoments(policy.spec.observation_size, policy.observation_limit)
-    observations.restore(moments)
-    return parameters, observations
+    observation_moments = RunningMoments(policy.spec.observation_size, policy.observation_limit)
+    observation_moments.restore(moments)
+    return parameters, observation_moments
 
 
 def signature(
     spec: PolicySpec,
     shapes: Mapping[str, tuple[int, ...]],
-    observations: RunningMoments | None,
+    observation_moments: RunningMoments | None,
     of_critic: Collection[str] | None,
 ) -> PolicySignature:
     """The signature of a policy for environments, given the names of `critic_moments_of`."""
@@ -336,7 +336,7 @@ def signature(
             names += ["v_min", "v_max"]
         meaning = {f"algorithm.{name}": getattr(spec.algorithm, name) for name in names}
     units = None if of_critic is None else critic_moments.units(of_critic)
-    return PolicySignature(spec.algo, shapes, meaning, observations is not None, units)
+    return PolicySignature(spec.algo, shapes, meaning, observation_moments is not None, units)
 
 
 def check_algo(path: Path, source: str, mine: str) -> None:

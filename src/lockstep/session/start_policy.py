@@ -37,7 +37,7 @@ def check_start_policy(path: Path, run: AnyRun) -> None:
         ours = policy_spec.PolicySpec.of_run(run, check_data(run)[0], None)
         policy_file.check_start(path, theirs.signature({}), ours.signature({}))
         return
-    policy, _, observations = policy_file.parts_of(path, metadata, arrays)
+    policy, _, observation_moments = policy_file.parts_of(path, metadata, arrays)
     spec = env_spec(run.task, run.env)
     if run.network.module is None:  # one of the user's own may take observations of any size
         _check_spec(path, policy.spec, spec, run.task)
@@ -46,7 +46,9 @@ def check_start_policy(path: Path, run: AnyRun) -> None:
         _check_settings(path, _layers(policy), _layers(ours))
     _check_temperature(path, policy.algorithm, ours.algorithm)
     of_critic = policy_file.critic_moments_of(path, metadata, arrays)
-    policy_file.check_start(path, policy_file.signature(policy, {}, observations, of_critic), _signature(run, ours))
+    policy_file.check_start(
+        path, policy_file.signature(policy, {}, observation_moments, of_critic), _signature(run, ours)
+    )
 
 
 def _policy_of(run: Run, spec: EnvSpec) -> PolicySpec:

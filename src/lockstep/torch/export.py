@@ -25,7 +25,7 @@ from lockstep.torch.scoring.logged_policy import LoggedPolicy, logged_from_file,
 def save_policy(
     path: Path,
     policy: AnyPolicy,
-    observations: RunningMoments | None,
+    observation_moments: RunningMoments | None,
     run: AnyRun,
     evaluation: Evaluated | None = None,
     *,
@@ -38,7 +38,7 @@ def save_policy(
     assert isinstance(run, Run)
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in policy.state_dict().items()}
     metadata = policy_file.policy_spec_of(policy, run.task, run.network).to_dict()
-    policy_file.write(path, arrays, observations, metadata, evaluation, of_critic=critic_moments)
+    policy_file.write(path, arrays, observation_moments, metadata, evaluation, of_critic=critic_moments)
 
 
 def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
@@ -60,7 +60,7 @@ def _from_file(
     path = policy_file.file_of(path)
     if policy_file.from_log(metadata):
         return logged_from_file(path, metadata, _tensors(arrays)), None
-    about, parameters, observations = policy_file.parts_of(path, metadata, arrays)
+    about, parameters, observation_moments = policy_file.parts_of(path, metadata, arrays)
     policy = (
         Policy(about.spec, about.network)
         if about.algorithm is None
@@ -72,23 +72,23 @@ def _from_file(
         policy.load_state_dict(_tensors(parameters))
     except RuntimeError as error:
         raise policy_file.damaged_error(path) from error
-    return policy.eval(), observations  # `network.module` may have dropout
+    return policy.eval(), observation_moments  # `network.module` may have dropout
 
 
 def start_from(
     path: Path,
     policy: AnyPolicy,
-    observations: RunningMoments | None,
+    observation_moments: RunningMoments | None,
     critic_moments: Mapping[str, RunningMoments] | None = None,
 ) -> list[str]:
     """Copy the parameters and normalizers of a policy file into a fresh policy of the same shape; returns notes."""
     metadata, arrays = policy_file.read(path)
     source, moments = _from_file(path, metadata, arrays)
     found, held = policy_file.critic_moments_of(path, metadata, arrays), critic_moments or {}
-    policy_file.check_start(path, _signature(source, moments, found), _signature(policy, observations, held))
+    policy_file.check_start(path, _signature(source, moments, found), _signature(policy, observation_moments, held))
     policy.load_state_dict(source.state_dict())
-    if moments is not None and observations is not None:
-        observations.restore(moments.state())
+    if moments is not None and observation_moments is not None:
+        observation_moments.restore(moments.state())
     return [*policy_file.notes_on_bounds(path, source.spec, policy.spec), *take_over(path, found, held)]
 
 
@@ -101,21 +101,21 @@ def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
     Raises:
         ConfigError: the policy was learned from a log without a simulator.
     """
-    policy, observations = load_policy(path)
+    policy, observation_moments = load_policy(path)
     if policy.spec is None:
         raise policy_file.no_simulator_error(path)
     actor = actor_of(policy, torch.device("cpu"))
-    return policy.spec, Player(policy.distribution, actor, observations, policy.spec)
+    return policy.spec, Player(policy.distribution, actor, observation_moments, policy.spec)
 
 
 def _signature(
-    policy: AnyPolicy, observations: RunningMoments | None, of_critic: Mapping[str, RunningMoments] | None
+    policy: AnyPolicy, observation_moments: RunningMoments | None, of_critic: Mapping[str, RunningMoments] | None
 ) -> PolicySignature:
     shapes = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
     if isinstance(policy, LoggedPolicy):
         return policy.policy_spec.signature(shapes)
     return policy_file.signature(
-        policy_file.policy_spec_of(policy, "", NetworkConfig()), shapes, observations, of_critic
+        policy_file.policy_spec_of(policy, "", NetworkConfig()), shapes, observation_moments, of_critic
     )
 
 

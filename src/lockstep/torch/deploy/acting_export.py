@@ -31,15 +31,15 @@ _STEPS = 20
 class GreedyPolicy(nn.Module):
     """Normalizes observations and returns the most likely action, or the one with the largest Q."""
 
-    def __init__(self, policy: ActingPolicy, observations: RunningMoments | None) -> None:
+    def __init__(self, policy: ActingPolicy, observation_moments: RunningMoments | None) -> None:
         super().__init__()
         self.policy = policy
         self.action = policy.spec.action
-        self.normalizes = observations is not None and observations.count > 0
-        if observations is not None:
-            self.limit = observations.limit
-            deviation = np.sqrt(observations.variance + EPS)
-            self.register_buffer("mean", torch.from_numpy(observations.mean).float())
+        self.normalizes = observation_moments is not None and observation_moments.count > 0
+        if observation_moments is not None:
+            self.limit = observation_moments.limit
+            deviation = np.sqrt(observation_moments.variance + EPS)
+            self.register_buffer("mean", torch.from_numpy(observation_moments.mean).float())
             self.register_buffer("scale", torch.from_numpy(1 / deviation).float())
         low, high = self.action.float32_bounds
         self.register_buffer("low", torch.tensor(low))  # a copy: torch.export cannot save an empty array of numpy's
@@ -84,12 +84,12 @@ class GreedyPolicy(nn.Module):
         return {"scores": scores, "action": action}
 
 
-def export_acting(policy: ActingPolicy, observations: RunningMoments | None, path: Path, to: Format) -> Exported:
+def export_acting(policy: ActingPolicy, observation_moments: RunningMoments | None, path: Path, to: Format) -> Exported:
     """Write a policy to a file, atomically, after comparing the file with the policy on 1000 random observations.
 
     Args:
         policy: on the CPU.
-        observations: the normalizer of observations, if there is one.
+        observation_moments: the normalizer of observations, if there is one.
         path: the file to write.
         to: the format.
 
@@ -97,26 +97,26 @@ def export_acting(policy: ActingPolicy, observations: RunningMoments | None, pat
         ConfigError: a package is missing.
         RunError: the network cannot be traced, the file differs from the policy, or it cannot be written.
     """
-    examples = {"observation": torch.from_numpy(_random(policy, observations, 2))}
+    examples = {"observation": torch.from_numpy(_random(policy, observation_moments, 2))}
     outputs: tuple[str, ...] = ("scores", "action")
     metadata: dict[str, Any] = {"kind": "observations", "spec": policy.spec.to_dict()}
     if state_size := _state_size(policy):
         metadata["state_size"] = state_size
         examples["state"] = torch.zeros(2, state_size)
         outputs = (*outputs, "next_state")
-    module = GreedyPolicy(copy.deepcopy(policy), observations)
+    module = GreedyPolicy(copy.deepcopy(policy), observation_moments)
     program = trace(module, examples, dict.fromkeys(examples, "observations"), outputs)
-    return write_program(program, path, to, metadata, lambda run: _compare(policy, observations, path, run))
+    return write_program(program, path, to, metadata, lambda run: _compare(policy, observation_moments, path, run))
 
 
 def _compare(
     policy: ActingPolicy,
-    observations: RunningMoments | None,
+    observation_moments: RunningMoments | None,
     path: Path,
     run: Callable[[Arrays], Arrays],
 ) -> Exported:
-    observation = _random(policy, observations, _ROWS)
-    normalized = observation if observations is None else observations.normalize(observation)
+    observation = _random(policy, observation_moments, _ROWS)
+    normalized = observation if observation_moments is None else observation_moments.normalize(observation)
     if _state_size(policy):
         assert isinstance(policy, Policy)
         parameters, found = _unrolled(policy, normalized), _run_steps(policy, observation, run)
@@ -169,12 +169,12 @@ def _run_steps(policy: Policy, observation: NDArray[np.generic], run: Callable[[
     return {name: np.concatenate([step[name] for step in steps]) for name in ("scores", "action")}
 
 
-def _random(policy: ActingPolicy, observations: RunningMoments | None, rows: int) -> NDArray[np.generic]:
+def _random(policy: ActingPolicy, observation_moments: RunningMoments | None, rows: int) -> NDArray[np.generic]:
     """Random observations [rows, *O], with the mean and variance of training if a normalizer has them."""
     spec, random = policy.spec, stream(0, "export")
     if spec.image is not None:
         return random.integers(256, size=(rows, *spec.image), dtype=np.uint8)
     sampled = random.standard_normal((rows, spec.observation_size))
-    if observations is not None:
-        sampled = observations.mean + sampled * np.sqrt(observations.variance)
+    if observation_moments is not None:
+        sampled = observation_moments.mean + sampled * np.sqrt(observation_moments.variance)
     return sampled.astype(np.float32)

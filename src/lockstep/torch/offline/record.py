@@ -42,12 +42,12 @@ def record(recording: Recording, policy: Found) -> dict[str, Any]:
     run = load(policy.run_dir / RUN_FILE)
     if run.task is None:
         raise ConfigError(f"{source} learned from a log and has no task to play; train it with --set task=ID")
-    loaded, observations = load_policy(policy.path)
+    loaded, observation_moments = load_policy(policy.path)
     return logs.record(
         recording,
         run.task,
         run.env,
-        lambda spec: (_by_policy(loaded, observations, spec, recording), _names(spec, loaded)),
+        lambda spec: (_by_policy(loaded, observation_moments, spec, recording), _names(spec, loaded)),
     )
 
 
@@ -63,7 +63,7 @@ def _names(spec: EnvSpec, policy: Any) -> Names:
     return Names([*info.state_features], [*info.candidates] or named, numbered.dimensions)
 
 
-def _by_policy(policy: Any, observations: Any, spec: EnvSpec, recording: Recording) -> Choice:
+def _by_policy(policy: Any, observation_moments: Any, spec: EnvSpec, recording: Recording) -> Choice:
     """Actions of a run's policy. Its observations are normalized as in training; the log holds them unnormalized."""
     if policy.spec is None or not policy.spec.action.same_numbers(spec.action):
         raise ConfigError(f"the policy of {recording.source} does not fit this task: their actions differ")
@@ -89,7 +89,7 @@ def _by_policy(policy: Any, observations: Any, spec: EnvSpec, recording: Recordi
     generator = stream(recording.seed, "record policy")
 
     def choose(observation: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        seen = observation if observations is None else observations.normalize(observation)
+        seen = observation if observation_moments is None else observation_moments.normalize(observation)
         parameters = actor(seen)
         if spec.action.kind == "discrete":
             return draw(_probabilities(parameters, distribution, recording), noise)
