@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.estimators.diagnose import LogStatistics
-from lockstep.estimators.estimates import estimates, group_sizes, largest_weights
+from lockstep.estimators.estimates import clipping_thresholds, estimates, group_sizes
 from lockstep.estimators.importance import DECISION
 from lockstep.estimators.trajectories import Decisions, Predicted, discounts, summed
 
@@ -129,7 +129,7 @@ def trial(mdp: World, trajectories: int, seed: int, model: str = "fitted") -> di
         ratio=mdp.policy[s, a] / mdp.logged[s, a],
         predicted=predicted,
     )
-    sums = summed(decisions, group_sizes(trajectories, trajectories), largest_weights(trajectories, len(s)))
+    sums = summed(decisions, group_sizes(trajectories, trajectories), clipping_thresholds(len(s), trajectories))
     return estimates(sums, COLUMNS, LogStatistics(rows=len(s)), seed=seed)
 
 

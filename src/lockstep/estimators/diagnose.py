@@ -23,9 +23,11 @@ _MAX_MEAN_ERROR = 0.1
 _MAX_UNLOGGED = 0.01
 """Higher probabilities of actions that do not occur in the log cause a warning."""
 
-_MODELS = ("decision_direct", "fitted_q")
-_BOTH = ("decision_dr", "sequential_dr", "weighted_sequential_dr", "magic")
-_WEIGHTS = tuple(name for name in (*DECISION, *TRAJECTORY) if name not in (*_MODELS, *_BOTH))
+_NEED_MODELS = ("decision_direct", "fitted_q")
+_NEED_WEIGHTS_AND_MODELS = ("decision_dr", "sequential_dr", "weighted_sequential_dr", "magic")
+_NEED_WEIGHTS = tuple(
+    name for name in (*DECISION, *TRAJECTORY) if name not in (*_NEED_MODELS, *_NEED_WEIGHTS_AND_MODELS)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +83,16 @@ def reasons(sums: Sums, statistics: LogStatistics) -> dict[str, str]:
         why = f"{which} a {name}, and importance weights need one for every row"
         if statistics.no_density:
             why = f"{NO_DENSITY}; and {why}" if missing else NO_DENSITY
-        skipped |= dict.fromkeys((*_WEIGHTS, *_BOTH), why)
+        skipped |= dict.fromkeys((*_NEED_WEIGHTS, *_NEED_WEIGHTS_AND_MODELS), why)
     if not sums.has_predictions:
         why = "no models of the reward and of the policy's value were learned (estimate=false)"
-        skipped |= dict.fromkeys(_MODELS, why)
-        skipped |= {name: f"{skipped[name]}; and {why}" if name in skipped else why for name in _BOTH}
+        skipped |= dict.fromkeys(_NEED_MODELS, why)
+        skipped |= {
+            name: f"{skipped[name]}; and {why}" if name in skipped else why for name in _NEED_WEIGHTS_AND_MODELS
+        }
     if sums.has_ratio and sums.ratio.sum() == 0.0:
         why = "the policy takes none of the logged actions: there is no overlap to estimate from"
-        skipped |= dict.fromkeys((*_WEIGHTS, *_BOTH), why)
+        skipped |= dict.fromkeys((*_NEED_WEIGHTS, *_NEED_WEIGHTS_AND_MODELS), why)
     elif sums.has_ratio and sums.weight.sum() == 0.0:
         why = "the policy follows none of the logged trajectories to the end"
         skipped |= dict.fromkeys(("ips", "snips", "clipped_ips"), why)

@@ -51,7 +51,7 @@ def group_sizes(trajectories: int, total: int) -> list[int]:
     return [min(size, trajectories - first) for first in range(0, trajectories, size)]
 
 
-def largest_weights(trajectories: int, rows: int) -> tuple[float, float]:
+def clipping_thresholds(rows: int, trajectories: int) -> tuple[float, float]:
     """The clipping thresholds of row ratios and trajectory weights: the roots of their numbers (Ionides, 2008).
 
     The bias vanishes as the log grows, and no single row weighs more than the root.
@@ -63,12 +63,13 @@ def estimates(sums: Sums, columns: Sequence[str], statistics: LogStatistics, *, 
     """The return of the policy by every estimator that the log supports, as plain values; `columns` are `reward` first.
 
     Returns:
-        `estimates`: by column and estimator `value`, `low`, `high` (95%; None: without end), `std_error`, and the first
-        three `normalized`: 1 + (value - logged) / |logged|, or None where the interval of the logged value holds 0;
-        `widened`: by column and estimator, the other one whose interval its own was made to span;
+        `estimates`: by column and estimator `value`, the interval `low` to `high` (95%; None: unbounded), `std_error`;
+        and `normalized`, `normalized_low`, `normalized_high`, the first three as 1 + (x - logged) / |logged|, None
+        where the interval of `logged` contains 0;
+        `widened`: by column and estimator, the estimator whose interval was merged into this one's;
         `logged`: by column, the two values that they compare with, and whether all rows, or trajectories, have the
         same (`constant`); `left_out`: reasons, by estimator;
-        `effective_sample_size`; `warnings`; `verdict`: the recommended estimate; and counts.
+        `effective_sample_size`; `warnings`; `verdict`: the result of `recommendation`; and counts.
     """
     groups = len(sums.trajectories)
     work = groups * float(sums.steps.max()) * (1 + 3 * len(columns))

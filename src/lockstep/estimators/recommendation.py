@@ -39,19 +39,21 @@ def recommendation(found: Mapping[str, Any], sums: Sums, statistics: LogStatisti
     """
     recommended: dict[str, str | None] = {}
     reasons: dict[str, str] = {}
-    words: list[str] = []
+    sentences: list[str] = []
     for level in _NAMES:
         name = next((name for name in _PREFERRED[level] if name in found["estimates"]["reward"]), None)
         reason = _reason_against(level, name, found, sums, statistics)
         recommended[level] = None if reason else name
         if reason:
             reasons[level] = reason
-        words.append(_recommended(level, recommended[level], reason, found))
-    words += [line for column in found["estimates"] for level in _NAMES for line in disagreements(level, column, found)]
-    words += _sample_size(found)
-    words += _widened(found)
-    words += _normalized(found)
-    return recommended | {"reasons": reasons, "words": words}
+        sentences.append(_recommended(level, recommended[level], reason, found))
+    sentences += [
+        line for column in found["estimates"] for level in _NAMES for line in disagreements(level, column, found)
+    ]
+    sentences += _sample_size(found)
+    sentences += _widened(found)
+    sentences += _normalized(found)
+    return recommended | {"reasons": reasons, "words": sentences}
 
 
 def short(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lockstep.estimators.estimates import largest_weights
+from lockstep.estimators.estimates import clipping_thresholds
 from lockstep.estimators.trajectories import Decisions, Predicted, discounts, summed
 
 GAMMA = 0.5
@@ -30,4 +30,4 @@ def decisions(**changes):
 
 
 def sums(groups=(1, 1), **changes):
-    return summed(decisions(**changes), groups, largest_weights(2, 3))
+    return summed(decisions(**changes), groups, clipping_thresholds(3, 2))

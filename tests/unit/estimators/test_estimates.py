@@ -9,7 +9,7 @@ import pytest
 from test_estimator_formulas import DECISION, TRAJECTORY, A, B, C, random_log
 
 from lockstep.estimators.diagnose import LogStatistics
-from lockstep.estimators.estimates import MOST_GROUPS, estimates, group_sizes, largest_weights
+from lockstep.estimators.estimates import MOST_GROUPS, clipping_thresholds, estimates, group_sizes
 from lockstep.estimators.importance import DECISION as OF_DECISIONS
 from lockstep.estimators.importance import TRAJECTORY as OF_TRAJECTORIES
 from lockstep.estimators.result import METRICS, Estimates
@@ -33,7 +33,7 @@ def large(seed=0, lengths=(3, 2, 4, 1) * 20, ratio=None, **changes):
     log = random_log(random, lengths)
     n = log["offsets"][-1]
     log["ratio"] = random.uniform(0.5, 1.5, n) if ratio is None else ratio(n)
-    return summed(hand.decisions(**log | changes), (1,) * len(lengths), largest_weights(len(lengths), n))
+    return summed(hand.decisions(**log | changes), (1,) * len(lengths), clipping_thresholds(n, len(lengths)))
 
 
 def test_values_are_those_worked_out_by_hand():
@@ -240,7 +240,7 @@ def test_decision_and_trajectory_estimates_agree_for_bandits():
         ratio=random.uniform(0.2, 2, n),
         predicted=Predicted(**dict(zip(names, [*model, *model], strict=True))),
     )
-    told = found_of(summed(log, (1,) * n, largest_weights(n, n)))["estimates"]["reward"]
+    told = found_of(summed(log, (1,) * n, clipping_thresholds(n, n)))["estimates"]["reward"]
     for name in ("ips", "snips", "clipped_ips"):
         assert told[name]["value"] == pytest.approx(told[f"decision_{name}"]["value"]), name
         assert told[name]["low"] == pytest.approx(told[f"decision_{name}"]["low"]), name

@@ -19,7 +19,7 @@ from lockstep.data.layout import Layout, determine_layout
 from lockstep.data.packages import import_optional
 from lockstep.distributed.comm import Comm
 from lockstep.estimators.diagnose import LogStatistics
-from lockstep.estimators.estimates import estimates, group_sizes, largest_weights
+from lockstep.estimators.estimates import clipping_thresholds, estimates, group_sizes
 from lockstep.estimators.result import Estimates
 from lockstep.estimators.trajectories import Ints, Sums, summed
 from lockstep.run import OfflineRun
@@ -66,7 +66,7 @@ def estimate(
     offsets = _trajectories(dataset)
     shared = _shared(dataset, offsets, comm, layout, scorer)
     groups = group_sizes(len(offsets) - 1, shared.trajectories)
-    clip = largest_weights(shared.trajectories, shared.statistics.rows)
+    clip = clipping_thresholds(shared.statistics.rows, shared.trajectories)
     evaluator = PolicyEvaluator(scorer, dataset, run, with_ratio=shared.statistics.has_ratio, unlogged=shared.unlogged)
     parts: list[Sums] = []
     starts = np.concatenate([[0], np.cumsum(groups)])
