@@ -60,7 +60,7 @@ test-parity: setup  ## Torch and JAX compute the same, and what the papers' equa
 test-launch: setup  ## How ranks and nodes start, find each other, exchange messages, fail and restart.
 	$(BIN)/python -m pytest $(WAITING) $(LAUNCH) $(patsubst %,--ignore=%,$(JAX))
 
-test-planted: setup  ## Plant known bugs into copies of the source and see that the tests catch each. PLANTED=seam: those so named.
+test-planted: setup  ## Mutation tests: plant known bugs into copies of the source; a test must catch each. PLANTED=seam: those so named.
 	$(BIN)/python -m pytest tests/planted -m planted -n $(JOBS) $(if $(PLANTED),-k '$(PLANTED)')
 
 test-chaos: setup  ## Kill, stop and starve real runs, and see that nothing is lost and nothing hangs.

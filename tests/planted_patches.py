@@ -1,4 +1,4 @@
-"""The patches in tests/planted: each is a bug, with the test that must catch it and the message it must fail with.
+"""The mutation tests of tests/planted: each patch is a bug, with the test that must catch it and the message to expect.
 
 A patch starts with `test:` (the id of a test) and `fails with:` (a regular expression that the failure must match),
 followed by a unified diff. tests/planted/INDEX.md lists every patch with the bug in it.

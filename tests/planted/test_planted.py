@@ -1,4 +1,4 @@
-"""Every planted bug is caught: its patch is applied to a copy of the source, and the test that it names must fail."""
+"""Mutation tests: each patch here is a bug, applied to a copy of the source, and the test that it names must fail."""
 
 import os
 import re
