@@ -94,7 +94,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--total-steps", type=int, default=300_000)
-    given = parser.parse_args()
+    args = parser.parse_args()
     a2c = PPOConfig(num_steps=8, learning_rate=2e-3, gae_lambda=0.95)  # A2C's settings are among PPO's
-    run = Run(task="CartPole-v1", num_envs=16, num_shards=2, total_steps=given.total_steps, algorithm=a2c, device="cpu")
-    spawn(train, given.ranks, (run,)) if given.ranks > 1 else train(0, run)
+    run = Run(task="CartPole-v1", num_envs=16, num_shards=2, total_steps=args.total_steps, algorithm=a2c, device="cpu")
+    spawn(train, args.ranks, (run,)) if args.ranks > 1 else train(0, run)

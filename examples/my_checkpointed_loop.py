@@ -21,13 +21,13 @@ SEED, EPISODES, GAMMA = 0, 8, 0.99  # EPISODES per update and rank
 
 
 @torch.no_grad()
-def play(env: gymnasium.Env, policy: nn.Module, draws: np.random.Generator) -> tuple[torch.Tensor, ...]:
+def play(env: gymnasium.Env, policy: nn.Module, generator: np.random.Generator) -> tuple[torch.Tensor, ...]:
     """One episode: observations [N, 4], actions [N] and returns to go [N]."""
-    observation, _ = env.reset(seed=int(draws.integers(2**31)))
+    observation, _ = env.reset(seed=int(generator.integers(2**31)))
     observations, actions, rewards, ended = [], [], [], False
     while not ended:
         logits = policy(torch.from_numpy(observation)).numpy()
-        actions.append(int(np.argmax(logits + draws.gumbel(size=2))))
+        actions.append(int(np.argmax(logits + generator.gumbel(size=2))))
         observations.append(observation)
         observation, reward, terminated, truncated, _ = env.step(actions[-1])
         rewards.append(float(reward))
@@ -44,19 +44,19 @@ def train(rank: int, args: argparse.Namespace) -> str:
         torch.manual_seed(stream_seed(SEED, "init"))
         policy = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2))
         optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
-        draws = stream(SEED, "draws", world.rank)  # one stream per rank, continued over all updates
+        generator = stream(SEED, "draws", world.rank)  # one stream per rank, continued over all updates
         env, first = gymnasium.make("CartPole-v1"), 1
 
         saved = checkpoints.restore()  # [1] None at the first start
         if saved is not None:
             policy.load_state_dict(saved.shared["policy"])
             optimizer.load_state_dict(saved.shared["optimizer"])
-            draws.bit_generator.state = saved.shards[world.rank]["draws"]
+            generator.bit_generator.state = saved.shards[world.rank]["draws"]
             first = saved.step + 1
         comm.broadcast_(policy)
 
         for update in range(first, args.updates + 1):
-            episodes = [play(env, policy, draws) for _ in range(EPISODES)]
+            episodes = [play(env, policy, generator) for _ in range(EPISODES)]
             observation, action, returns = (torch.cat(part) for part in zip(*episodes, strict=True))
             _, mean, variance = comm.moments(returns)
             advantage = (returns - mean) / (variance.sqrt() + 1e-8)
@@ -67,7 +67,7 @@ def train(rank: int, args: argparse.Namespace) -> str:
             optimizer.step()
             if update % args.every == 0 or update == args.updates:
                 shared = {"policy": policy.state_dict(), "optimizer": optimizer.state_dict()}  # [2] equal on all ranks
-                own = {world.rank: {"draws": draws.bit_generator.state}}  # [3] of this rank only
+                own = {world.rank: {"draws": generator.bit_generator.state}}  # [3] of this rank only
                 checkpoints.save(update, shared, own)  # [4] by all ranks together
             if world.rank == 0:
                 print(f"update {update}: {len(returns) / EPISODES:.0f} steps per episode", flush=True)

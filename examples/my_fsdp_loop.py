@@ -22,9 +22,9 @@ from lockstep import Comm, ConfigError, World, fingerprint, spawn, stream, strea
 SEED, BATCH_SIZE = 0, 256
 
 
-def examples(draws: np.random.Generator, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+def examples(generator: np.random.Generator, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """States [N, 4] of CartPole and the action [N] that a good controller takes in them."""
-    state = draws.uniform(-1, 1, (rows, 4)).astype(np.float32)
+    state = generator.uniform(-1, 1, (rows, 4)).astype(np.float32)
     action = (state @ np.array([0.3, 0.6, 3.0, 1.0], np.float32) > 0).astype(np.int64)
     return torch.from_numpy(state), torch.from_numpy(action)
 
@@ -74,5 +74,5 @@ if __name__ == "__main__":
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", default="runs/my_fsdp_loop.pt")
-    given = parser.parse_args()
-    print(*(spawn(train, given.ranks, (given,)) if given.ranks > 1 else [train(0, given)]), sep="\n")
+    args = parser.parse_args()
+    print(*(spawn(train, args.ranks, (args,)) if args.ranks > 1 else [train(0, args)]), sep="\n")

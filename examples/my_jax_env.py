@@ -52,7 +52,7 @@ class MyJaxEnv:
     def step(self, state: State, action: Array, key: Array) -> tuple[State, Array, Array, Array, Array]:
         """Move the paddle, let the ball fall by one row. `jnp.where` decides, as `if` cannot in compiled code."""
         del key  # nothing is random here
-        after = State(state.ball, jnp.clip(state.paddle + action - 1, 0, self.width - 1), state.row + 1)
-        landed = after.row == self.height - 1
-        reward = jnp.where(landed, jnp.where(after.ball == after.paddle, 1.0, -1.0), 0.0)
-        return after, self.observe(after), reward, landed, jnp.asarray(False)
+        next_state = State(state.ball, jnp.clip(state.paddle + action - 1, 0, self.width - 1), state.row + 1)
+        landed = next_state.row == self.height - 1
+        reward = jnp.where(landed, jnp.where(next_state.ball == next_state.paddle, 1.0, -1.0), 0.0)
+        return next_state, self.observe(next_state), reward, landed, jnp.asarray(False)

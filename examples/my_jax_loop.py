@@ -70,8 +70,8 @@ def train(rank: int, args: argparse.Namespace) -> float:
 
             def loss(weights: dict[str, Array]) -> Array:
                 log_prob = jax.nn.log_softmax(logits(weights, observation))
-                taken = jnp.take_along_axis(log_prob, action[..., None], -1)[..., 0].sum(-1)
-                return -(taken * advantage).mean()
+                action_log_prob = jnp.take_along_axis(log_prob, action[..., None], -1)[..., 0].sum(-1)
+                return -(action_log_prob * advantage).mean()
 
             gradient = comm.average_gradients(jax.grad(loss)(shared["weights"]))
             change, adam = ADAM.update(gradient, shared["adam"])
@@ -95,5 +95,5 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, default=1, choices=(1, 2, 4, 8, 16))  # they divide EPISODES
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--device", default="cpu")
-    given = parser.parse_args()
-    print(*(spawn(train, given.ranks, (given,)) if given.ranks > 1 else [train(0, given)]))
+    args = parser.parse_args()
+    print(*(spawn(train, args.ranks, (args,)) if args.ranks > 1 else [train(0, args)]))

@@ -96,5 +96,5 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, default=1, choices=range(1, EPISODES + 1))
     parser.add_argument("--updates", type=int, default=200)
     parser.add_argument("--ddp", action="store_true")
-    given = parser.parse_args()
-    spawn(train, given.ranks, (given,)) if given.ranks > 1 else train(0, given)
+    args = parser.parse_args()
+    spawn(train, args.ranks, (args,)) if args.ranks > 1 else train(0, args)

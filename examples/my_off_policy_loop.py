@@ -31,14 +31,14 @@ class Shard:
         self.observation = self.env.reset(seeds).copy()
         self.replay = Replay(self.env.spec, num_envs, capacity, n_step=3, gamma=GAMMA, prioritized=False)
         self.replay.begin(self.observation)
-        self.actions, self.draws = stream(SEED, "action", shard), stream(SEED, "sample", shard)
+        self.action_stream, self.sample_stream = stream(SEED, "action", shard), stream(SEED, "sample", shard)
 
     def step(self, q: nn.Module, epsilon: float) -> int:
         """One step of every environment; each explores independently. Returns how many episodes have ended."""
         with torch.no_grad():
             greedy = q(torch.from_numpy(self.observation)).argmax(-1).numpy()
-        random = self.actions.integers(2, size=len(greedy))
-        action = np.where(self.actions.random(len(greedy)) < epsilon, random, greedy)
+        random = self.action_stream.integers(2, size=len(greedy))
+        action = np.where(self.action_stream.random(len(greedy)) < epsilon, random, greedy)
         observation, reward, terminated, truncated, final = self.env.step(action)
         # The replay skips rows that only reset, and keeps the true last observation of a truncated episode.
         self.replay.add(action, reward, terminated, truncated, observation, final)
@@ -46,14 +46,14 @@ class Shard:
         return int((terminated | truncated).sum())
 
 
-def loss(q: nn.Module, target: nn.Module, drawn: Transitions) -> torch.Tensor:
-    """Double Q-learning (van Hasselt et al., 2016), the mean over rows [N]; `drawn` holds returns of up to 3 steps."""
-    arrays = (drawn.observation, drawn.action, drawn.return_, drawn.next_observation, drawn.discount)
-    observation, action, reward, after, discount = map(torch.from_numpy, arrays)
+def loss(q: nn.Module, target: nn.Module, batch: Transitions) -> torch.Tensor:
+    """Double Q-learning (van Hasselt et al., 2016), the mean over rows [N]; `batch` holds returns of up to 3 steps."""
+    arrays = (batch.observation, batch.action, batch.return_, batch.next_observation, batch.discount)
+    observation, action, reward, next_observation, discount = map(torch.from_numpy, arrays)
     with torch.no_grad():  # `discount` is 0 where the episode terminated, else gamma to the number of steps
-        best = q(after).argmax(-1, keepdim=True)
-        wanted = reward + discount * target(after).gather(1, best).squeeze(1)
-    return nn.functional.smooth_l1_loss(q(observation).gather(1, action[:, None]).squeeze(1), wanted)
+        best_action = q(next_observation).argmax(-1, keepdim=True)
+        td_target = reward + discount * target(next_observation).gather(1, best_action).squeeze(1)
+    return nn.functional.smooth_l1_loss(q(observation).gather(1, action[:, None]).squeeze(1), td_target)
 
 
 def train(rank: int, args: argparse.Namespace) -> dict:
@@ -74,7 +74,7 @@ def train(rank: int, args: argparse.Namespace) -> dict:
             if steps >= LEARNING_STARTS:  # a global count, so that all ranks start learning together
                 optimizer.zero_grad()
                 for shard in shards:  # each gives an equal part of the global batch
-                    (loss(q, target, shard.replay.sample(rows, shard.draws)) / len(shards)).backward()
+                    (loss(q, target, shard.replay.sample(rows, shard.sample_stream)) / len(shards)).backward()
                 comm.average_gradients_(q, weight=len(shards))  # [5] the mean of the global batch; clip after
                 nn.utils.clip_grad_norm_(q.parameters(), 10.0)
                 optimizer.step()
@@ -95,5 +95,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=1, choices=range(1, NUM_SHARDS + 1))
     parser.add_argument("--total-steps", type=int, default=60_000)
-    given = parser.parse_args()
-    spawn(train, given.ranks, (given,)) if given.ranks > 1 else train(0, given)
+    args = parser.parse_args()
+    spawn(train, args.ranks, (args,)) if args.ranks > 1 else train(0, args)

@@ -35,9 +35,9 @@ def draw(actor: nn.Module, observation: Tensor, noise: np.random.Generator) -> t
     """Actions in (-1, 1) [N, D] of a squashed Gaussian, and log pi(a|s) [N] (appendix C of the paper)."""
     mean, log_std = actor(observation).chunk(2, -1)
     normal = torch.distributions.Normal(mean, log_std.clamp(-5, 2).exp())
-    before = mean + normal.stddev * torch.from_numpy(noise.standard_normal(mean.shape, np.float32))
-    log_slope = 2 * (np.log(2) - before - nn.functional.softplus(-2 * before))  # log(1 - tanh^2), stable for large x
-    return before.tanh(), (normal.log_prob(before) - log_slope).sum(-1)
+    pre_tanh = mean + normal.stddev * torch.from_numpy(noise.standard_normal(mean.shape, np.float32))
+    log_slope = 2 * (np.log(2) - pre_tanh - nn.functional.softplus(-2 * pre_tanh))  # a stable log(1 - tanh^2)
+    return pre_tanh.tanh(), (normal.log_prob(pre_tanh) - log_slope).sum(-1)
 
 
 def train(rank: int, args: argparse.Namespace) -> dict:
@@ -60,30 +60,30 @@ def train(rank: int, args: argparse.Namespace) -> dict:
     with Comm(world, device="cpu") as comm:
         comm.broadcast_(nn.ModuleList([actor, critics, target]))  # all ranks start from the parameters of rank 0
         for step in range(NUM_ENVS, args.total_steps + 1, NUM_ENVS):
-            action = draw(actor, torch.from_numpy(observed), noise)[0].detach() * scale
-            observation, reward, terminated, truncated, final = env.step(action.numpy())
-            replay.add(action.numpy(), reward, terminated, truncated, observation, final)
-            observed, returns = observation.copy(), returns + reward.sum() / num_envs
+            env_action = (draw(actor, torch.from_numpy(observed), noise)[0].detach() * scale).numpy()
+            env_observation, env_reward, terminated, truncated, final = env.step(env_action)
+            replay.add(env_action, env_reward, terminated, truncated, env_observation, final)
+            observed, returns = env_observation.copy(), returns + env_reward.sum() / num_envs
             if step >= LEARNING_STARTS:
-                drawn = replay.sample(rows, noise)
-                arrays = (drawn.observation, drawn.action, drawn.return_, drawn.next_observation, drawn.discount)
-                now, taken, gained, after, discount = map(torch.from_numpy, arrays)
+                batch, alpha = replay.sample(rows, noise), log_alpha.exp().detach()
+                arrays = (batch.observation, batch.action, batch.return_, batch.next_observation, batch.discount)
+                observation, action, reward, next_observation, discount = map(torch.from_numpy, arrays)
                 with torch.no_grad():  # y = r + gamma (min Q'(s', a') - alpha log pi(a'|s'))
-                    following, log_prob = draw(actor, after, noise)
-                    soft_value = values(target, after, following).amin(0) - log_alpha.exp() * log_prob
+                    next_action, log_prob = draw(actor, next_observation, noise)
+                    soft_value = values(target, next_observation, next_action).amin(0) - alpha * log_prob
                 critic_adam.zero_grad()
-                wanted = (gained + discount * soft_value).expand(2, -1)
-                nn.functional.mse_loss(values(critics, now, taken / scale), wanted).backward()
+                target_q = (reward + discount * soft_value).expand(2, -1)
+                nn.functional.mse_loss(values(critics, observation, action / scale), target_q).backward()
                 comm.average_gradients_(critics)  # the mean of the global batch: parameters stay equal on all ranks
                 critic_adam.step()
                 actor_adam.zero_grad()
-                proposed, log_prob = draw(actor, now, noise)
-                policy_loss = (log_alpha.exp().detach() * log_prob - values(critics, now, proposed).amin(0)).mean()
+                policy_action, log_prob = draw(actor, observation, noise)
+                policy_loss = (alpha * log_prob - values(critics, observation, policy_action).amin(0)).mean()
                 (policy_loss - log_alpha * (log_prob.detach() - dimensions).mean()).backward()  # entropy target -D
                 comm.average_gradients_(actor_side)
                 actor_adam.step()
-                for mine, other in zip(target.parameters(), critics.parameters(), strict=True):
-                    mine.data.lerp_(other.data, TAU)
+                for target_parameter, parameter in zip(target.parameters(), critics.parameters(), strict=True):
+                    target_parameter.data.lerp_(parameter.data, TAU)
             if step % 4_000 == 0:
                 mean, returns = float(comm.mean(torch.tensor(returns))) * NUM_ENVS / 20, 0.0  # 20 episodes of 200 steps
                 if world.rank == 0:
@@ -96,5 +96,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--total-steps", type=int, default=40_000)
-    given = parser.parse_args()
-    print(*(spawn(train, given.ranks, (given,)) if given.ranks > 1 else [train(0, given)]), sep="\n")
+    args = parser.parse_args()
+    print(*(spawn(train, args.ranks, (args,)) if args.ranks > 1 else [train(0, args)]), sep="\n")

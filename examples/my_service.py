@@ -23,7 +23,7 @@ if about["kind"] != "observations":
     raise SystemExit("a policy for features of a log, not for observations: see score_actions.py")
 if "state_size" in about:
     raise SystemExit("a recurrent policy, which takes its last next_state too: this service keeps none")
-(given,) = session.get_inputs()
+(model_input,) = session.get_inputs()
 app = FastAPI(title="A policy")
 
 
@@ -47,5 +47,5 @@ def act(body: Observations) -> dict[str, Any]:
         raise HTTPException(422, f"observation {wrong[0]} has {len(body.observations[wrong[0]])} numbers, not {size}")
     if not body.observations:
         return {"actions": []}
-    (actions,) = session.run(["action"], {given.name: np.array(body.observations, np.float32)})
+    (actions,) = session.run(["action"], {model_input.name: np.array(body.observations, np.float32)})
     return {"actions": np.asarray(actions).tolist()}

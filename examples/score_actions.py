@@ -43,10 +43,10 @@ inputs["state_value"], inputs["state_presence"] = raw(states, features)
 if about["kind"] == "parametric":  # actions are features: every state is offered the same candidates here
     candidates = about["candidates"] or sys.exit("the log offered other candidates in every row: list yours here")
     action_value, action_presence = raw(candidates * len(states), about["action_features"])
-    of = np.repeat(np.arange(len(states)), len(candidates))
-    inputs |= {"action_value": action_value, "action_presence": action_presence, "state_of_candidate": of}
-found = session.run(["action" if continuous else "scores"], inputs)[0].reshape(len(states), -1)
+    inputs |= {"action_value": action_value, "action_presence": action_presence}
+    inputs["state_of_candidate"] = np.repeat(np.arange(len(states)), len(candidates))
+outputs = session.run(["action" if continuous else "scores"], inputs)[0].reshape(len(states), -1)
 names = about.get("actions") or (about["action_features"] if continuous else list(map(json.dumps, about["candidates"])))
-for row in found:  # a score of -1e9: an action that is left out
-    told = {name: round(float(number), 4) for name, number in zip(names, row, strict=True)}
-    print(told, *([] if continuous else ["->", names[row.argmax()]]))
+for row in outputs:  # a score of -1e9: an action that is left out
+    value_by_name = {name: round(float(number), 4) for name, number in zip(names, row, strict=True)}
+    print(value_by_name, *([] if continuous else ["->", names[row.argmax()]]))
