@@ -101,7 +101,10 @@ def _measured(run_dir: Path, run: Run) -> tuple[Point | None, str | None]:
     if summary["status"] == "failed" or summary["resumed_from"]:
         return None, f"{run_dir}: not used: it {'failed' if summary['status'] == 'failed' else 'was resumed'}"
     if updates < FEWEST_UPDATES:
-        return None, f"{run_dir}: not used: {updates:.0f} updates between its log lines; {FEWEST_UPDATES} say something"
+        return None, (
+            f"{run_dir}: not used: {updates:.0f} updates between its log lines, at least {FEWEST_UPDATES} are needed; "
+            "train longer or lower log_every"
+        )
     preflight = read_json(run_dir / _PREFLIGHT_FILE)
     layout = _layout(summary, preflight)
     note = f"{run_dir}: the cores of its hosts are not known: taken as enough" if layout.cores is None else None

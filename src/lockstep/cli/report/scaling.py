@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from lockstep.cli.report.fit import Point, fit, held_out
+from lockstep.cli.report.load import FEWEST_UPDATES
 from lockstep.errors import ConfigError
 from lockstep.preflight.cost_model import Costs, Layout, Work, amounts_of, predict
 from lockstep.record.console import aligned
@@ -50,8 +51,8 @@ def _check(points: Sequence[Point], notes: Sequence[str], target: Target) -> Non
     if not points:
         unused = "; ".join(notes)
         raise ConfigError(
-            f"there is nothing to predict from{f' ({unused})' if unused else ''}; make runs of at least 20 updates "
-            "between their first log line and their last"
+            f"there is nothing to predict from{f' ({unused})' if unused else ''}; make runs with "
+            f"at least {FEWEST_UPDATES} updates between their first and last log line"
         )
     wanted: list[str] = []
     if len({p.work.num_envs / p.layout.ranks for p in points}) < 2:

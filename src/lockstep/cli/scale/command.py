@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.cli.flags import flags_of
+from lockstep.cli.report.load import FEWEST_UPDATES
 from lockstep.cli.report.scale_table import SCALE_FILE, cores_warning, text_of
 from lockstep.cli.request import checked, online_run, requested_run
 from lockstep.cli.scale.arguments import add_arguments
-from lockstep.cli.scale.plan import FEWEST_UPDATES, Job, Plan, check_plan, parse_modes, parse_ranks, run_of
+from lockstep.cli.scale.plan import Job, Plan, check_plan, parse_modes, parse_ranks, run_of
 from lockstep.cli.scale.results import results
 from lockstep.cli.sweep.folder import failure_reason
 from lockstep.cli.sweep.processes import start_run

@@ -13,8 +13,6 @@ from lockstep.run import Run, override
 Mode = Literal["strong", "weak", "return"]
 LOG_LINES = 5
 """Lines of the metrics of a measured run. What comes before the first is warm-up."""
-FEWEST_UPDATES = 10
-"""Measured updates that the model of the costs needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

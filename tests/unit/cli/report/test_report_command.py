@@ -72,7 +72,7 @@ NEAR = [*ALONE, point(Layout(ranks=2), work(16))]
 @pytest.mark.parametrize(
     ("points", "target", "wanted"),
     [
-        ([], Target(), "there is nothing to predict from"),
+        ([], Target(), "there is nothing to predict from; make runs with at least 10 updates between"),
         (ALONE[:1], Target(), r"1 measurement cannot .*num_envs=4 or 64.*--ranks 2.*--nnodes 2.*--round-trip-ms"),
         (ALONE, Target(), r"2 measurements cannot .*--ranks 2\); one on two hosts"),
         (
