@@ -71,7 +71,7 @@ class Attempt:
             return replace(mine, restart=False)
         return AttemptEnd(**json.loads(first))
 
-    def succeeded(self) -> None:
+    def report_success(self) -> None:
         """Count this node among those whose ranks have all succeeded."""
         with store_errors():
             self._store.add("succeeded", 1)

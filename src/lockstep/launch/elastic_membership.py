@@ -1,8 +1,8 @@
 """Membership of nodes that may join and leave: torch's rendezvous, driven from here.
 
-The only file of the launcher that imports torch; itself imported only for `--nnodes MIN:MAX`. torch pickles the state
-of its rendezvous: every state is signed with a key that the main node sends to the nodes it admits, so that no other
-process can make a node unpickle its data.
+Imports torch, and so is itself imported only for `--nnodes MIN:MAX`. torch pickles the state of its rendezvous: every
+state is signed with a key that the main node sends to the nodes it admits, so that no other process can make a node
+unpickle its data.
 """
 
 import contextlib
@@ -109,8 +109,8 @@ class ElasticMembership:
         placement = placement_of(members, found.rank, address=address, port=port, token=info.key.hex())
         return Attempt(store, placement, max(one.failures for one in members), int(first["starts"]))
 
-    def next_attempt(self) -> None:
-        """None: the other nodes go on without one that is interrupted before the next attempt."""
+    def pending_attempt(self) -> None:
+        """None: the other nodes begin without an interrupted node, so there is nothing to report."""
 
     def _next_rendezvous(self, cancelled: Callable[[], bool]) -> RendezvousInfo:
         def check() -> None:

@@ -40,8 +40,11 @@ class FixedMembership:
         """False: no node is admitted during an attempt."""
         return False
 
-    def next_attempt(self) -> Attempt:
-        """The attempt that nodes wait for: a node that is interrupted before it reports its end."""
+    def pending_attempt(self) -> Attempt:
+        """The attempt that has not begun.
+
+        A node that is interrupted now must report that it ends, because the others wait for it.
+        """
         nowhere = RankPlacement(
             node_rank=-1, num_nodes=self._nodes.maximum, first_rank=0, world_size=0, address="", port=0
         )

@@ -137,7 +137,7 @@ class _Node:
             return self._interrupted()
         if isinstance(attempt, AttemptEnd):
             log(f"lockstep: {attempt.message} (on {attempt.node})")
-            self._leave_next(self.membership.next_attempt())
+            self._leave_pending(self.membership.pending_attempt())
             return attempt.code
         self.failures = attempt.failures
         placement, ranks = attempt.placement, self.nodes.nproc
@@ -190,13 +190,13 @@ class _Node:
         """End before the next attempt, because of a signal to this launcher; returns the exit code."""
         failure = interruption(self.caught[0], f" before {self.restart}" if self.restart else "")
         log(f"lockstep: {failure.message}")
-        if (attempt := self.membership.next_attempt()) is None:
+        if (attempt := self.membership.pending_attempt()) is None:
             return failure.code
         end = attempt.report_end(AttemptEnd("interrupted", failure.message, failure.code, None, False))
-        self._leave_next(attempt)
+        self._leave_pending(attempt)
         return end.code
 
-    def _leave_next(self, attempt: Attempt | None) -> None:
+    def _leave_pending(self, attempt: Attempt | None) -> None:
         if attempt is not None:
             self._leave(attempt, self.bounds.stop_s + _LEAVE_S)  # other nodes may still stop their ranks
 
@@ -209,7 +209,7 @@ class _Node:
 
     def _wait_for_remote_nodes(self, attempt: Attempt, remote: "_RemoteNodes") -> Failure | None:
         """Wait, after this node's ranks succeeded, until those of all nodes have."""
-        attempt.succeeded()
+        attempt.report_success()
         deadline = time.monotonic() + _LAST_S
         while not attempt.all_succeeded():
             if (failure := remote.poll()) is not None:

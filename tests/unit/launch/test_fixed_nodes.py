@@ -74,7 +74,7 @@ def test_the_first_reported_end_holds_for_all_and_for_its_round_only(join_nodes)
         assert first.reported_end() == held
         for part in (first, second):
             assert not part.all_succeeded() and not part.all_left()
-            part.succeeded()
+            part.report_success()
             part.leave()
         assert first.all_succeeded() and second.all_left()
 
