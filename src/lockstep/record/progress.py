@@ -8,11 +8,11 @@ class Progress:
     """The progress of a run, equal on all ranks: each is advanced by global counts."""
 
     total_steps: int
-    """Environment steps of the whole run, all ranks."""
+    """Environment steps of the whole run, over all ranks; offline: logged rows."""
     env_steps: int = 0
-    """Environment rows stepped so far, all ranks."""
+    """Environment steps so far, over all ranks; offline: logged rows."""
     updates: int = 0
-    """Rollouts learned from."""
+    """Updates of the learner: one per rollout; offline: one per minibatch."""
     episodes: int = 0
     """Episodes ended, all ranks."""
 
