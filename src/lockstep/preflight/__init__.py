@@ -1,4 +1,6 @@
-"""Before the first step.
+"""Checks and measurements before the first step.
 
-`compare.py` do all ranks agree, `latency.py` what the network takes, `cost_model.py` what more ranks would bring.
+`compare.py` checks that the identities of all ranks (`identity.py`) agree, `latency.py` measures the network, and
+`cost_model.py` predicts the speed on other numbers of ranks and hosts. `setting_paths.py` makes the paths of a config
+absolute, or reduces them to names, which are equal on all hosts.
 """
