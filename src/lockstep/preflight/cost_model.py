@@ -107,25 +107,25 @@ class Costs:
     """Costs in seconds; not negative."""
 
     step_call: float = 0.0
-    """Of stepping and acting once in one shard, whatever the number of environments."""
+    """Per step of one shard, acting included, whatever its number of environments."""
     step_row: float = 0.0
-    """Of one environment in it."""
+    """Per environment in such a step."""
     gradient_call: float = 0.0
-    """Of one gradient step in one shard."""
+    """Per gradient step of one shard."""
     gradient_row: float = 0.0
-    """Of one transition in it."""
+    """Per transition in a gradient step."""
     update: float = 0.0
-    """Of the rest of an update: values, advantages, logs."""
+    """Per update, for its other parts: values, advantages, logs."""
     local_message: float = 0.0
-    """Of one message within a host."""
+    """Per message within a host."""
     local_rank: float = 0.0
-    """Of each other rank of the host in it, whose numbers are read and added."""
+    """Per other rank of the host, for each message: its numbers are read and added."""
     host_message: float = 0.0
-    """Of each pass of a message between hosts, without the latency."""
+    """Per pass of a message between hosts, without latency."""
     host_peer: float = 0.0
-    """Of each other host in it."""
+    """Per other host, for each such pass."""
     round_trips: float = 0.5
-    """Round trips of one pass."""
+    """Latency of a pass, not in seconds but in round trips of the network."""
 
 
 ROLLOUT, LEARNING, MESSAGES = "rollout", "learning", "messages"
@@ -252,8 +252,11 @@ def compare(costs: Costs, work: Work, layout: Layout) -> Comparison:
     return Comparison(here=here, one_host=alone, advice=advice)
 
 
-def prices(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The costs of a call and of a row, from `(rows, seconds)` of two measured calls or more, of different sizes."""
+def fit_call_and_row_cost(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Fit the seconds of a call and of each of its rows to measured calls, `(rows, seconds)`; neither is negative.
+
+    If all calls have the same number of rows, their time is taken as the cost of a call.
+    """
     rows, seconds = zip(*samples, strict=True)
     mean_rows, mean_s = fmean(rows), fmean(seconds)
     slope = linear_regression(rows, seconds).slope if len(set(rows)) > 1 else 0.0
@@ -272,8 +275,8 @@ def measured(
     `steps` are `(environments, seconds)` of one step of a shard, acting included; `gradients` are `(transitions,
     seconds)` of a gradient step without its message; `message_s` is the time of a small sum over all ranks.
     """
-    step_call, step_row = prices(steps)
-    gradient_call, gradient_row = prices(gradients)
+    step_call, step_row = fit_call_and_row_cost(steps)
+    gradient_call, gradient_row = fit_call_and_row_cost(gradients)
     neighbours = layout.ranks_per_host - 1
     local = message_s / neighbours if layout.hosts == 1 and neighbours else _LOCAL_RANK_S
     between = max(message_s - local * neighbours, 0.0) if layout.hosts > 1 else 0.0  # a small one goes once

@@ -8,7 +8,17 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.distributed.network.links import in_slices
 from lockstep.errors import ConfigError
-from lockstep.preflight.cost_model import Costs, Layout, Work, amounts_of, compare, exchange, measured, predict, prices
+from lockstep.preflight.cost_model import (
+    Costs,
+    Layout,
+    Work,
+    amounts_of,
+    compare,
+    exchange,
+    fit_call_and_row_cost,
+    measured,
+    predict,
+)
 from lockstep.run import Run
 
 WORK = Work(num_envs=16, num_steps=128, replay_ratio=4, gradient_steps=16, num_bytes=40_000)
@@ -132,11 +142,11 @@ def test_far_hosts_are_advised_against_and_near_ones_are_not():
     assert compare(COSTS, WORK, Layout(ranks=4)).advice is None
 
 
-def test_prices_of_two_calls():
-    assert prices([(8, 1.8e-3), (32, 4.2e-3)]) == pytest.approx((1e-3, 1e-4))
-    assert prices([(8, 2e-3)]) == (2e-3, 0.0)
-    assert prices([(8, 2e-3), (32, 1e-3)]) == (1.5e-3, 0.0)  # noise: never a negative price
-    call, row = prices([(8, 1e-3), (32, 8e-3)])
+def test_two_calls_tell_the_cost_of_a_call_and_of_a_row():
+    assert fit_call_and_row_cost([(8, 1.8e-3), (32, 4.2e-3)]) == pytest.approx((1e-3, 1e-4))
+    assert fit_call_and_row_cost([(8, 2e-3)]) == (2e-3, 0.0)
+    assert fit_call_and_row_cost([(8, 2e-3), (32, 1e-3)]) == (1.5e-3, 0.0)  # noise: never a negative price
+    call, row = fit_call_and_row_cost([(8, 1e-3), (32, 8e-3)])
     assert call == pytest.approx(0.0)
     assert row > 0
 
