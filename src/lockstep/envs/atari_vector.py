@@ -27,7 +27,12 @@ because it reloads the cartridge.
 _NOOP = 0
 _RESET = 128  # added to a recorded action after which a game was started
 _NO_LIMIT = 1 << 30
-_COUNTS = ("_seeds", "_since_seed", "_game_steps", "_frames", "_lives", "_age", "_over", "_died", "_helped")
+_STATE = {name: name for name in ("_seeds", "_since_seed", "_game_steps", "_frames", "_lives", "_age")} | {
+    "_over": "_starts_game",
+    "_died": "_starts_life",
+    "_helped": "_starts_life_within_episode",
+}
+"""The attributes of a saved state, by their keys in it."""
 
 
 class AtariEnvs:
@@ -74,16 +79,17 @@ class AtariEnvs:
         self._frames = np.zeros(num_envs, np.int64)  # console frames since the start of the game
         self._lives = np.zeros(num_envs, np.int64)
         self._age = np.zeros(num_envs, np.int64)  # earlier observations of the episode
-        self._over: np.ndarray = np.zeros(num_envs, bool)  # the next step starts a game
-        self._helped: np.ndarray = np.zeros(num_envs, bool)  # the next step, of the same episode, starts a life
-        self._died: np.ndarray = np.zeros(num_envs, bool)  # the next step starts a life
+        # What the next step does; it belongs to the next episode, or (within episode) to the same.
+        self._starts_game: np.ndarray = np.zeros(num_envs, bool)
+        self._starts_life: np.ndarray = np.zeros(num_envs, bool)
+        self._starts_life_within_episode: np.ndarray = np.zeros(num_envs, bool)
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Start new games everywhere, each with its own seed."""
         self._bases = [int(seed) for seed in seeds]
         for count in (self._seeds, self._since_seed, self._game_steps, self._age):
             count[:] = 0
-        self._over[:] = self._died[:] = self._helped[:] = False
+        self._starts_game[:] = self._starts_life[:] = self._starts_life_within_episode[:] = False
         observation, info = self._env.reset(seed=self._seeds_of(self._rows))
         self._frames[:], self._lives[:] = info["episode_frame_number"], info["lives"]
         self._draw(self._rows, np.ones(self.num_envs, bool))
@@ -91,9 +97,9 @@ class AtariEnvs:
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, None]:
         """Step every environment once."""
-        over, died = self._over, self._died
-        if over.any() or died.any() or self._helped.any():
-            action = np.where(over, _NOOP, np.where(died | self._helped, self._begin_life, action))
+        over, died = self._starts_game, self._starts_life
+        if over.any() or died.any() or self._starts_life_within_episode.any():
+            action = np.where(over, _NOOP, np.where(died | self._starts_life_within_episode, self._begin_life, action))
         observation, reward, terminated, _, info = self._step(action)
         began, fresh = over | died, over | (died & terminated)  # in the second case pressing FIRE ended the game
         # The game ended with lives left, and the console has started a new one.
@@ -110,10 +116,10 @@ class AtariEnvs:
         lives = info["lives"]
         lost: np.ndarray = (lives > 0) & (lives < self._lives)
         died = terminated & lost & self._by_life
-        self._helped = ~terminated & lost & self._helps
+        self._starts_life_within_episode = ~terminated & lost & self._helps
         truncated: np.ndarray = (self._game_steps >= self._limit) & ~terminated & ~began
-        self._over = (terminated & ~died) | truncated | (terminated & (self._game_steps >= self._limit))
-        self._died = died & ~self._over
+        self._starts_game = (terminated & ~died) | truncated | (terminated & (self._game_steps >= self._limit))
+        self._starts_life = died & ~self._starts_game
         self._lives[:], self._frames[:] = lives, info["episode_frame_number"]
         self._draw(action, fresh)
         for row in np.flatnonzero(self._age < self._options.stack_num - 1):
@@ -129,7 +135,7 @@ class AtariEnvs:
         return {
             "bases": self._bases,
             "played": self._played[: self._since_seed.max()],
-            **{name: getattr(self, name) for name in _COUNTS},
+            **{key: getattr(self, name) for key, name in _STATE.items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -139,8 +145,8 @@ class AtariEnvs:
                 f"the saved state is of {len(state['bases'])} environments per shard, here are {self.num_envs}"
             )
         self._bases = [int(base) for base in state["bases"]]
-        for name in _COUNTS:
-            getattr(self, name)[:] = state[name]
+        for key, name in _STATE.items():
+            getattr(self, name)[:] = state[key]
         self._played, played = np.zeros_like(self._played), state["played"]
         self._grow(len(played))
         self._played[: len(played)] = played
