@@ -77,7 +77,7 @@ def run_program(
     """
     script = str(args.script)
     code = user_code([f"{script}:" if args.module else script])
-    shown = identity(shlex.join([script, *args.script_args]), code, getattr(args, "ml_framework", "torch"))
+    node_identity = identity(shlex.join([script, *args.script_args]), code, getattr(args, "ml_framework", "torch"))
     log_dir = None if args.log_dir is None else _made_log_dir(args.log_dir)
     meeting: dict[str, str] = {}
     if nodes.maximum == 1 and nodes.rank_port:
@@ -87,11 +87,11 @@ def run_program(
     return _start(
         [*command, *args.script_args],
         nodes,
-        shown,
+        node_identity,
         args,
         bounds=bounds_of(args, SCRIPT_EARLY_S),
         log_dir=log_dir,
-        given={**(environment or {}), **meeting},
+        environment={**(environment or {}), **meeting},
         ml_framework=ml_framework,
     )
 
@@ -149,8 +149,8 @@ def train_on_nodes(
     from lockstep.run import dump, to_dict
 
     code, everywhere = user_code([*run.user_code, args.target or ""]), with_portable_paths(run)
-    shown = {**identity(dump(everywhere), code, run.ml_framework), "settings": leaves(to_dict(everywhere))}
-    return _start([*start, *without_node_flags(words)], nodes, shown, args)
+    node_identity = {**identity(dump(everywhere), code, run.ml_framework), "settings": leaves(to_dict(everywhere))}
+    return _start([*start, *without_node_flags(words)], nodes, node_identity, args)
 
 
 def doctor_on_nodes(args: argparse.Namespace) -> int:
@@ -161,25 +161,25 @@ def doctor_on_nodes(args: argparse.Namespace) -> int:
 def _start(  # noqa: PLR0913  # all but the first four by keyword
     command: list[str],
     nodes: Nodes,
-    shown: dict[str, Any],
+    node_identity: dict[str, Any],
     args: argparse.Namespace,
     *,
     bounds: Bounds | None = None,
     log_dir: Path | None = None,
-    given: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
     ml_framework: str = "torch",
 ) -> int:
     check_not_elsewhere(nodes)
     bounds = bounds or bounds_of(args)
     restarts, record = max_restarts_of(args, nodes), new_start_record()
-    environment = {"PYTHONPATH": search_path(), "LOCKSTEP_START_RECORD": str(record), **(given or {})}
+    rank_environment = {"PYTHONPATH": search_path(), "LOCKSTEP_START_RECORD": str(record), **(environment or {})}
     try:
         if nodes.maximum == 1:
             return launch(
                 command,
                 ranks=nodes.nproc,
                 log_dir=log_dir,
-                environment=environment,
+                environment=rank_environment,
                 bounds=bounds,
                 restarts=Restarts(maximum=restarts),
                 ml_framework=ml_framework,
@@ -189,9 +189,9 @@ def _start(  # noqa: PLR0913  # all but the first four by keyword
         return launch_on_nodes(
             command,
             nodes,
-            identity=shown,
+            identity=node_identity,
             log_dir=log_dir,
-            environment=environment,
+            environment=rank_environment,
             bounds=bounds,
             max_restarts=restarts,
             ml_framework=ml_framework,

@@ -57,32 +57,32 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     return pickle.dumps((preparation, fn_bytes, args_bytes), pickle.HIGHEST_PROTOCOL)
 
 
-def run(call: int, result: int) -> None:
+def run(call_fd: int, result_fd: int) -> None:
     """Make one rank's call, inside the rank.
 
     Args:
-        call: descriptor of the file with the output of `pack`; shared by all ranks.
-        result: descriptor of this rank's own file for the input of `unpack`.
+        call_fd: descriptor of the file with the output of `pack`; shared by all ranks.
+        result_fd: descriptor of this rank's own file for the input of `unpack`.
     """
     global _importing_main
     die_with_launcher()
     try:
         # Opened anew: the inherited descriptor shares its position with the other ranks.
-        with open(f"/proc/self/fd/{call}", "rb") as file:
+        with open(f"/proc/self/fd/{call_fd}", "rb") as file:
             preparation, fn_bytes, args_bytes = pickle.load(file)
-        os.close(call)
+        os.close(call_fd)
         _importing_main = True
         prepare(preparation)
         _importing_main = False
         value = pickle.loads(fn_bytes)(int(os.environ["RANK"]), *pickle.loads(args_bytes))
         try:
-            _write(result, (True, value))
+            _write(result_fd, (True, value))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise RunError(
                 f"what fn returned cannot be sent to its caller ({error}); return picklable values"
             ) from error
     except Exception as error:
-        _exit_with_error(result, error)
+        _exit_with_error(result_fd, error)
     threading._shutdown()  # pyright: ignore  # waits for threads and executors of the caller, as Python's own exit does
     exit_process(0)
 
@@ -103,20 +103,20 @@ def unpack(rank: int, data: bytes) -> Any:
     raise RunError(f"rank {rank}: {value['message']}") from cause
 
 
-def _write(result: int, answer: tuple[bool, Any]) -> None:
-    with open(result, "wb", closefd=False) as file:
+def _write(result_fd: int, answer: tuple[bool, Any]) -> None:
+    with open(result_fd, "wb", closefd=False) as file:
         pickle.dump(answer, file, pickle.HIGHEST_PROTOCOL)
 
 
-def _exit_with_error(result: int, error: Exception) -> NoReturn:
+def _exit_with_error(result_fd: int, error: Exception) -> NoReturn:
     """End at once with the error reported: a normal exit may wait for threads that wait for other ranks."""
     ours = isinstance(error, ConfigError | RunError)
     config = isinstance(error, ConfigError)
     message = str(error) if ours else f"{type(error).__name__}: {error}"
-    os.ftruncate(result, 0)  # a value that could not be pickled to its end
-    os.lseek(result, 0, os.SEEK_SET)
+    os.ftruncate(result_fd, 0)  # a value that could not be pickled to its end
+    os.lseek(result_fd, 0, os.SEEK_SET)
     text = "".join(traceback.format_exception(error))
-    _write(result, (False, {"message": message, "traceback": text, "config": config}))
+    _write(result_fd, (False, {"message": message, "traceback": text, "config": config}))
     if isinstance(error, PeerError):
         time.sleep(PEER_DELAY_S)
     exit_now(ConfigError.exit_code if config else RunError.exit_code)
