@@ -91,7 +91,7 @@ class Preflight:
         """On rank 0, write `preflight.json` to the run directory and print the line, notes and warnings."""
         if self.rank:
             return
-        journal.attempt(lambda: self.write(journal.path / FILE))
+        journal.write_or_warn(lambda: self.write(journal.path / FILE))
         for line in filter(None, (self.line(), *self.notes)):
             journal.say(line)
         for warning in self.warnings:

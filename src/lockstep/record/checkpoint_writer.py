@@ -63,7 +63,7 @@ class CheckpointWriter:
         return any(not job.done() for job in self._jobs)
 
     @property
-    def open(self) -> bool:
+    def has_unconcluded(self) -> bool:
         """Whether a checkpoint was taken and not concluded. The same on all ranks."""
         return self._writing is not None
 

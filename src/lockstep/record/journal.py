@@ -316,7 +316,7 @@ class Journal:
         """Print a warning, on rank 0."""
         self.say(f"warning: {text}")
 
-    def attempt(self, write: Callable[[], None]) -> bool:
+    def write_or_warn(self, write: Callable[[], None]) -> bool:
         """Write something optional: a full disk only causes a warning. Returns whether it was written."""
         try:
             write()

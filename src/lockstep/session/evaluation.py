@@ -239,7 +239,7 @@ class Evaluation:
             results.append(_Played(shard, played.returns, played.lengths, played.num_cut, fault))
         if self._journal is not None and self._run.evaluate_video and world.rank == 0:
             path = self._journal.path / "videos" / f"step_{index}.gif"
-            self._journal.attempt(lambda: self.record(path, index, heartbeat=heartbeat))
+            self._journal.write_or_warn(lambda: self.record(path, index, heartbeat=heartbeat))
         return results
 
     def _describe(self, fault: NonFiniteValue | None, shard: int) -> str | None:

@@ -320,12 +320,12 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
     def advance(self, num_steps: int, totals: np.ndarray, updates: int = 1) -> None:
         """Advance the counters, and decide from the sums over all shards whether a signal stops the run.
 
-        The local episodes of the rollout count from here on, so call it once for each rollout.
+        Also counts the local episodes that ended, so do not call it twice for a rollout. Offline: once for a minibatch.
 
         Args:
-            num_steps: environment steps of all ranks since the last call.
+            num_steps: environment steps of all ranks since the last call; offline: logged rows.
             totals: `local_statistics`, summed over all shards.
-            updates: rollouts learned from since the last call.
+            updates: updates of the learner since the last call: one per rollout; offline: one per minibatch.
         """
         for k, episodes in enumerate(self._source.episodes):
             self.journal.episodes[k].add(self.progress.updates, episodes.returns)
@@ -353,7 +353,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         """After an iteration of `num_steps` global steps: log, evaluate and write a checkpoint, each when due.
 
         Args:
-            num_steps: environment steps of all ranks since the last call.
+            num_steps: environment steps of all ranks since the last call; offline: logged rows.
             read: returns the metrics since the last log line, and resets them.
         """
         if self._log_due(num_steps):
@@ -402,7 +402,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self.timers.enter(CHECKPOINT)
         if best:
             found = Evaluated(self.progress.env_steps, self.summary["eval_return_mean"])
-            saved = self.world.rank != 0 or self.journal.attempt(lambda: self._save(BEST_POLICY_FILE, found))
+            saved = self.world.rank != 0 or self.journal.write_or_warn(lambda: self._save(BEST_POLICY_FILE, found))
             if self.comm.any(not saved, "evaluate"):
                 self.journal.withdraw_best()
         self.timers.enter(previous)

@@ -56,7 +56,7 @@ class Told:
     def warn(self, text):
         self.warned.append(text)
 
-    def attempt(self, write):
+    def write_or_warn(self, write):
         write()
 
 

@@ -117,7 +117,7 @@ class LoggedSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
         self.summary["estimates"] = found.to_dict()
         if self.world.rank == 0:
             text = json.dumps({"step": self.progress.env_steps, **found.to_dict()}, indent=2) + "\n"
-            self.journal.attempt(lambda: write_atomically(self.journal.path / ESTIMATES_FILE, text))
+            self.journal.write_or_warn(lambda: write_atomically(self.journal.path / ESTIMATES_FILE, text))
         self.timers.enter(previous)
 
     def _log_due(self, num_steps: int) -> bool:
