@@ -7,12 +7,10 @@ import numpy as np
 import polars as pl
 
 from lockstep.data.logs.actions import CONTINUOUS, Actions
+from lockstep.data.logs.column_names import ACTIONS, LOG_PROBABILITY_ROUNDING
 from lockstep.data.logs.maps import Maps, Where
-from lockstep.data.logs.schema import ACTIONS
 
 _WANTED = {"discrete": "names", "parametric": "maps of features"}
-_ROUNDING = 1e-6
-"""A log-probability of 1 may be above 0 by this."""
 
 
 @dataclass(slots=True)
@@ -124,7 +122,7 @@ def _check_scalars(found: RawRows, kind: str) -> None:
                 lambda _: "has both propensity and log_probability; log one of them",
             )
         if kind == "discrete":
-            bad, wanted = logged > _ROUNDING, "is above 0, and a probability is at most 1"
+            bad, wanted = logged > LOG_PROBABILITY_ROUNDING, "is above 0, and a probability is at most 1"
             where.refuse_first(bad.fill_null(value=False), lambda row: f"log_probability {logged[row]} {wanted}")
     if (time_diff := found.scalars.get("time_diff")) is not None:
         bad, wanted = time_diff < 0, "is negative; it must be 0 or more"

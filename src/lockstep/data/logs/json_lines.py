@@ -14,11 +14,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from lockstep.data.logs.actions import ActionDecoder
+from lockstep.data.logs.column_names import ACTIONS, FLAGS, LISTS, MAPS, NUMBERS
 from lockstep.data.logs.files import LineBlocks
 from lockstep.data.logs.frame import RawRows
 from lockstep.data.logs.lists import lists_of_json
 from lockstep.data.logs.maps import MapDecoder, Maps, Where, error_text
-from lockstep.data.logs.schema import ACTIONS, ALIASES, FLAGS, LISTS, MAPS, NUMBERS, WHOLE, Schema
+from lockstep.data.logs.schema import ALIASES, WHOLE, Schema
 from lockstep.errors import ConfigError
 
 _FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 16, 1 << 24

@@ -9,17 +9,9 @@ from typing import Any, cast
 from lockstep.config import settings
 from lockstep.data.logs.actions import ActionNames
 from lockstep.data.logs.column_guess import ColumnNames, likely_column, suggest_columns
+from lockstep.data.logs.column_names import ACTIONS, MAPS, REQUIRED, SCHEMA
 from lockstep.errors import ConfigError
 
-MAPS = {"state_features": "state", "next_state_features": "next_state", "metrics": "metric"}
-"""Columns that are maps, with the prefix of columns of single ids, such as `state:0`."""
-ACTIONS = ("action", "next_action")
-LISTS = ("possible_actions", "possible_next_actions")
-NUMBERS = ("reward", "propensity", "log_probability", "time_diff")
-FLAGS = ("terminated", "truncated")
-REQUIRED = ("mdp_id", "sequence_number")
-SCHEMA = (*REQUIRED, *MAPS, *ACTIONS, *LISTS, *NUMBERS, *FLAGS)
-"""All columns."""
 ALIASES = {"propensity": "action_probability"}
 """Columns with a second name."""
 IGNORED = ("ds", "_file", "_row", "has_next_state")

@@ -13,11 +13,12 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 from lockstep.data.logs.actions import Actions, actions_of_series
+from lockstep.data.logs.column_names import ACTIONS, FLAGS, LISTS, MAPS, NUMBERS, REQUIRED, SCHEMA
 from lockstep.data.logs.files import COMPRESSIONS, LineBlocks, kind_of, read_bytes
 from lockstep.data.logs.frame import RawRows
 from lockstep.data.logs.lists import lists_of_series
 from lockstep.data.logs.maps import Maps, Where, is_text, maps_of_series, numbers
-from lockstep.data.logs.schema import ACTIONS, FLAGS, LISTS, MAPS, NUMBERS, REQUIRED, SCHEMA, WHOLE, Schema
+from lockstep.data.logs.schema import WHOLE, Schema
 from lockstep.errors import ConfigError
 
 _MOST_ROWS, _CELLS = 100_000, 1 << 23

@@ -136,7 +136,7 @@ def _table(rows: Sequence[Row]) -> Any:
     """Rows as a table with all columns of the schema."""
     import polars as pl
 
-    from lockstep.data.logs.schema import ACTIONS, FLAGS, LISTS, MAPS, NUMBERS, SCHEMA
+    from lockstep.data.logs.column_names import ACTIONS, FLAGS, LISTS, MAPS, NUMBERS, SCHEMA
 
     parametric = any(isinstance(row.get("action"), Mapping) for row in rows)
     entry = pl.List(pl.Struct({"key": pl.String, "value": pl.Float64}))

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.data.logs.column_names import FLAGS, LISTS
 from lockstep.data.preparation import lists as action_lists
 from lockstep.data.preparation.hashing import float_words, hash_columns, hash_names, hash_strings
 from lockstep.data.preparation.lists import Lists
 from lockstep.errors import ConfigError
 
-LISTS = ("possible_actions", "possible_next_actions")
 _MAX_NAMES = 10_000
-FLAGS = ("terminated", "truncated")
 _NUMBERS = ("state", "next_state", "metric", "reward", "propensity", "log_probability", "time_diff")
 
 

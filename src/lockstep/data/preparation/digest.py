@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.data.preparation.blocks import FLAGS, LISTS, Block, name_hashes
+from lockstep.data.logs.column_names import FLAGS, LISTS
+from lockstep.data.preparation.blocks import Block, name_hashes
 from lockstep.data.preparation.hashing import Words, absorb_, finish_, float_words, hash_lists, hash_names
 
 _MASK = (1 << 64) - 1

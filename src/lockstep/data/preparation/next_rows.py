@@ -27,7 +27,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.data.preparation.blocks import LISTS, Block
+from lockstep.data.logs.column_names import LISTS
+from lockstep.data.preparation.blocks import Block
 from lockstep.data.preparation.contradictions import (
     Where,
     check_lists,

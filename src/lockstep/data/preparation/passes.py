@@ -14,7 +14,8 @@ from lockstep.data.dataset_writer import DatasetWriter
 from lockstep.data.features import Features, by_name, ordered
 from lockstep.data.formulas import LARGEST
 from lockstep.data.info import DatasetInfo
-from lockstep.data.preparation.blocks import LISTS, Block, Encoder, item_hashes, name_hashes
+from lockstep.data.logs.column_names import LISTS, LOG_PROBABILITY_ROUNDING
+from lockstep.data.preparation.blocks import Block, Encoder, item_hashes, name_hashes
 from lockstep.data.preparation.decisions import Decisions, Schema, decisions
 from lockstep.data.preparation.digest import Digest, Sums
 from lockstep.data.preparation.hashing import Words
@@ -33,8 +34,6 @@ CHECK_ROWS = 1000
 _PENDING, _GROUP = 12, 8
 """Fractions of the memory for pending rows and for the rows of a group; the rest is for their copies."""
 _MOST_THREADS = 4
-_ROUNDING = 1e-6
-"""A log-probability of 1 may be above 0 by this."""
 _SMALL, _GROUPS = 1 << 24, 1 << 9
 """Small groups stay in the processor caches; large logs have about `_GROUPS` groups."""
 
@@ -336,7 +335,7 @@ class Preparation:
 
 def _check_probabilities(block: Block, where: Callable[[int], str]) -> None:
     """Refuse the logarithm of a probability above 1: of candidates there is no density."""
-    above = block.columns["log_probability"] > _ROUNDING
+    above = block.columns["log_probability"] > LOG_PROBABILITY_ROUNDING
     if above.any():
         row = int(above.argmax())
         raise ConfigError(

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.data.features import ordered
-from lockstep.data.preparation.blocks import LISTS, Block, Encoder, concatenate
+from lockstep.data.logs.column_names import LISTS
+from lockstep.data.preparation.blocks import Block, Encoder, concatenate
 from lockstep.data.preparation.hashing import Words, absorb_, finish_
 from lockstep.data.preparation.lists import pad_columns, slices
 from lockstep.data.preparation.next_rows import Mark

@@ -4,7 +4,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from lockstep.data.preparation.blocks import LISTS, Encoder, item_hashes, name_hashes
+from lockstep.data.logs.column_names import LISTS
+from lockstep.data.preparation.blocks import Encoder, item_hashes, name_hashes
 from lockstep.data.preparation.lists import no_lists
 from lockstep.data.preparation.next_rows import Rules, next_rows, order
 from lockstep.errors import ConfigError
