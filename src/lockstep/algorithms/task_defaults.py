@@ -85,8 +85,8 @@ _ROBOT: Settings = {
     "evaluate_every": 100_000,
     "evaluate_episodes": 20,
 }
-# Critics learn faster than the policy, as in CleanRL (sac_continuous_action.py). With 3e-4 for both, the robots are
-# learned later: docs/results/learning.md.
+# Critics learn faster than the policy, as in CleanRL (sac_continuous_action.py). With 3e-4 for both, Hopper-v5 is
+# learned less surely: docs/results/learning.md.
 _SAC_ROBOT: Settings = {**_ROBOT, "critic_learning_rate": 1e-3}
 # The step size of Fujimoto et al., 2018. With 3e-4, that of their later code, Hopper-v5 is learned more slowly:
 # docs/results/learning.md.
