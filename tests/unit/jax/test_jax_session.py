@@ -201,7 +201,7 @@ def test_proofs_are_due_also_when_many_updates_are_one_call(tmp_path, monkeypatc
 
 
 class FakeWriter:
-    busy = open = False
+    busy = has_unconcluded = False
 
     def close(self):
         pass
