@@ -336,8 +336,7 @@ def test_a_stalled_peer_is_given_up_after_the_timeout_and_the_watchs_margin(way)
     ],
 )
 def test_a_stuck_rank_is_named_with_its_stack(tmp_path, how, way, where, calls):
-    # Both ranks are ended by their watches. Where that of rank 1 is first, rank 0 may still see that its peer has gone.
-    with pytest.raises(RunError, match=r"rank \d .*code 1|rank 1 has ended"):
+    with pytest.raises(RunError, match=r"rank \d .*code 1"):
         spawn(stuck.gets_stuck, 2, (free_port(), str(tmp_path), how, way), timeout_s=60)
     waits_in = where if where == "average_gradients" else "moments"
     first, report, headline, *stack = Path(tmp_path, "told").read_text().splitlines()
