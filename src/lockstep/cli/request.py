@@ -65,8 +65,12 @@ def has_task_defaults(args: argparse.Namespace, run: "Run") -> bool:
     """Whether the run is that of a task alone, with the default settings of its kind."""
     from lockstep.cli.agent import has_agent
 
-    resumed = getattr(args, "resume", None) is not None
-    return not resumed and run.task == (args.target or args.task) and not has_agent(run.task, args.agent)
+    return not _is_resumed(args) and run.task == (args.target or args.task) and not has_agent(run.task, args.agent)
+
+
+def _is_resumed(args: argparse.Namespace) -> bool:
+    """Whether the run goes on; not every command has `--resume`."""
+    return getattr(args, "resume", None) is not None
 
 
 @contextmanager
@@ -189,8 +193,7 @@ def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
     run = _with_current_task(run)
     with _suggest_recipes(run.task) if run.task == (args.target or args.task) else nullcontext():
         spec = check_run(run)
-    resumed = getattr(args, "resume", None) is not None
-    args.notes = start_notes(run, spec, task_alone=has_task_defaults(args, run), resumed=resumed)
+    args.notes = start_notes(run, spec, task_alone=has_task_defaults(args, run), resumed=_is_resumed(args))
     return with_absolute_paths(run)
 
 

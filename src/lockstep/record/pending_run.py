@@ -45,11 +45,9 @@ class PendingRun:
         cls, given: "Path | PendingRun | None", started_by_lockstep: bool, earlier: Path | None, init_from: Path | None
     ) -> "PendingRun":
         """`given`, or a new one; `earlier` is the directory of a resumed run, which replaces the given one."""
-        pending = (
-            given
-            if isinstance(given, PendingRun)
-            else cls(given, started_by_lockstep=started_by_lockstep, init_from=init_from)
-        )
+        pending = given
+        if not isinstance(pending, PendingRun):
+            pending = cls(pending, started_by_lockstep=started_by_lockstep, init_from=init_from)
         if earlier is not None:
             pending.discard()
             pending.path = earlier

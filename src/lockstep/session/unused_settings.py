@@ -1,6 +1,6 @@
 """Settings that have no effect because of another setting or of the task: a run says so when it starts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -62,11 +62,7 @@ def random_after_start(run: AnyRun) -> list[str]:
 
 def without_effect(config: object) -> set[str]:
     """The settings of an algorithm that have no effect because of another one."""
-    found: set[str] = set()
-    for setting, needed, names in _ONLY_WITH:
-        if hasattr(config, setting) and not _is(getattr(config, setting), needed):
-            found |= {*names}
-    return found
+    return {name for names, _ in _of_algorithm(config) for name in names}
 
 
 def unused_settings(run: AnyRun, spec: EnvSpec | None = None, defaults: Mapping[str, Any] | None = None) -> list[str]:
@@ -80,10 +76,8 @@ def unused_settings(run: AnyRun, spec: EnvSpec | None = None, defaults: Mapping[
     """
     config, defaults = run.algorithm, defaults or {}
     found: list[str] = []
-    for setting, needed, names in _ONLY_WITH:
-        value = getattr(config, setting, needed)
-        if not _is(value, needed):
-            found += _sentence("", config, names, f"{setting}={as_text(value)}", defaults)
+    for names, reason in _of_algorithm(config):
+        found += _sentence("", config, names, reason, defaults)
     if isinstance(config, PPOConfig) and config.num_epochs == 1:  # it leaves out the epochs that are still to come
         found += _sentence("", config, ("target_kl",), "num_epochs=1", defaults)
     if isinstance(config, DQNConfig):
@@ -97,9 +91,13 @@ def unused_settings(run: AnyRun, spec: EnvSpec | None = None, defaults: Mapping[
     return found
 
 
-def _is(value: object, needed: str | bool | None) -> bool:
-    """Whether a setting has the value that others need; True: any but false and 0."""
-    return bool(value) if needed is True else value == needed
+def _of_algorithm(config: object) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Settings of an algorithm without effect, and the reason, for each reason."""
+    for setting, needed, names in _ONLY_WITH:
+        value = getattr(config, setting, needed)
+        effective = bool(value) if needed is True else value == needed
+        if not effective:
+            yield names, f"{setting}={as_text(value)}"
 
 
 def _of_network(run: Run, spec: EnvSpec | None) -> list[tuple[tuple[str, ...], str]]:
