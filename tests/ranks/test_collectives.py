@@ -345,12 +345,12 @@ def test_a_stuck_rank_is_named_with_its_stack(tmp_path, how, way, where, calls):
     assert re.fullmatch(
         rf"rank 1 has been in {where}, update 2 for [23] s; rank 0 waits in {waits_in}, update 2", report
     )
-    assert headline == "  rank 1, innermost call first (all threads: logs/rank_1.stack):"
+    assert headline == "  rank 1, innermost call first (all: logs/rank_1.stack):"
     assert [any(call in line for line in stack[:3]) for call in calls] == [True, True], stack
     assert all(line.startswith("    File ") or line.startswith("    ...") for line in stack)
     written = Path(tmp_path, "logs", "stall.txt").read_text()
     assert written.partition(" ")[2].partition(" ")[2].splitlines() == [report, headline, *stack]
-    assert "in _monitor" in Path(tmp_path, "logs", "rank_1.stack").read_text(), "not all threads are in the file"
+    assert calls[0] in Path(tmp_path, "logs", "rank_1.stack").read_text()
 
 
 @pytest.mark.parametrize(("way", "rank_0_in"), [("memory", "average_gradients"), ("messages", "moments")])

@@ -1,13 +1,16 @@
-"""Python stacks of another rank's process, also while its main thread is in C code and holds the GIL.
+"""Python stack of another rank's thread, also while it is in C code and holds the GIL.
 
-Every rank registers a signal handler, written in C, that appends the stacks of all its threads to a file in the run
-directory. Another rank's watch sends that signal and reads the file.
+Every rank registers a signal handler, written in C, that appends the stack of the thread that it interrupts to a file
+in the run directory. Another rank's watch sends that signal to the thread that trains and reads the file. The handler
+does not wait for the GIL, so it must not read the stacks of other threads: they may run meanwhile, and a frame that
+they have just left is memory that may be gone.
 
 It is a real-time signal that neither Python, torch nor common simulators use; SIGUSR1 and SIGUSR2 remain the user's. A
 process that has not registered the handler, or no longer has it, ignores the signal.
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import re
@@ -21,7 +24,7 @@ SIGNAL = signal.SIGRTMAX - 2
 ANSWER_S = 1.0
 """Bound on waiting for a stack."""
 _LINES = 12
-_HEADER = re.compile(r"^process (\d+), rank \d+, thread (0x[0-9a-f]+)$", re.MULTILINE)
+_HEADER = re.compile(r"^process (\d+), rank \d+, thread (\d+)$", re.MULTILINE)
 
 
 def stack_file(logs: Path, rank: int) -> Path:
@@ -31,7 +34,7 @@ def stack_file(logs: Path, rank: int) -> Path:
 
 @contextlib.contextmanager
 def dumps_on_request(logs: Path, rank: int) -> Generator[None]:
-    """Inside, this process dumps its stacks on request; not if the directory cannot be written."""
+    """Inside, this thread's stack is dumped on request; not if the directory cannot be written."""
     path = stack_file(logs, rank)
     try:
         logs.mkdir(exist_ok=True)
@@ -42,13 +45,13 @@ def dumps_on_request(logs: Path, rank: int) -> Generator[None]:
     with file:
         before = file.tell()
         try:
-            header = f"process {os.getpid()}, rank {rank}, thread {threading.get_ident():#018x}\n"
+            header = f"process {os.getpid()}, rank {rank}, thread {threading.get_native_id()}\n"
             file.write(header.encode())
             after = file.tell()
             if threading.current_thread() is threading.main_thread():
                 # `unregister` restores this: a signal that comes too late must not end the process.
                 signal.signal(SIGNAL, signal.SIG_IGN)
-            faulthandler.register(SIGNAL, file=file, all_threads=True)
+            faulthandler.register(SIGNAL, file=file, all_threads=False)
         except OSError:  # the disk is full; without a header no rank sends a request
             yield
             return
@@ -75,7 +78,7 @@ def request(logs: Path, rank: int, pid: int) -> str:
         if not headers or int(headers[-1][0]) != pid:
             return ""
         before = path.stat().st_size
-        os.kill(pid, SIGNAL)
+        _signal_thread(pid, int(headers[-1][1]))
     except OSError:
         return ""
     deadline, seen = time.monotonic() + ANSWER_S, b""
@@ -87,18 +90,22 @@ def request(logs: Path, rank: int, pid: int) -> str:
             previous, seen = seen, file.read()
             if seen and seen == previous:
                 break
-    return _calls(seen.decode(errors="replace"), headers[-1][1])
+    return _calls(seen.decode(errors="replace"))
 
 
-def _calls(text: str, ident: str) -> str:
-    lines = text.splitlines()
-    start = next((n for n, line in enumerate(lines) if f"hread {ident}" in line), None)
-    if start is None:
-        return ""
-    calls: list[str] = []
-    for line in lines[start + 1 :]:
-        if not line.startswith("  "):
-            break
-        calls.append(line.strip())
+def _signal_thread(pid: int, thread: int) -> None:
+    """Send the signal to one thread of a process, by its native id.
+
+    Before glibc 2.30, to the process: the kernel then chooses the main thread unless that one blocks the signal.
+    """
+    send = getattr(ctypes.CDLL(None, use_errno=True), "tgkill", None)
+    if send is None:
+        os.kill(pid, SIGNAL)
+    elif send(pid, thread, SIGNAL) != 0:
+        raise OSError(ctypes.get_errno(), f"thread {thread} of process {pid} cannot be signalled")
+
+
+def _calls(text: str) -> str:
+    calls = [line.strip() for line in text.splitlines() if line.startswith("  ")]
     more = [f"... and {len(calls) - _LINES} more"] if len(calls) > _LINES else []
     return "\n".join(calls[:_LINES] + more)

@@ -20,6 +20,7 @@ from typing import Literal
 from lockstep.distributed import stacks
 from lockstep.distributed.ranges import ranges
 from lockstep.distributed.timers import BEHIND, CHECKPOINT, OTHER, PHASE, PHASES, PID, SINCE_NS, SYNC, UPDATES, WAIT
+from lockstep.errors import PEER_DELAY_S
 
 MARGIN_S = 2.0
 """How much later than the watch a collective times out: the report of the watch is more precise, and takes up to half a
@@ -195,6 +196,8 @@ class Watch:
                 os.write(claim, (time.strftime("%Y-%m-%d %H:%M:%S ") + text + "\n").encode())
                 os.fsync(claim)
             self._on_stall(culprit, text)
+        else:
+            time.sleep(PEER_DELAY_S)  # the launcher names the rank that it sees end first: the one that reported
 
 
 def observed(rank: int, row: memoryview, *, alive: bool, tag: str, entered: int = 0) -> Observed:
@@ -228,9 +231,7 @@ def _stack(logs: Path, culprit: Observed) -> str:
     if not calls:
         return f"\n  its Python stack could not be read within {stacks.ANSWER_S:g} s"
     where = stacks.stack_file(logs, culprit.rank).name
-    return "\n    ".join(
-        [f"\n  rank {culprit.rank}, innermost call first (all threads: logs/{where}):", *calls.splitlines()]
-    )
+    return "\n    ".join([f"\n  rank {culprit.rank}, innermost call first (all: logs/{where}):", *calls.splitlines()])
 
 
 def _claim(path: Path, size: int) -> int | None:
