@@ -56,6 +56,8 @@ class ReplayShared(NamedTuple):
     rollouts: Array
     """float32: environment steps of the run so far, in rollouts of the present size; equal to `update` unless the run
     was resumed with another `num_steps`."""
+    random_until: Array
+    """float32: actions are random in rollouts before this one."""
     left: Array
     """int32: updates left in this call."""
     due: Array
@@ -159,7 +161,7 @@ class ReplayDeviceLoop(DeviceSource):
         shared, shards, replay = carry
         run, config, learner = self._run, self._config, self._learner
         state, update, stops = shared.state, shared.update, run.non_finite == "stop"
-        random = shared.rollouts < -(-config.learning_starts // self._new_steps)
+        random = shared.rollouts < shared.random_until
         new_shards, statistics = list[Shard](), list[Array]()
         for slot, shard in enumerate(shards):
             # The barriers isolate the shard's computation: other shards on this device must not change its bits.
@@ -243,7 +245,8 @@ class ReplayDeviceLoop(DeviceSource):
         steps[len(steps) - len(due) :] = due
         taken = int(learner.counters[TAKEN])
         rollouts = np.float32(progress.env_steps / self._new_steps)
-        counters = (np.int32(progress.updates), rollouts, np.int32(len(due)))
+        random_until = np.float32(-(-learner.schedule.random_until(progress.env_steps) // self._new_steps))
+        counters = (np.int32(progress.updates), rollouts, random_until, np.int32(len(due)))
         host = (np.bool_(False), *counters, steps, np.int32(taken), np.zeros(4, np.float32))
         shared = ReplayShared(learner.state, *comm.inputs(host))
         shared, (self._own, self._replay) = compiled(shared, (self._own, self._replay))

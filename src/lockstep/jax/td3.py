@@ -120,7 +120,7 @@ def train(session: Session) -> None:
     progress, new_steps = Progress(run.total_steps), run.num_envs * config.num_steps
     with session.training(progress, collector):
         while not session.over:
-            explorer.random = progress.env_steps < config.learning_starts
+            explorer.random = progress.env_steps < td3.schedule.random_until(progress.env_steps)
             rollouts = collector.collect()
             session.timers.enter(LEARN)
             totals = td3.update(rollouts, session.local_statistics(), progress)

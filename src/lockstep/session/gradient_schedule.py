@@ -41,14 +41,28 @@ class GradientSchedule:
             new_steps: of all ranks, in this rollout.
             ready: whether every shard has transitions to draw.
         """
-        if self.counters[BEGIN] < 0:
-            self.counters[BEGIN] = env_steps + self.config.learning_starts
-        if not ready or env_steps + new_steps < self.counters[BEGIN]:
+        if not ready or env_steps + new_steps < self._begin(env_steps):
             return 0
         pending = float(self.counters[PENDING]) + new_steps * self.config.updates_per_step
         due = int(pending + 1e-6)  # tolerates rounding: 192 steps at 10 / 192 each are 10
         self.counters[PENDING] = pending - due
         return due
+
+    def random_until(self, env_steps: int) -> int:
+        """The environment step before which actions are random; 0 once a gradient step has been taken.
+
+        A run that has learned fills new buffers with its policy, one that has not yet with random actions.
+
+        Args:
+            env_steps: of all ranks, before the next rollout.
+        """
+        return 0 if self.counters[TAKEN] else self._begin(env_steps)
+
+    def _begin(self, env_steps: int) -> int:
+        """The environment step from which learning may begin."""
+        if self.counters[BEGIN] < 0:
+            self.counters[BEGIN] = env_steps + self.config.learning_starts
+        return int(self.counters[BEGIN])
 
     def fill_again(self) -> None:
         """Begin to learn only after `learning_starts` more steps: the buffers are new, and empty."""

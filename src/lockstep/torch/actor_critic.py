@@ -20,7 +20,7 @@ from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.checks import check_task
-from lockstep.session.gradient_schedule import TAKEN
+from lockstep.session.gradient_schedule import TAKEN, GradientSchedule
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
 from lockstep.session.shard_replays import Replayed, ShardReplays
 from lockstep.torch.adam import Adam
@@ -57,6 +57,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
 
     Attributes:
         flat: all parameters and gradients.
+        schedule: of the gradient steps.
         values: the parameters of the critics and of the actor, flat, without gradient.
         critic_values: the part of `values` that is the critics'.
         frozen_critics: the critics, with the same values, for a gradient with respect to actions alone.
@@ -87,6 +88,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self.storage = observation_storage(run, policy.spec, comm)
         self._shards = ShardReplays(run, policy.spec, comm, self.storage)
         self._copies = CopyStream(device)
+        self.schedule: GradientSchedule = self._shards
         self.rows = self._shards.rows
         self.replays = self._shards.replays
         self.shard_state = self._shards.shard_state

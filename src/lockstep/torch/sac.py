@@ -146,7 +146,7 @@ def train(session: Session[Run]) -> None:
     new_steps = run.num_envs * config.num_steps
     with session.training(progress, collector):
         while not session.over:
-            explorer.random = progress.env_steps < config.learning_starts
+            explorer.random = progress.env_steps < sac.schedule.random_until(progress.env_steps)
             rollouts = collector.collect()
             timers.enter(LEARN)
             totals = sac.update(rollouts, session.local_statistics(), progress)
