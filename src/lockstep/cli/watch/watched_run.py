@@ -27,7 +27,9 @@ _FIRST = (RETURN, "episode/return_mean_100", "estimate/weighted_sequential_dr", 
 """Curves that come first, if a run has them."""
 _HIDDEN = ("progress/", "episode/count")
 _WINDOW = 10
-"""Lines of `ranks.jsonl` over which phases are measured."""
+"""Log intervals over which phases and the speed of the ETA are measured."""
+_LEARNED = "optim/learning_rate"
+"""A metric of every line with gradient steps since the line before."""
 _UNEVEN = 0.05
 """Difference in the share of waiting from which the slowest rank is named."""
 
@@ -153,10 +155,30 @@ class WatchedRun:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until the last step at the mean speed, evaluations included; None unless the run is in progress."""
-        if not self.running or not self.total_steps or not self.step or not self.elapsed_s:
+        """Seconds until the last step at the recent speed, evaluations included; None where there is no such speed.
+
+        The first line, with compilation, tells no speed, nor do lines without gradient steps while a replay buffer is
+        filled. Also None unless the run is in progress.
+        """
+        recent = self._recent_lines()
+        if not self.running or not self.total_steps or len(recent) < 2:
             return None
-        return (self.total_steps - self.step) * self.elapsed_s / self.step
+        (step, elapsed), (first_step, first_elapsed) = recent[0], recent[-1]
+        if step <= first_step or elapsed <= first_elapsed:
+            return None
+        return max(self.total_steps - step, 0) * (elapsed - first_elapsed) / (step - first_step)
+
+    def _recent_lines(self) -> list[tuple[int, float]]:
+        """Step and seconds of the last lines, the newest first; with a replay buffer only since learning goes on."""
+        from_replay = "algorithm.learning_starts" in self.config
+        found: list[tuple[int, float]] = []
+        for line in reversed(self._metrics.lines[-_WINDOW - 1 :]):
+            if from_replay and _LEARNED not in line:
+                break
+            step, elapsed = whole_number_of(line.get("step")), number_of(line.get("time_s"))
+            if step is not None and elapsed is not None:
+                found.append((step, elapsed))
+        return found
 
     @property
     def silent_s(self) -> float | None:

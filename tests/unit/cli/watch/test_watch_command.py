@@ -86,6 +86,38 @@ def test_a_curve_is_chosen_by_name_and_drawn_against_seconds(run_dir):
     assert "1.000 ┤" in shown and "0.05000 ┤" in shown
 
 
+def eta_of(path, monkeypatch, run, lines):
+    """The ETA in seconds after each of the lines: step, seconds and metrics."""
+    monkeypatch.chdir(path)
+    made, found = RunDir.create("runs/eta", run), []
+    lock = lock_run_dir(made.path)
+    watched = WatchedRun(made.path)
+    for step, elapsed, metrics in lines:
+        made.write_metrics(step, elapsed, metrics)
+        watched.update()
+        found.append(watched.eta_s)
+    os.close(lock)
+    made.close()
+    return found
+
+
+def test_eta_is_from_the_speed_of_the_last_lines_without_the_first(tmp_path, monkeypatch):
+    slower = [(1000 * i, 60.0 + i + (i > 5) * (i - 5), {}) for i in range(1, 18)]  # 1 s per 1000 steps, later 2 s
+    found = eta_of(tmp_path, monkeypatch, RUN, slower)
+    assert found[0] is None, "the first line has compilation"
+    assert found[1] == pytest.approx(98.0)
+    assert found[-1] == pytest.approx(2 * 83.0), "of lines that are long past"
+
+
+def test_no_eta_while_a_replay_is_filled(tmp_path, monkeypatch):
+    run = override(RUN, {"algo": "dqn", "learning_starts": 2000})
+    learned = {"optim/learning_rate": 1e-3}
+    # The gradient step at 2000 does not make the steps before it ones that learn. A resumed run fills another replay.
+    lines = [(1000, 1.0, {}), (2000, 2.0, learned), (3000, 12.0, learned), (4000, 13.0, {}), (5000, 14.0, learned)]
+    found = eta_of(tmp_path, monkeypatch, run, [*lines, (6000, 34.0, learned)])
+    assert found == [None, None, pytest.approx(970.0), None, None, pytest.approx(1880.0)]
+
+
 def test_what_is_written_later_is_shown_later(run_dir):
     run = WatchedRun(run_dir.path)
     run.update()
