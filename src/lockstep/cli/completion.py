@@ -108,4 +108,4 @@ def _run(args: argparse.Namespace) -> Any:
 
     if ".py" in (getattr(args, "target", None) or ""):
         return Run(task="any", algo=args.algo if args.algo in ALGORITHMS else "ppo")
-    return run_of(args)
+    return run_of(args, task_defaults=False)

@@ -30,11 +30,18 @@ def unknown_argument(word: str, given: Sequence[str], top: argparse.ArgumentPars
         return f"{word} belongs to the command: write it after {command}"
     settings: Mapping[str, Any] = {}
     if takes_settings:
+        from lockstep.cli.request import has_task_defaults
         from lockstep.config.renamed import known_settings, renaming_error
+        from lockstep.run import Run
 
         value, others = _split_argument(word, given)
-        settings = known_settings(run_of(top.parse_known_args(others)[0]))
+        described, _ = top.parse_known_args(others)
+        run = run_of(described, task_defaults=False)
+        settings = known_settings(run)
         answer = renaming_error(name, value, settings, "flag", flags)
+        # A name of another library: what to type instead may depend on the task's defaults, which need an environment.
+        if answer is not None and isinstance(run, Run) and has_task_defaults(described, run):
+            answer = renaming_error(name, value, known_settings(run_of(described)), "flag", flags)
         if answer is not None:
             return answer
     names = {f"--{setting.replace('_', '-')}": setting for setting in settings}
@@ -64,15 +71,20 @@ def _is_switch(flag: str) -> bool:
     return is_switch(flag, known)
 
 
-def run_of(args: argparse.Namespace) -> "AnyRun":
-    """The run that the arguments describe; one with default settings if they describe none."""
+def run_of(args: argparse.Namespace, *, task_defaults: bool = True) -> "AnyRun":
+    """The run that the arguments describe; one with default settings if they describe none.
+
+    Args:
+        args: of the command line.
+        task_defaults: as of `requested_run`, which makes an environment for them.
+    """
     from lockstep.cli.request import requested_run
     from lockstep.run import ALGORITHMS, OFFLINE_ALGORITHMS, OfflineRun, Run
 
     if getattr(args, "part", None) is not None:
         return OfflineRun(data="any", algo=args.algo if args.algo in OFFLINE_ALGORITHMS else "dqn")
     with suppress(ConfigError):
-        return requested_run(args)
+        return requested_run(args, task_defaults=task_defaults)
     return Run(task="any", algo=args.algo if args.algo in ALGORITHMS else "ppo")
 
 

@@ -391,6 +391,29 @@ def test_bad_input_is_one_line_and_leaves_nothing(arguments, words, trained, lau
     assert set(os.listdir(here)) <= before
 
 
+@pytest.mark.parametrize(
+    ("flag", "answer", "num_made"),
+    [
+        ("--num-enves 4", "unknown argument --num-enves; did you mean --num-envs?", 0),
+        ("--entropy-coeficient 3", "did you mean --set entropy_coef=VALUE?", 0),
+        ("--batch-size 512", "--set num_minibatches=4", 1),  # of the rollout that the task's defaults make
+    ],
+)
+def test_mistyped_flag_is_refused_before_an_environment_is_made(flag, answer, num_made, trained, here, capsys):
+    (here / "counted_env.py").write_text(
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Counted(CartPoleEnv):\n"
+        "    def __init__(self, render_mode=None):\n"
+        "        super().__init__()\n"
+        "        open('made', 'a').write('1')\n"
+    )
+    assert cli.main(["train", "counted_env:Counted", *flag.split()]) == 2
+    assert answer in capsys.readouterr().err
+    made = here / "made"
+    assert len(made.read_text() if made.exists() else "") == num_made
+    assert trained == []
+
+
 def test_file_is_imported_for_an_id_that_it_registers(trained, here):
     (here / "registers.py").write_text(
         "import gymnasium\ngymnasium.register('Wrapped-v0', lambda **kwargs: gymnasium.make('CartPole-v1', **kwargs))\n"

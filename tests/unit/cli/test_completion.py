@@ -30,6 +30,7 @@ EXPECTED = {
     "lockstep train cartpole_dqn --set prior": ["prioritized=", "priority_exponent=", "priority_eps="],
     "lockstep train cartpole_dqn --set double=": ["true", "false"],
     "lockstep train mine.py --set non_finite=s": ["stop", "skip"],
+    "lockstep train mine:Env --algo sac --set layer": ["layer_norm="],
     "lockstep offline train data --set cql": ["cql_alpha="],
     "lockstep train --resume runs/": ["runs/new", "runs/old"],
     "lockstep evaluate ": ["runs/new", "runs/old", "runs/"],
