@@ -17,7 +17,7 @@ QUICK_S = 3.0  # until the end of a process is noticed, on a busy machine
 ENDS = {
     "kill": (137, r"rank N was killed by SIGKILL", QUICK_S),
     "raise": (1, r"rank N failed in env\.step of shard \d \(environments \d+ to \d+\): RuntimeError", QUICK_S),
-    "exit": (1, r"rank N left early with code 0", QUICK_S),
+    "exit": (1, r"rank N exited early with code 0", QUICK_S),
     "stall": (1, r"rank N has been in env\.step, update U for \d+ s; rank.* moments", TIMEOUT_S + 3),
     "collective": (1, r"rank N has been in \w+, update U for \d+ s; rank.* in \w+, update U", TIMEOUT_S + 3),
     "stop": (1, r"rank N is stopped \(SIGSTOP\) in env\.step, update U", TIMEOUT_S + 3),

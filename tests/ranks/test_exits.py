@@ -50,7 +50,7 @@ def lockstep(tmp_path):
     [
         ([], 1, "sys.exit(0) was called during training"),
         pytest.param(["--ranks", "2"], 1, "sys.exit(0) was called during training", marks=pytest.mark.slow),
-        (["--ranks", "2", "--set", "env.kwargs.how=os"], 1, "all ranks left with code 0 before the training ended"),
+        (["--ranks", "2", "--set", "env.kwargs.how=os"], 1, "all ranks exited with code 0 before the training ended"),
         pytest.param(["--ranks", "2", "--set", "env.kwargs.code=7"], 7, "SystemExit: 7", marks=pytest.mark.slow),
     ],
 )

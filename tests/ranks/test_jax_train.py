@@ -62,7 +62,7 @@ def test_variables_of_other_launchers_start_jax_ranks(tmp_path, alone, variables
 ALIKE_IN_TORCH = [
     ("weight", 1, "ranks 0 and 1 hold different policy."),
     ("raise", 1, "rank 1 failed in env.step of shard 2 (environments 8 to 11): RuntimeError"),
-    ("exit", 1, "rank 1 left early with code 0"),
+    ("exit", 1, "rank 1 exited early with code 0"),
     ("collective", 1, "rank 1 has been in "),
     ("stop", 1, "rank 1 is stopped (SIGSTOP) in env.step"),
 ]

@@ -50,7 +50,7 @@ def merge_failures(observed: Failure, ended: Sequence[EndedRank], run_dir: Path)
     if rank == observed.rank and code > 128:
         message = observed.message  # the rank recorded a closed connection; the launcher has the cause
     elif any(other.index == rank and other.exit_code == 0 for other in ended):
-        message = f"rank {rank} left early with code 0 while others were still running"
+        message = f"rank {rank} exited early with code 0 while others were still running"
     if f"rank {rank}" not in message:
         message = f"rank {rank}: {message}"
     if phase and phase not in message:

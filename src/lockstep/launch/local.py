@@ -181,7 +181,7 @@ def spawn(fn: Callable[..., _T], ranks: int, args: tuple[Any, ...] = (), *, time
         What each rank returned, in rank order.
 
     Raises:
-        RunError: a rank raised, died or left; the others are stopped. Its cause shows the rank's traceback.
+        RunError: a rank raised, died or exited early; the others are stopped. Its cause shows the rank's traceback.
         ConfigError: the call cannot work, or a rank raised a `ConfigError`.
     """
     if not callable(cast(object, fn)):
@@ -210,7 +210,7 @@ def spawn(fn: Callable[..., _T], ranks: int, args: tuple[Any, ...] = (), *, time
                 group,
                 DEFAULT_BOUNDS,
                 timeout_s=timeout_s,
-                may_leave=lambda rank: os.fstat(results[rank].fileno()).st_size > 0,
+                has_result=lambda rank: os.fstat(results[rank].fileno()).st_size > 0,
             )
         for result in results:
             result.seek(0)  # the position is shared with the rank that wrote

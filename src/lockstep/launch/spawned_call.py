@@ -90,7 +90,7 @@ def run(call_fd: int, result_fd: int) -> None:
 def unpack(rank: int, data: bytes) -> Any:
     """What a rank returned; raises what it raised."""
     if not data:
-        raise RunError(f"rank {rank} left with code 0 before its function returned")
+        raise RunError(f"rank {rank} exited with code 0 before its function returned")
     try:
         succeeded, value = pickle.loads(data)
     except Exception as error:

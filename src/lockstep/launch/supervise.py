@@ -30,7 +30,7 @@ class Bounds:
     stop_s: float = 5.0
     """Between SIGTERM and SIGKILL, after a failure."""
     early_s: float = 10.0
-    """Between the first rank that leaves with code 0 and the last."""
+    """Between the first rank that exits with code 0 and the last."""
     grace_s: float = 30.0
     """Between a forwarded signal and SIGKILL: time for a checkpoint. Without one, ranks exit within 8 s."""
 
@@ -52,8 +52,8 @@ class Failure:
     """The rank at fault; None when all are."""
     interrupted: int | None = None
     """The signal, if one requested the end."""
-    leaving: bool = False
-    """Whether the reason is a node that is taken away: ranks write a checkpoint, and may restart on other nodes."""
+    node_drained: bool = False
+    """Whether a cluster drains a node, to take it away: ranks write a checkpoint, and may restart on other nodes."""
 
     @property
     def headline(self) -> str:
@@ -63,7 +63,7 @@ class Failure:
     @property
     def restartable(self) -> bool:
         """Whether a restart may succeed: not after a user error, a signal to the run or the timeout."""
-        if self.leaving:
+        if self.node_drained:
             return True
         return self.rank is not None and self.interrupted is None and self.code != ConfigError.exit_code
 
@@ -118,7 +118,7 @@ def wait_for_ranks(
     timeout_s: float | None = None,
     since: float | None = None,
     caught: Sequence[int] = (),
-    may_leave: Callable[[int], bool] = lambda _: False,
+    has_result: Callable[[int], bool] = lambda _: False,
     elsewhere: Callable[[], Failure | None] = lambda: None,
 ) -> Failure | None:
     """Wait until all ranks succeeded (None) or one failed, a signal came, or `timeout_s` passed; stops nothing.
@@ -129,11 +129,12 @@ def wait_for_ranks(
         timeout_s: bound on the whole run, if any.
         since: when the run began (monotonic seconds); default: now.
         caught: signals that this process received, filled by `caught_signals` meanwhile.
-        may_leave: whether a rank that left with code 0 is known to have done its work; others must follow soon.
+        has_result: whether a rank has delivered its result. One that exits with code 0 and has none exits early: the
+            others must follow within `bounds.early_s`.
         elsewhere: polled; a failure of another node, which ends these ranks too.
     """
     deadline = (time.monotonic() if since is None else since) + (math.inf if timeout_s is None else timeout_s)
-    left_at = math.inf  # when the first rank left with code 0
+    early_at = math.inf  # when the first rank exited early
     while running := ranks.running():
         now = time.monotonic()
         if caught:
@@ -143,11 +144,12 @@ def wait_for_ranks(
             return interruption(caught[0]) if caught else _first_failure(ranks.ended)
         if (failure := elsewhere()) is not None:
             return failure
-        left = [rank.index for rank in ranks.ended if not may_leave(rank.index)]
-        if left:
-            left_at = min(left_at, now)
-        if now > left_at + bounds.early_s:
-            return Failure(f"rank {left[0]} left early with code 0 while {_names(running)} still running", 1, left[0])
+        early = [rank.index for rank in ranks.ended if not has_result(rank.index)]
+        if early:
+            early_at = min(early_at, now)
+        if now > early_at + bounds.early_s:
+            message = f"rank {early[0]} exited early with code 0 while {_names(running)} still running"
+            return Failure(message, 1, early[0])
         if now > deadline:
             return Failure(f"{_names(running)} still running after timeout_s={timeout_s:g}", 1)
         ranks.sleep(ranks.tick_s)
@@ -167,7 +169,7 @@ def _first_failure(ended: Sequence[EndedRank]) -> Failure:
     if first.code in _INTERRUPTED:  # a signal reached the ranks only, and they agreed to stop
         return interruption(_INTERRUPTED[first.code])
     before = [rank for rank in ended[: ended.index(first)] if rank.code == 0]
-    after = f" after rank {before[0].index} had left early with code 0" if before else ""
+    after = f" after rank {before[0].index} had exited early with code 0" if before else ""
     return Failure(first.describe() + after, first.exit_code, first.index)
 
 

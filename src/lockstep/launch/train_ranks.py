@@ -103,7 +103,7 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
     finally:
         os.close(lock)
     if code == 0 and read_json(run_dir / SUMMARY_FILE).get("status") not in COMPLETE:
-        code, message = RunError.exit_code, "all ranks left with code 0 before the training ended"
+        code, message = RunError.exit_code, "all ranks exited with code 0 before the training ended"
         log(f"lockstep: error: {message}: some code of the run, such as the environment, ends the process")
         mark_failed(run_dir, message, processes=ranks)
     if code not in _EXPLAINED_CODES and latest_written(run_dir) is not None:

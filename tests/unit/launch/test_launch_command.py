@@ -89,7 +89,7 @@ def test_a_killed_rank_is_the_cause_even_if_a_peer_is_seen_first(tmp_path, capfd
 
 def test_a_rank_that_leaves_early_with_0_is_a_failure(tmp_path, capfd):
     assert run("if rank == 0: time.sleep(60)", tmp_path, bounds=Bounds(stop_s=0.5, early_s=0.5)) == 1
-    assert "rank 1 left early with code 0 while rank 0 was still running" in capfd.readouterr().err
+    assert "rank 1 exited early with code 0 while rank 0 was still running" in capfd.readouterr().err
     assert read_failure(tmp_path)["rank"] == 1
 
 
@@ -99,7 +99,7 @@ def test_a_rank_may_end_a_little_before_the_others(tmp_path):
 
 def test_a_failure_after_an_early_leaver_names_both(tmp_path, capfd):
     assert run("if rank == 0: time.sleep(1); sys.exit(1)", tmp_path) == 1
-    assert "rank 0 exited with code 1 after rank 1 had left early with code 0" in capfd.readouterr().err
+    assert "rank 0 exited with code 1 after rank 1 had exited early with code 0" in capfd.readouterr().err
 
 
 def test_the_users_mistake_is_one_plain_line(tmp_path, capfd):
@@ -288,7 +288,7 @@ def test_a_second_interrupt_kills_at_once(tmp_path, start):
 
 
 def test_ranks_that_agreed_to_stop_on_a_signal_may_finish(tmp_path, capfd):
-    # The signal reached the ranks only; rank 0 still writes when rank 1 has left.
+    # The signal reached the ranks only; rank 0 still writes when rank 1 has exited.
     code = (
         "signal.signal(signal.SIGTERM, lambda *_: None)\nif rank == 0: time.sleep(0.3); print('written')\nsys.exit(143)"
     )

@@ -58,7 +58,7 @@ def test_a_killed_rank_and_one_that_leaves_early_are_restarted_too(tmp_path, cap
     assert run(code + "time.sleep(60 if restarts < 2 else 0)", tmp_path, bounds=Bounds(stop_s=0.5, early_s=0.3)) == 0
     first, second = capfd.readouterr().err.splitlines()
     assert first.startswith("lockstep: rank 0 was killed by SIGKILL (signal 9); restart 1 of 3")
-    assert second.startswith("lockstep: rank 1 left early with code 0 while rank 0 was still running; restart 2 of 3")
+    assert second.startswith("lockstep: rank 1 exited early with code 0 while rank 0 was still running; restart 2 of 3")
 
 
 def test_the_code_of_the_last_failure_is_returned_when_restarts_are_used_up(tmp_path, capfd):

@@ -131,7 +131,7 @@ def test_a_config_error_stays_one():
 
 
 @pytest.mark.parametrize(
-    "how, message", [("hard", "rank 1 left with code 0 before its function"), ("soft", "rank 1 exited with code 5")]
+    "how, message", [("hard", "rank 1 exited with code 0 before its function"), ("soft", "rank 1 exited with code 5")]
 )
 def test_a_rank_that_leaves_is_named(how, message):
     with pytest.raises(RunError, match=message):

@@ -25,7 +25,7 @@ from lockstep.errors import ConfigError
 KINDS: Mapping[str, str] = {
     "kill": "the rank is killed (SIGKILL) in env.step",
     "raise": "env.step raises an exception",
-    "exit": "the rank leaves early, with code 0",
+    "exit": "the rank exits early, with code 0",
     "stall": "env.step does not return",
     "collective": "the rank does not return from a collective",
     "stop": "the rank is stopped (SIGSTOP)",

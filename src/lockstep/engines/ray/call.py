@@ -58,8 +58,8 @@ def launch(  # noqa: PLR0913  # all but fn and args by keyword
         What each rank returned, in rank order.
 
     Raises:
-        RunError: a rank raised, died or left, or its actor was lost; the others are stopped. Its cause shows the
-            rank's traceback.
+        RunError: a rank raised, died or exited early, or its actor was lost; the others are stopped. Its cause shows
+            the rank's traceback.
         ConfigError: the call cannot work, or a rank raised a `ConfigError`.
     """
     if ranks < 1:
@@ -101,7 +101,7 @@ def _call(call: bytes, request: RayRequest, timeout_s: float | None) -> list[Any
         ]
         group = RemoteRanks(placed, children)
         failure = wait_for_ranks(
-            group, bounds, timeout_s=timeout_s, caught=caught, may_leave=lambda rank: bool(group.ranks[rank].result)
+            group, bounds, timeout_s=timeout_s, caught=caught, has_result=lambda rank: bool(group.ranks[rank].result)
         )
         if failure is not None and failure.interrupted is not None:
             group.stop(failure.interrupted, bounds.grace_s, lambda: signal.SIGINT in caught[1:])

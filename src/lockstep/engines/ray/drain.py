@@ -31,7 +31,7 @@ def watched_for_drains(hosts: Iterable[Host]) -> Generator[Callable[[], Failure 
         while not over.wait(_POLL_S):
             drained = [node for node in _draining_nodes() if node in names]
             if drained:
-                found.append(_failure(names[drained[0]], leaving=here not in drained))
+                found.append(_failure(names[drained[0]], node_drained=here not in drained))
                 return
 
     # A thread, as a slow reply must not keep the driver from watching the ranks.
@@ -53,6 +53,6 @@ def _draining_nodes() -> Mapping[str, int]:
         return {}
 
 
-def _failure(name: str, *, leaving: bool) -> Failure:
+def _failure(name: str, *, node_drained: bool) -> Failure:
     number = signal.SIGTERM
-    return Failure(f"Ray drains the node {name}", 128 + number, interrupted=number, leaving=leaving)
+    return Failure(f"Ray drains the node {name}", 128 + number, interrupted=number, node_drained=node_drained)
