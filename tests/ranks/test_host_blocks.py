@@ -163,9 +163,9 @@ def test_a_silent_host_is_named_by_every_rank_of_the_others(tmp_path, sizes):
             assert 2 + MARGIN_S - 0.1 < seconds < 2 + MARGIN_S + 1.5, "told too early or too late"
 
 
-LEFT = r"host \S+ \(ranks 2-3\) left while rank 0 waited in average_gradients; its logs say why"
+CLOSED = r"host \S+ \(ranks 2-3\) closed its connection while rank 0 waited in average_gradients; its logs say why"
 FAILURES = {
-    "the first is killed": LEFT,
+    "the first is killed": CLOSED,
     "another is killed": "rank 3 has ended while rank 2 waited in average_gradients",
     "the first raises": r"rank 2 on host \S+ \(ranks 2-3\) failed: ValueError: the motor is hot",
     "another is stuck": r"rank 3 has been in env.step, update 2 for \d s; rank 2 waits in average_gradients, update 2",

@@ -205,7 +205,7 @@ def test_a_dead_peer_is_noticed_and_named_within_two_seconds(tmp_path, way, vict
     noticed, number, said = Path(tmp_path, "told").read_text().split("\n", 2)
     assert float(noticed) - float(Path(tmp_path, "died_at").read_text()) < 2.0, "noticed too late"
     if way == "messages":  # as between hosts
-        assert f"(rank {victim}) left while rank {1 - victim} waited in learn" in said
+        assert f"(rank {victim}) closed its connection while rank {1 - victim} waited in learn" in said
     else:
         assert said == f"rank {victim} has ended while rank {1 - victim} waited in learn"
         assert number == str(victim)

@@ -51,7 +51,7 @@ class Attempt:
         self.failures = failures
         self.starts = starts
         self._store = store
-        self._lost = False
+        self._store_lost = False
 
     def reported_end(self) -> AttemptEnd | None:
         """How this attempt ended, if a node has reported it."""
@@ -67,7 +67,7 @@ class Attempt:
         try:
             first = bounded(lambda: self._store.compare_set(END, "", json.dumps(asdict(mine))), _REPORT_S)
         except (RuntimeError, TimeoutError):
-            self._lost = True
+            self._store_lost = True
             return replace(mine, restart=False)
         return AttemptEnd(**json.loads(first))
 
@@ -81,20 +81,20 @@ class Attempt:
         with store_errors():
             return self._store.add("succeeded", 0) == self.placement.num_nodes
 
-    def leave(self) -> None:
-        """Count this node among those that send no more requests for this attempt."""
-        self._count("left", 1)
+    def report_exit(self) -> None:
+        """Count this node among those that exit, and so send no more requests to the main node's store."""
+        self._add_to_exited(1)
 
-    def all_left(self) -> bool:
-        """Whether no node will send another request, as far as can be known: the main node may exit."""
-        return self._count("left", 0) >= self.placement.num_nodes
+    def all_exited(self) -> bool:
+        """Whether all nodes have reported their exit, as far as is known: the main node may then close the store."""
+        return self._add_to_exited(0) >= self.placement.num_nodes
 
-    def _count(self, name: str, amount: int) -> float:
-        """Add to a counter of all nodes; infinite if the main node does not reply."""
-        if not self._lost:
+    def _add_to_exited(self, num_nodes: int) -> float:
+        """Add to the number of nodes that exit, and return it; infinite if the main node does not reply."""
+        if not self._store_lost:
             with contextlib.suppress(RuntimeError, TimeoutError):
-                return bounded(lambda: self._store.add(name, amount), _REPORT_S)
-            self._lost = True
+                return bounded(lambda: self._store.add("exited", num_nodes), _REPORT_S)
+            self._store_lost = True
         return math.inf
 
 

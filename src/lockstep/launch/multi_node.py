@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from lockstep.launch.elastic_membership import ElasticMembership
 
 _POLL_S = 0.5  # how often the main node is asked for the state of the other nodes
-_LEAVER_S = 3.0  # how long a node that leaves may take to say so, after its ranks have stopped those of others
-_LEAVE_S = 5.0  # how long the main node waits for the others to read how the attempt ended
+_LEAVING_NODE_S = 3.0  # how long a node that leaves may take to report it, after its ranks have stopped those of others
+_EXIT_BARRIER_S = 5.0  # how long the main node waits for the others to read how the attempt ended
 _LAST_S = SCRIPT_EARLY_S  # between the first node whose ranks have succeeded and the last
 
 
@@ -137,7 +137,7 @@ class _Node:
             return self._interrupted()
         if isinstance(attempt, AttemptEnd):
             log(f"lockstep: {attempt.message} (on {attempt.node})")
-            self._leave_pending(self.membership.pending_attempt())
+            self._exit_pending(self.membership.pending_attempt())
             return attempt.code
         self.failures = attempt.failures
         placement, ranks = attempt.placement, self.nodes.nproc
@@ -162,7 +162,7 @@ class _Node:
             if failure is None:
                 failure = self._wait_for_remote_nodes(attempt, remote)
         if failure is None or not remote.restart:
-            self._leave(attempt)
+            self._exit_barrier(attempt)
         if failure is None:
             return 0
         if remote.restart and not (self.caught and self.nodes.elastic and failure == interruption(self.caught[0])):
@@ -193,18 +193,19 @@ class _Node:
         if (attempt := self.membership.pending_attempt()) is None:
             return failure.code
         end = attempt.report_end(AttemptEnd("interrupted", failure.message, failure.code, None, False))
-        self._leave_pending(attempt)
+        self._exit_pending(attempt)
         return end.code
 
-    def _leave_pending(self, attempt: Attempt | None) -> None:
+    def _exit_pending(self, attempt: Attempt | None) -> None:
+        """`_exit_barrier` of an attempt that has not begun, if there is one."""
         if attempt is not None:
-            self._leave(attempt, self.bounds.stop_s + _LEAVE_S)  # other nodes may still stop their ranks
+            self._exit_barrier(attempt, self.bounds.stop_s + _EXIT_BARRIER_S)  # other nodes may still stop their ranks
 
-    def _leave(self, attempt: Attempt, seconds: float = _LEAVE_S) -> None:
-        """Leave an attempt; the main node's store serves the others until they have read how it ended."""
-        attempt.leave()
-        deadline = time.monotonic() + seconds
-        while self.main and not attempt.all_left() and time.monotonic() < deadline:
+    def _exit_barrier(self, attempt: Attempt, timeout_s: float = _EXIT_BARRIER_S) -> None:
+        """Report that this node exits. The main node, which has the store, waits until all others have done so."""
+        attempt.report_exit()
+        deadline = time.monotonic() + timeout_s
+        while self.main and not attempt.all_exited() and time.monotonic() < deadline:
             time.sleep(0.1)
 
     def _wait_for_remote_nodes(self, attempt: Attempt, remote: "_RemoteNodes") -> Failure | None:
@@ -270,7 +271,7 @@ class _RemoteNodes:
         if self._end is not None:  # another node has reported it
             return failure
         if failure.interrupted is not None and self._node.nodes.elastic:
-            self._wait_for_leaver()
+            self._wait_for_leaving_node()
         self._end = self._attempt.report_end(self._node.end(failure, self._attempt))
         return failure if self.here or self._node.caught else self._failure(self._end)
 
@@ -278,12 +279,13 @@ class _RemoteNodes:
         """Why the ranks are restarted."""
         return self._end.message if self._end is not None and self._end.kind == "changed" else failure.headline
 
-    def _wait_for_leaver(self) -> None:
-        """Wait for the report of a node that leaves: ranks agree to stop, and these may end before the report comes.
+    def _wait_for_leaving_node(self) -> None:
+        """Wait for the report of the node that leaves, if one does.
 
-        Without one, the signal was to the ranks.
+        Its ranks have received a signal, and all ranks have agreed to stop: those of this node may end before the
+        report comes. If none comes, the signal was sent to ranks, not to a launcher, and ends the run.
         """
-        deadline = time.monotonic() + _LEAVER_S * (self._attempt.placement.num_nodes > 1)
+        deadline = time.monotonic() + _LEAVING_NODE_S * (self._attempt.placement.num_nodes > 1)
         while self._found is None and not self._node.caught and time.monotonic() < deadline:
             time.sleep(0.05)
 

@@ -73,10 +73,10 @@ def test_the_first_reported_end_holds_for_all_and_for_its_round_only(join_nodes)
         assert first.report_end(AttemptEnd("interrupted", "stopped", 143, None, False)).code == 7
         assert first.reported_end() == held
         for part in (first, second):
-            assert not part.all_succeeded() and not part.all_left()
+            assert not part.all_succeeded() and not part.all_exited()
             part.report_success()
-            part.leave()
-        assert first.all_succeeded() and second.all_left()
+            part.report_exit()
+        assert first.all_succeeded() and second.all_exited()
 
 
 def test_a_node_that_leaves_while_it_waits_is_not_counted(join_nodes, start, at):
@@ -111,6 +111,6 @@ def test_without_the_main_node_each_node_ends_alone(join_nodes):
     nodes[0].leave()
     mine = second.report_end(AttemptEnd("failed", "rank 1 exited with code 7", 7, 1, restart=True))
     assert (mine.code, mine.restart) == (7, False), "nothing starts again without the main node"
-    assert second.all_left(), "no node is waited for"
+    assert second.all_exited(), "no node is waited for"
     with pytest.raises(RunError, match="the main node does not answer any more"):
         second.reported_end()

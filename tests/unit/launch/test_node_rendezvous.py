@@ -444,7 +444,7 @@ def test_stopping_the_main_node_ends_the_others(start, at):
     assert not other.decided.wait(0.5)
     main.leave()
     assert isinstance(main.error, Cancelled)
-    assert "the main node has left" in other.refused(RunError)
+    assert "the main node has exited" in other.refused(RunError)
 
 
 def test_looking_for_a_main_node_can_be_cancelled(start, at, monkeypatch):

@@ -169,7 +169,7 @@ class Links:
                 link.receive()
         except OSError as error:
             raise PeerError(
-                f"{link.endpoint.name} left while rank {self._rank} waited in {tag}; its logs say why",
+                f"{link.endpoint.name} closed its connection while rank {self._rank} waited in {tag}; its logs say why",
                 link.endpoint.rank,
             ) from error
 

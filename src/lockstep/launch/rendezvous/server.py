@@ -70,11 +70,11 @@ class RendezvousServer(MessageServer[_NodeConnection]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
-        """Refuse the nodes that still wait, with the reason why this node leaves."""
+        """Refuse the nodes that still wait, with the reason why this node exits."""
         if isinstance(error, ConfigError):
             self._farewell = {"error": str(error), "code": error.exit_code}
         else:
-            self._farewell = {"error": "the main node has left: it was stopped, or its run has ended", "code": 1}
+            self._farewell = {"error": "the main node has exited: it was stopped, or its run has ended", "code": 1}
         self.close()
 
     @property

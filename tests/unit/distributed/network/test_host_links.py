@@ -117,7 +117,10 @@ def test_a_host_that_closes_its_connection_is_named(open_links):
     links[1].close()
     (errors,) = run_together(lambda: exchange(links[0], 0, [bytes(8)] * 2, (8, 8)))
     assert isinstance(errors, PeerError)
-    assert (errors.rank, str(errors)) == (10, "host 1 left while rank 0 waited in moments; its logs say why")
+    assert (errors.rank, str(errors)) == (
+        10,
+        "host 1 closed its connection while rank 0 waited in moments; its logs say why",
+    )
 
 
 def test_only_silent_hosts_are_named_at_the_timeout(open_links):
