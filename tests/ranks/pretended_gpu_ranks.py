@@ -55,7 +55,7 @@ def different(rank: int, port: int) -> str:
         Comm(here(rank, port), device="cpu", timeout_s=20, shared_memory=False) as comm,
         PretendedDevice() as device,
         mock.patch.object(group, "is_on_gpu", device.holds),
-        mock.patch.object(group, "_LOOK_EVERY", 1),
+        mock.patch.object(group, "_CHECK_EVERY", 1),
         mock.patch.object(comm._group, "_backend", "nccl"),
     ):
         value = torch.ones(2, device=torch.device("cpu"))

@@ -24,7 +24,7 @@ from lockstep.distributed.timers import ROW
 
 _LINE = 128  # 8-byte integers of a rank's record: whole cache lines, so that no two ranks write to the same one
 _SEQUENCE = ROW  # how many collectives this rank has arrived at
-_TAGS = ROW + 8  # two (tag, amount) pairs, used in turn
+_TAGS = ROW + 8  # checksum of the tag and message signature: two such pairs, used in turn
 _TEXT = 8 * (ROW + 16)  # two tag texts in turn, as bytes
 _TEXT_SIZE = 64
 _ENTERED = ROW + 1  # how many collectives this rank has entered, whichever way they go
@@ -168,14 +168,14 @@ class Segment:
         """How many collectives rank `index` has entered."""
         return self._words[index * _LINE + _ENTERED]
 
-    def arrive(self, tag: str, sent: int) -> None:
-        """Publish that this rank's part of the next collective is written, an `amount` (see `peers`)."""
+    def arrive(self, tag: str, signature: int) -> None:
+        """Publish that this rank has written its part of the next collective, a message of this signature."""
         turn, sequence, base = self.turn(), self._sequence + 1, self._own
         text = tag_text(tag)
         start = base * 8 + _TEXT + turn * _TEXT_SIZE
         self._bytes[start : start + _TEXT_SIZE] = text
         self._words[base + _TAGS + 2 * turn] = zlib.crc32(text)
-        self._words[base + _TAGS + 2 * turn + 1] = sent
+        self._words[base + _TAGS + 2 * turn + 1] = signature
         self._words[base + _SEQUENCE] = sequence  # last: a rank that reads this number also reads all of the above
 
     def wait(self, on_wait: Callable[[int], None]) -> None:
@@ -221,14 +221,14 @@ class Segment:
         return self._bytes[_REASON : _REASON + self._words[_FAILED]].tobytes().decode(errors="ignore")
 
     def ranks_elsewhere(self) -> list[tuple[int, str, int]]:
-        """Ranks that arrived with another tag or amount than ours: `(index, tag, amount)`."""
+        """Ranks that arrived with another tag or signature than this one: `(index, tag, signature)`."""
         words, turn = self._words, self._sequence & 1
         place = _TAGS + 2 * turn
-        tag, sent = words[self._own + place], words[self._own + place + 1]
+        tag, signature = words[self._own + place], words[self._own + place + 1]
         return [
             (index, self.tag(index, turn), words[index * _LINE + place + 1])
             for index in range(self.count)
-            if words[index * _LINE + place] != tag or words[index * _LINE + place + 1] != sent
+            if words[index * _LINE + place] != tag or words[index * _LINE + place + 1] != signature
         ]
 
     def tag(self, index: int, turn: int | None = None) -> str:

@@ -158,7 +158,7 @@ class Comm:
         return self.sum_shards(torch.from_numpy(rows), tag).numpy()
 
     def _sum_rows(self, rows: Tensor, tag: str, layout: int = 0) -> Tensor:
-        """As `sum_shards`; the next collective may overwrite the result. Ranks compare the `layout` (see `peers`)."""
+        """As `sum_shards`; the next collective may overwrite the result. Ranks compare the `layout_code`."""
         check_number(len(rows), len(self.world.shards))
         if _is_narrow(rows):
             return self._sum_rows(rows.float(), tag, layout).to(rows.dtype)

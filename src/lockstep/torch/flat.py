@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
-from lockstep.distributed.peers import layout_code
+from lockstep.distributed.signature import layout_code
 from lockstep.errors import ConfigError
 from lockstep.torch.products import add_by_autograd, add_in_place
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from lockstep.distributed.network.links import Links, in_slices
 from lockstep.distributed.network.slots import Slots
-from lockstep.distributed.peers import amount
+from lockstep.distributed.signature import message_signature
 from lockstep.distributed.timers import WAIT, Timers
 from lockstep.distributed.tree import Node, owned_nodes, tree_sum
 from lockstep.errors import RunError
@@ -99,16 +99,16 @@ class Hosts:
 
         The arrays may be in shared memory: read them before the next exchange. Ranks compare the `layout_code`.
         """
-        length, kind = parts[0].size, parts[0].dtype
-        size, root = length * kind.itemsize, (0, self._world.num_shards)
-        sent = amount(size, kind, layout)
+        length, dtype = parts[0].size, parts[0].dtype
+        size, root = length * dtype.itemsize, (0, self._world.num_shards)
+        signature = message_signature(size, dtype, layout)
         num_here = len(self._nodes_here)
         num_of_hosts = self._bounds[-1] if self.has_other_hosts else 0
-        table = self._table(num_here + num_of_hosts + 1, length, kind, tag)
+        table = self._table(num_here + num_of_hosts + 1, length, dtype, tag)
         values_here = dict(zip(self._nodes_here, table, strict=False))
         for node, part in zip(self._own_nodes, parts, strict=True):
             np.copyto(values_here[node], part)
-        self._wait_for_local_ranks(tag, sent)
+        self._wait_for_local_ranks(tag, signature)
         if not self.has_other_hosts:
             if self._sums_on_every_rank(size):
                 return values_here
@@ -124,7 +124,7 @@ class Hosts:
             if slices:
                 self._reduce_in_slices(links, rows, total, tag, add)
             else:
-                self._exchange_rows(links, rows, self._bounds, tag, sent)
+                self._exchange_rows(links, rows, self._bounds, tag, signature)
 
         self._between_hosts(exchange_with_hosts, tag)
         if slices:
@@ -142,27 +142,27 @@ class Hosts:
             piece = slice(start, min(start + _PIECE, own.stop))
             parts = {node: row[piece] for node, row in values.items()}
             np.copyto(total[piece], tree_sum(parts, (0, self._world.num_shards), add))
-        self._wait_for_local_ranks(tag, amount(total.nbytes, total.dtype), messages=0)
+        self._wait_for_local_ranks(tag, message_signature(total.nbytes, total.dtype), messages=0)
 
     def gather(self, flat: np.ndarray, tag: str, layout: int = 0) -> np.ndarray:
         """The arrays [n] of all ranks, [size, n]."""
-        sent = amount(flat.nbytes, flat.dtype, layout)
+        signature = message_signature(flat.nbytes, flat.dtype, layout)
         table = self._table(self._world.size, flat.size, flat.dtype, tag)
         np.copyto(table[self._world.rank], flat)
-        self._wait_for_local_ranks(tag, sent)
+        self._wait_for_local_ranks(tag, signature)
         bounds = [host.ranks.start for host in self._hosts] + [self._world.size]
-        self._between_hosts(lambda links: self._exchange_rows(links, table, bounds, tag, sent), tag)
+        self._between_hosts(lambda links: self._exchange_rows(links, table, bounds, tag, signature), tag)
         return table.copy()
 
-    def broadcast(self, flat: np.ndarray, source: int, tag: str, kind: str, layout: int = 0) -> None:
-        """Broadcast the array of rank `source`, in place; `kind` is the type that its bytes stand for."""
-        sent = amount(flat.nbytes, kind, layout)
+    def broadcast(self, flat: np.ndarray, source: int, tag: str, dtype: str, layout: int = 0) -> None:
+        """Broadcast the array of rank `source`, in place; `dtype` is the type of the numbers in its bytes."""
+        signature = message_signature(flat.nbytes, dtype, layout)
         table = self._table(1, flat.size, flat.dtype, tag)
         if self._world.rank == source:
             np.copyto(table[0], flat)
-        self._wait_for_local_ranks(tag, sent)
+        self._wait_for_local_ranks(tag, signature)
         bounds = [int(source < host.ranks.start) for host in self._hosts] + [1]  # one row, sent by the host of `source`
-        self._between_hosts(lambda links: self._exchange_rows(links, table, bounds, tag, sent), tag)
+        self._between_hosts(lambda links: self._exchange_rows(links, table, bounds, tag, signature), tag)
         np.copyto(flat, table[0])
 
     def close(self, error: BaseException | None) -> None:
@@ -184,18 +184,18 @@ class Hosts:
             self._slots.announce_failure(reason)
         self.announce_failure(reason)
 
-    def _table(self, rows: int, length: int, kind: np.dtype[Any], tag: str) -> np.ndarray:
+    def _table(self, rows: int, length: int, dtype: np.dtype[Any], tag: str) -> np.ndarray:
         if self._slots is None:
-            return np.empty((rows, length), kind)
-        return self._slots.table(rows, length, kind, tag)
+            return np.empty((rows, length), dtype)
+        return self._slots.table(rows, length, dtype, tag)
 
-    def _wait_for_local_ranks(self, tag: str, sent: int, messages: int = 1) -> None:
-        """Wait until all ranks of this host have written their part, an `amount`."""
+    def _wait_for_local_ranks(self, tag: str, signature: int, messages: int = 1) -> None:
+        """Wait until all ranks of this host have written their part of a message with this signature."""
         self._num_messages[tag] += messages
         if self._slots is None:
             return
         try:
-            self._slots.wait_for_all(tag, sent)
+            self._slots.wait_for_all(tag, signature)
         except RunError as error:
             self._announce_to_all(str(error))
             raise
@@ -216,12 +216,12 @@ class Hosts:
         if self._slots is not None:
             self._slots.publish_from_hosts()
 
-    def _exchange_rows(self, links: Links, rows: np.ndarray, bounds: Sequence[int], tag: str, sent: int) -> None:
+    def _exchange_rows(self, links: Links, rows: np.ndarray, bounds: Sequence[int], tag: str, signature: int) -> None:
         ranges = dict(enumerate(pairwise(bounds)))
         low, high = ranges.pop(self._mine)
         mine = _bytes(rows[low:high])
         theirs = {host: _bytes(rows[first:last]) for host, (first, last) in ranges.items()}
-        self._exchange(links, dict.fromkeys(ranges, mine), theirs, tag, sent)
+        self._exchange(links, dict.fromkeys(ranges, mine), theirs, tag, signature)
 
     def _reduce_in_slices(self, links: Links, rows: np.ndarray, total: np.ndarray, tag: str, add: Add) -> None:
         """Sum one slice of columns of all hosts here, send the sum to all, and receive the sums of the other slices."""
@@ -229,7 +229,7 @@ class Hosts:
         ranges = list(pairwise(self._bounds))
         own, (first, last) = columns[self._mine], ranges[self._mine]
         others = [host for host in range(len(self._hosts)) if host != self._mine]
-        sent = amount(total.nbytes, total.dtype)
+        signature = message_signature(total.nbytes, total.dtype)
         values = np.ascontiguousarray(rows[:, own.start : own.stop])
         self._exchange(
             links,
@@ -239,14 +239,14 @@ class Hosts:
             },
             {host: _bytes(values[slice(*ranges[host])]) for host in others},
             tag,
-            sent,
+            signature,
         )
         nodes = [node for nodes in self._nodes_of_hosts for node in nodes]
         summed = tree_sum(dict(zip(nodes, values, strict=True)), (0, self._world.num_shards), add)
         total[own.start : own.stop] = summed
         mine = _bytes(summed)
         theirs = {host: _bytes(total[columns[host].start : columns[host].stop]) for host in others}
-        self._exchange(links, dict.fromkeys(others, mine), theirs, tag, sent)
+        self._exchange(links, dict.fromkeys(others, mine), theirs, tag, signature)
 
     def _exchange(
         self,
@@ -254,10 +254,10 @@ class Hosts:
         outgoing: Mapping[int, memoryview],
         incoming: Mapping[int, memoryview],
         tag: str,
-        sent: int,
+        signature: int,
     ) -> None:
         previous = self._timers.enter(WAIT)
-        links.exchange(outgoing, incoming, tag, sent, self._check_local_ranks)
+        links.exchange(outgoing, incoming, tag, signature, self._check_local_ranks)
         self._timers.enter(previous)
 
     def _check_local_ranks(self) -> None:

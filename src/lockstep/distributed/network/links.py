@@ -113,15 +113,15 @@ class Links:
         outgoing: Mapping[int, memoryview],
         incoming: Mapping[int, memoryview],
         tag: str,
-        sent: int,
+        signature: int,
         on_wait: Callable[[], None],
     ) -> None:
         """Send bytes to every other host and receive from each, at the same time; hosts that are left out get none.
 
-        `incoming` is written in place. The other hosts must be in the same collective `tag`, and send the same `amount`
-        of one row. `on_wait` is called ten times a second while waiting, and may raise.
+        `incoming` is written in place. The other hosts must be in the same collective `tag`, and send rows of the same
+        signature. `on_wait` is called ten times a second while waiting, and may raise.
         """
-        header, nothing = _packed(_DATA, sent, tag), memoryview(b"")
+        header, nothing = _packed(_DATA, signature, tag), memoryview(b"")
         poller = select.poll()
         pending: dict[int, Link] = {}
         for host, link in self._links.items():
@@ -134,7 +134,7 @@ class Links:
             for descriptor, _ in poller.poll(1000 * _POLL_S):
                 link = pending[descriptor]
                 link.send()
-                self._receive(link, tag, sent)
+                self._receive(link, tag, signature)
                 if link.events:
                     poller.modify(link.socket, link.events)
                 else:
@@ -161,11 +161,11 @@ class Links:
         for link in self._links.values():
             link.socket.close()
 
-    def _receive(self, link: Link, tag: str, sent: int) -> None:
+    def _receive(self, link: Link, tag: str, signature: int) -> None:
         try:
             link.receive()
             if link.has_header and not link.checked:
-                self._check(link, tag, sent)
+                self._check(link, tag, signature)
                 link.receive()
         except OSError as error:
             raise PeerError(
@@ -173,14 +173,16 @@ class Links:
                 link.endpoint.rank,
             ) from error
 
-    def _check(self, link: Link, tag: str, sent: int) -> None:
-        kind, amount, text = _unpacked(link.header)
+    def _check(self, link: Link, tag: str, signature: int) -> None:
+        kind, theirs, text = _unpacked(link.header)
         link.checked = True
         if kind == _FAILURE:
             raise PeerError(text)
-        if (kind, amount, text) != (_DATA, sent, _truncated(tag).decode()):
+        if (kind, theirs, text) != (_DATA, signature, _truncated(tag).decode()):
             raise RunError(
-                different_collectives(self._rank, _truncated(tag).decode(), sent, [(link.endpoint.rank, text, amount)])
+                different_collectives(
+                    self._rank, _truncated(tag).decode(), signature, [(link.endpoint.rank, text, theirs)]
+                )
             )
 
 
@@ -188,13 +190,13 @@ def _truncated(text: str) -> bytes:
     return text.encode("ascii", "replace")[: _HEADER_SIZE - _HEADER.size].rstrip()
 
 
-def _packed(kind: int, sent: int, text: str) -> bytes:
-    return (_HEADER.pack(kind, sent) + _truncated(text)).ljust(_HEADER_SIZE)
+def _packed(kind: int, signature: int, text: str) -> bytes:
+    return (_HEADER.pack(kind, signature) + _truncated(text)).ljust(_HEADER_SIZE)
 
 
 def _unpacked(header: bytearray) -> tuple[int, int, str]:
-    kind, sent = _HEADER.unpack_from(header)
-    return kind, sent, header[_HEADER.size :].decode("ascii", "replace").rstrip()
+    kind, signature = _HEADER.unpack_from(header)
+    return kind, signature, header[_HEADER.size :].decode("ascii", "replace").rstrip()
 
 
 def _advance(parts: list[memoryview], count: int) -> None:

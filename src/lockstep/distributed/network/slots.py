@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.distributed.peers import absent, amount, different_collectives
+from lockstep.distributed.peers import absent, different_collectives
 from lockstep.distributed.shared_memory import Segment, tag_text
+from lockstep.distributed.signature import message_signature
 from lockstep.distributed.timers import WAIT, Timers
 from lockstep.distributed.watch import MARGIN_S
 from lockstep.errors import PeerError, RunError
@@ -38,29 +39,32 @@ class Slots:
         """Index of this rank on its host."""
         return self._segment.index
 
-    def table(self, rows: int, length: int, kind: np.dtype[Any], tag: str) -> np.ndarray:
+    def table(self, rows: int, length: int, dtype: np.dtype[Any], tag: str) -> np.ndarray:
         """Memory [rows, length] for the next collective; not cleared.
 
         All ranks of the host need the same. Read it before the next collective: two halves are enough, since a rank
         writes to a half again only after every rank has arrived at the collective in between.
         """
-        size = rows * length * kind.itemsize
+        size = rows * length * dtype.itemsize
         if size > self._half or not self._half:
-            self._grow(size, amount(length * kind.itemsize, kind), tag)
+            self._grow(size, message_signature(length * dtype.itemsize, dtype), tag)
         turn = self._segment.turn_slots()
-        key = (turn, rows, length, kind)
+        key = (turn, rows, length, dtype)
         table = self._tables.get(key)
         if table is None:
-            flat = np.frombuffer(self._segment.slots, kind, rows * length, turn * self._half)
+            flat = np.frombuffer(self._segment.slots, dtype, rows * length, turn * self._half)
             table = self._tables[key] = flat.reshape(rows, length)
         return table
 
-    def wait_for_all(self, tag: str, sent: int) -> None:
-        """Wait until every rank of the host has written its `amount` (negative: has grown its slots by such bytes)."""
-        self._segment.arrive(tag, sent)
-        self.wait(tag, sent)
+    def wait_for_all(self, tag: str, signature: int) -> None:
+        """Wait until every rank of the host has written its row and arrived with the same `message_signature`.
 
-    def wait(self, tag: str, sent: int) -> None:
+        A negative one: until every rank has replaced its slots by larger ones, for a message of that signature.
+        """
+        self._segment.arrive(tag, signature)
+        self.wait(tag, signature)
+
+    def wait(self, tag: str, signature: int) -> None:
         """The second part of `wait_for_all`, once this rank has arrived."""
         self._start_waiting(tag, MARGIN_S)
         previous = self._timers.enter(WAIT)
@@ -69,9 +73,9 @@ class Slots:
         others = self._segment.ranks_elsewhere()
         if others:
             rank = self._first + self._segment.index
-            reported = [(self._first + index, theirs, abs(row)) for index, theirs, row in others]
+            reported = [(self._first + index, other_tag, abs(other)) for index, other_tag, other in others]
             mine = tag_text(tag).decode().rstrip()  # as on the board, where it may be cut
-            raise RunError(different_collectives(rank, mine, abs(sent), reported))
+            raise RunError(different_collectives(rank, mine, abs(signature), reported))
 
     def publish_from_hosts(self) -> None:
         """Publish, as index 0, that the rows of other hosts are in the table."""
@@ -109,11 +113,11 @@ class Slots:
         self._waited_s = 0.0
         self._polled_at = time.monotonic()
 
-    def _grow(self, size: int, row: int, tag: str) -> None:
-        """Make slots for at least `size` bytes, an amount `row` for each rank; all ranks do so together, and alike."""
+    def _grow(self, size: int, signature: int, tag: str) -> None:
+        """Make slots for at least `size` bytes; all ranks do so together, for a message of the same `signature`."""
         self._tables.clear()
         self._half = 1 << max(12, (size - 1).bit_length())
-        growing = -row  # negative: a rank that does not grow now is in another collective
+        growing = -signature  # negative: a rank that does not grow now is in another collective
         if self._segment.index == 0:
             self._segment.create_slots(2 * self._half)
         self.wait_for_all(tag, growing)

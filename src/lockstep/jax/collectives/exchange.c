@@ -2,7 +2,7 @@
  * Python, step by step, in memory that both share. Whatever is not the common case (memory that must grow, a rank that
  * keeps the others waiting or is in another collective) is left to Python, which knows what to say.
  *
- * Compiled by `native.py`, which gives the places on the board (`LAYOUT` of segment.py) and the phases by -D. The order
+ * Compiled by `native.py`, which gives the places on the board (`LAYOUT` of shared_memory.py) and the phases by -D. The order
  * of additions is the tree's, written out as a program: no flag may let the compiler change it.
  */
 
@@ -71,17 +71,17 @@ static int64_t enter(Host *host, int64_t *own, int64_t phase) { /* Timers.enter 
     return previous;
 }
 
-static int64_t arrive(Use *use, int64_t *own, int64_t sent) { /* Segment.arrive */
+static int64_t arrive(Use *use, int64_t *own, int64_t signature) { /* Segment.arrive */
     int64_t sequence = own[SEQUENCE] + 1, turn = sequence & 1;
     memcpy((char *)own + TEXT + turn * TEXT_SIZE, use->tag, TEXT_SIZE);
     own[TAGS + 2 * turn] = use->crc;
-    own[TAGS + 2 * turn + 1] = sent;
+    own[TAGS + 2 * turn + 1] = signature;
     __atomic_store_n(&own[SEQUENCE], sequence, __ATOMIC_RELEASE);
     return sequence;
 }
 
 /* Whether all ranks have come, to the same collective; waits for as long as it may spin. */
-static int all_here(Use *use, int64_t sequence, int64_t sent) {
+static int all_here(Use *use, int64_t sequence, int64_t signature) {
     Host *host = use->host;
     int64_t place = TAGS + 2 * (sequence & 1), until = 0;
     for (int64_t rank = 0; rank < host->count; rank++) {
@@ -94,7 +94,7 @@ static int all_here(Use *use, int64_t sequence, int64_t sent) {
                 if (now >= until) return 0;
             }
         }
-        if (record[place] != use->crc || record[place + 1] != sent) return 0;
+        if (record[place] != use->crc || record[place + 1] != signature) return 0;
     }
     return 1;
 }
@@ -127,10 +127,10 @@ static void *sum(Use *use, Frame *frame) {
     own[TURN] = 1 - own[TURN];
     float *table = (float *)((char *)own[SLOTS] + own[TURN] * half);
     memcpy(table + use->first * use->length, frame->arguments.buffers[0]->data, use->own * bytes);
-    int64_t sent = bytes | FLOAT32, sequence = arrive(use, own, sent); /* peers.amount */
+    int64_t signature = bytes | FLOAT32, sequence = arrive(use, own, signature); /* message_signature */
     use->calls++;
     enter(host, own, WAIT);
-    if (!all_here(use, sequence, sent)) {
+    if (!all_here(use, sequence, signature)) {
         void *error = use->wait(frame);
         if (error) return error;
     }

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lockstep.distributed import agreement, peers
+from lockstep.distributed import agreement
 from lockstep.distributed.arguments import a_type
+from lockstep.distributed.signature import layout_code
 from lockstep.errors import ConfigError
 
 Tree = Any
@@ -55,7 +56,7 @@ def on_device(leaf: Any, method: str) -> Array:
 
 def layout(tree: Tree) -> int:
     """What devices compare of arrays that are sent as one: names, shapes and types, in their order."""
-    return peers.layout_code([(name, jnp.shape(leaf), jnp.result_type(leaf)) for name, leaf in _named(tree)])
+    return layout_code([(name, jnp.shape(leaf), jnp.result_type(leaf)) for name, leaf in _named(tree)])
 
 
 def kinds(tree: Tree) -> dict[str, list[str]]:

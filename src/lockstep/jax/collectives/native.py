@@ -19,8 +19,8 @@ from pathlib import Path
 
 import jax
 
-from lockstep.distributed.peers import amount
 from lockstep.distributed.shared_memory import LAYOUT, Segment, ordered, tag_text
+from lockstep.distributed.signature import message_signature
 from lockstep.distributed.timers import PHASE, SINCE_NS, SYNC, WAIT
 from lockstep.distributed.tree import Node
 from lockstep.errors import ConfigError
@@ -123,7 +123,12 @@ def library() -> ctypes.CDLL | None:
     if not ordered():
         return None
     definitions = LAYOUT | {"PHASE": PHASE, "SINCE_NS": SINCE_NS, "SYNC": SYNC, "WAIT": WAIT, "DEPTH": _DEPTH}
-    definitions |= {"FLOAT32": amount(0, "float32"), "API_MAJOR": API[0], "API_MINOR": API[1], "MOST_USES": _MAX_SUMS}
+    definitions |= {
+        "FLOAT32": message_signature(0, "float32"),
+        "API_MAJOR": API[0],
+        "API_MINOR": API[1],
+        "MOST_USES": _MAX_SUMS,
+    }
     command = [*shlex.split(os.environ.get("CC") or "cc"), "-O3", "-shared", "-fPIC"]
     command += [f"-D{name}={value}" for name, value in definitions.items()]
     version = hashlib.sha256(_SOURCE.read_bytes() + repr(command).encode()).hexdigest()[:16]

@@ -26,6 +26,7 @@ from lockstep.distributed.network.rendezvous import rendezvous
 from lockstep.distributed.network.routes import several_hosts
 from lockstep.distributed.network.store import Store
 from lockstep.distributed.shared_memory import Segment, ordered
+from lockstep.distributed.signature import message_signature
 from lockstep.distributed.timers import SYNC, WAIT, Timers
 from lockstep.distributed.tree import Node, tree_sum
 from lockstep.distributed.watch import Observed
@@ -174,7 +175,7 @@ class Processes:
         def make(python: int, wait: int) -> NativeSum | None:
             return native.use(length, self._world.num_shards, tag, python, wait)
 
-        return make, lambda: slots.wait(tag, peers.amount(size, "float32"))
+        return make, lambda: slots.wait(tag, message_signature(size, "float32"))
 
     @contextlib.contextmanager
     def entered(self, tag: str) -> Generator[None]:

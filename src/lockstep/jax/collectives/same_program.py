@@ -15,6 +15,7 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from lockstep.distributed import agreement, peers
+from lockstep.distributed.signature import message_signature
 from lockstep.errors import RunError
 from lockstep.jax.collectives.mesh import AXIS, Tree
 from lockstep.jax.collectives.processes import Processes
@@ -22,7 +23,7 @@ from lockstep.jax.collectives.processes import Processes
 LAYOUT_MARK = "#"
 """Separates the name of a collective from the `layout_code` of its arrays, in the name of a scope."""
 Collective = tuple[str, int]
-"""The name of a collective and the `amount` that each device sends."""
+"""The name of a collective and the signature of the message that each device sends."""
 
 
 class SameProgram:
@@ -55,9 +56,9 @@ class SameProgram:
     def _first_difference(self, programs: list[list[Collective]]) -> str:
         end = (f"the end of {self._name}", 0)
         for every in zip_longest(*programs, fillvalue=end):
-            tag, sent = every[self._processes.rank]
-            if others := [(rank, *theirs) for rank, theirs in enumerate(every) if tuple(theirs) != (tag, sent)]:
-                return peers.different_collectives(self._processes.rank, tag, sent, others)
+            tag, signature = every[self._processes.rank]
+            if others := [(rank, *theirs) for rank, theirs in enumerate(every) if tuple(theirs) != (tag, signature)]:
+                return peers.different_collectives(self._processes.rank, tag, signature, others)
         raise AssertionError("programs with different digests call the same collectives")
 
 
@@ -77,8 +78,8 @@ def _collectives(program: Jaxpr) -> Generator[Collective]:
         if equation.invars and AXIS in (axes if isinstance(axes, tuple) else (axes,)):
             scope = str(equation.source_info.name_stack).rsplit("/", 1)[-1] or str(equation.primitive)
             name, _, layout = scope.partition(LAYOUT_MARK)
-            sent = cast(Any, equation.invars[0].aval)
-            yield name, peers.amount(sent.size * sent.dtype.itemsize, sent.dtype.name, int(layout or 0))
+            message = cast(Any, equation.invars[0].aval)
+            yield name, message_signature(message.size * message.dtype.itemsize, message.dtype.name, int(layout or 0))
         for value in equation.params.values():
             for part in value if isinstance(value, tuple | list) else (value,):
                 if isinstance(part, ClosedJaxpr | Jaxpr):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lockstep.distributed import peers
 from lockstep.distributed.arguments import a_type
+from lockstep.distributed.signature import layout_code
 from lockstep.errors import ConfigError
 
 Named = list[tuple[str, Tensor]]
@@ -111,7 +111,7 @@ def by_name(given: Any, prefix: str = "") -> dict[str, Tensor]:
 
 def layout(named: Named) -> int:
     """What ranks compare of tensors that are sent as one: names, shapes and types, in their order."""
-    return peers.layout_code([(name, one.shape, one.dtype) for name, one in named])
+    return layout_code([(name, one.shape, one.dtype) for name, one in named])
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:

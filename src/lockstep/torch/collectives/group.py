@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lockstep.distributed import peers
 from lockstep.distributed.shared_memory import Segment, tag_text
+from lockstep.distributed.signature import message_signature
 from lockstep.distributed.timers import WAIT, Timers
 from lockstep.errors import RunError
 from lockstep.torch.collectives.checksum import dtype_name
@@ -39,7 +40,7 @@ _NCCL = {
 NCCL itself hangs (monitoring). Blocking waits would make the host wait for the GPU in each collective."""
 _NCCL_HEARTBEAT_S = 60
 """How much longer than a collective NCCL's own thread may hang; torch's default is 8 minutes in all."""
-_LOOK_EVERY = 100  # comparing marks needs a host sync: done for one message in this many
+_CHECK_EVERY = 100  # comparing marks needs a host sync: done for one message in this many
 _MARKS = 250  # fits in a byte, and Lockstep's own tags all have different marks
 _EXACT = 1 << 24  # float32 adds whole numbers exactly up to this one
 
@@ -81,15 +82,18 @@ class Group:
         if self._world.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
-    def gather(self, flat: Tensor, tag: str, layout: int = 0, *, look: bool = False) -> Tensor:
-        """The tensors [n] of all ranks, [size, n]; ranks compare the `layout_code`, with `look` at once."""
+    def gather(self, flat: Tensor, tag: str, layout: int = 0, *, check_now: bool = False) -> Tensor:
+        """The tensors [n] of all ranks, [size, n]. Ranks compare the `layout_code`.
+
+        On a GPU they do so in every `_CHECK_EVERY`th message, and with `check_now`.
+        """
         if not is_on_gpu(flat):
             self._compare(tag, flat.nbytes, flat.dtype, layout)
             return self._gather(flat, tag)
         if self._backend == "gloo":
             return self.gather(flat.cpu(), tag, layout).to(flat.device)
         every = self._gather(torch.cat([flat, self._mark(tag, flat, layout)[:1]]), tag)
-        if look or self._may_look():
+        if check_now or self._check_is_due():
             marks = cast("list[float]", every[:, -1].tolist())
             odd = [rank for rank, mark in enumerate(marks) if mark != marks[self._world.rank]]
             if odd:
@@ -112,7 +116,7 @@ class Group:
         mark = self._mark(tag, flat, layout)
         marked = torch.cat([flat, mark])
         self._send(tag, lambda: dist.all_reduce(marked))  # pyright: ignore[reportUnknownLambdaType]
-        if self._may_look() and bool((marked[-2:] != mark * self._world.size).any()):
+        if self._check_is_due() and bool((marked[-2:] != mark * self._world.size).any()):
             raise RunError(
                 f"ranks are in different collectives: rank {self._world.rank} is in {tag} (number {self._number})"
                 f"{_or_tensors(layout)}"
@@ -144,7 +148,7 @@ class Group:
             flat.copy_(on_host)
             return
         else:
-            self.gather(torch.zeros(1, device=flat.device), tag, layout, look=True)  # it has no marks, and is rare
+            self.gather(torch.zeros(1, device=flat.device), tag, layout, check_now=True)  # it has no marks, and is rare
         raw = flat if is_on_gpu(flat) else flat.view(torch.uint8)  # gloo does not know all types
         self._send(tag, lambda: dist.broadcast(raw, src=source))  # pyright: ignore[reportUnknownLambdaType]
 
@@ -155,19 +159,19 @@ class Group:
             self.segment.enter(tag)
 
     def _compare(self, tag: str, size: int, dtype: torch.dtype, layout: int) -> None:
-        """Raise `RunError` unless all ranks have the same tag and amount; gloo aborts a process on other bytes."""
-        sent = peers.amount(size, dtype_name(dtype), layout)
-        mine = torch.frombuffer(bytearray(struct.pack("<q", sent) + tag_text(tag)), dtype=torch.uint8)
+        """Raise `RunError` unless all ranks have the same tag and signature: gloo aborts a process on other bytes."""
+        signature = message_signature(size, dtype_name(dtype), layout)
+        mine = torch.frombuffer(bytearray(struct.pack("<q", signature) + tag_text(tag)), dtype=torch.uint8)
         gathered: list[tuple[int, str, int]] = []
         for rank, row in enumerate(self._gather(mine, tag, messages=0)):
             header = row.numpy().tobytes()
-            (their_amount,) = struct.unpack_from("<q", header)
-            gathered.append((rank, header[8:].decode("ascii").rstrip(), their_amount))
+            (their_signature,) = struct.unpack_from("<q", header)
+            gathered.append((rank, header[8:].decode("ascii").rstrip(), their_signature))
         own = gathered[self._world.rank]
         others = [one for one in gathered if one[1:] != own[1:]]
         if others:
             own_tag = own[1]  # as the others read it
-            raise RunError(peers.different_collectives(self._world.rank, own_tag, sent, others))
+            raise RunError(peers.different_collectives(self._world.rank, own_tag, signature, others))
 
     def _gather(self, flat: Tensor, tag: str, messages: int = 1) -> Tensor:
         every = flat.new_empty(self._world.size, flat.numel())
@@ -186,8 +190,8 @@ class Group:
             self._tables[key] = torch.stack([marks, marks * marks], 1)
         return self._tables[key][(self._number * 31 + zlib.crc32(tag.encode()) + layout) % self._num_marks]
 
-    def _may_look(self) -> bool:
-        return self._number % _LOOK_EVERY == 0
+    def _check_is_due(self) -> bool:
+        return self._number % _CHECK_EVERY == 0
 
     def _send(self, tag: str, collective: Callable[[], object], messages: int = 1) -> None:
         self.num_messages[tag] += messages

@@ -12,8 +12,8 @@ pytest.importorskip("jax")
 
 import jax
 
-from lockstep.distributed.peers import amount
 from lockstep.distributed.shared_memory import Segment
+from lockstep.distributed.signature import message_signature
 from lockstep.distributed.timers import LEARN, PHASE, SYNC, WAIT, Timers
 from lockstep.distributed.tree import owned_nodes, tree_sum
 from lockstep.jax.collectives import native
@@ -71,7 +71,7 @@ class Pair:
         turn = self.other.turn_slots()
         table = np.frombuffer(self.other.slots, np.float32, len(self.rows) * self.length, turn * self.size)
         table.reshape(-1, self.length)[self.num_own :] = parts
-        self.other.arrive(tag, amount(4 * self.length, kind))
+        self.other.arrive(tag, message_signature(4 * self.length, kind))
 
     def parts(self, seed):
         rows = np.random.default_rng(seed).normal(size=(len(self.rows), self.length)).astype(np.float32)
@@ -119,7 +119,7 @@ def test_another_collective_of_a_rank_is_a_matter_for_python(tag, kind):
     with pytest.raises(jax.errors.JaxRuntimeError, match="TimeoutError: nobody came"):
         jax.block_until_ready(pair.sum(own))
     assert isinstance(pair.callback.error, TimeoutError)
-    assert pair.rank.ranks_elsewhere() == [(1, tag, amount(1200, kind))]
+    assert pair.rank.ranks_elsewhere() == [(1, tag, message_signature(1200, kind))]
 
 
 @needs_compiler
