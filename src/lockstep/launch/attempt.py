@@ -43,13 +43,13 @@ class Attempt:
     Attributes:
         placement: the placement of this node's ranks.
         failures: number of earlier attempts that failed.
-        starts: number of earlier attempts.
+        restarts: number of earlier attempts, failed or not.
     """
 
-    def __init__(self, store: Store, placement: RankPlacement, failures: int, starts: int) -> None:
+    def __init__(self, store: Store, placement: RankPlacement, failures: int, restarts: int) -> None:
         self.placement = placement
         self.failures = failures
-        self.starts = starts
+        self.restarts = restarts
         self._store = store
         self._store_lost = False
 

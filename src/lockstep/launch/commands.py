@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.distributed.network.interfaces import is_local, listening_socket, resolve
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import bounds_of, max_restarts_of, nodes_of, take_ranks, without_node_flags
-from lockstep.launch.local import Restarts, launch
+from lockstep.launch.local import RestartPolicy, launch
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rank_environment import check_no_rank
 from lockstep.launch.restarts import new_start_record
@@ -171,7 +171,7 @@ def _start(  # noqa: PLR0913  # all but the first four by keyword
 ) -> int:
     check_not_elsewhere(nodes)
     bounds = bounds or bounds_of(args)
-    restarts, record = max_restarts_of(args, nodes), new_start_record()
+    max_restarts, record = max_restarts_of(args, nodes), new_start_record()
     rank_environment = {"PYTHONPATH": search_path(), "LOCKSTEP_START_RECORD": str(record), **(environment or {})}
     try:
         if nodes.maximum == 1:
@@ -181,7 +181,7 @@ def _start(  # noqa: PLR0913  # all but the first four by keyword
                 log_dir=log_dir,
                 environment=rank_environment,
                 bounds=bounds,
-                restarts=Restarts(maximum=restarts),
+                restart_policy=RestartPolicy(max_restarts=max_restarts),
                 ml_framework=ml_framework,
             )
         from lockstep.launch.multi_node import launch_on_nodes
@@ -193,7 +193,7 @@ def _start(  # noqa: PLR0913  # all but the first four by keyword
             log_dir=log_dir,
             environment=rank_environment,
             bounds=bounds,
-            max_restarts=restarts,
+            max_restarts=max_restarts,
             ml_framework=ml_framework,
         )
     finally:

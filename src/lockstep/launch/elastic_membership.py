@@ -43,7 +43,7 @@ from lockstep.system.bounded import bounded
 
 _LAST_CALL_S = 10.0  # once enough nodes are there: how long to wait for more of them
 _STOP_S = 1.0
-_SIGNATURE = 32  # bytes
+_SIGNATURE_SIZE = 32  # bytes
 
 
 class ElasticMembership:
@@ -76,7 +76,7 @@ class ElasticMembership:
         self._handler: DynamicRendezvousHandler = DynamicRendezvousHandler.from_backend(
             run_id,
             self._store,
-            _Signed(C10dRendezvousBackend(self._store, run_id), info.key),
+            _SignedBackend(C10dRendezvousBackend(self._store, run_id), info.key),
             nodes.minimum,
             nodes.maximum,
             local_addr=info.address,
@@ -95,19 +95,20 @@ class ElasticMembership:
 
         Polls `cancelled`; raises `Cancelled` once it is true.
         """
-        found = self._next_rendezvous(cancelled)
-        store, info = found.store, self._info
-        mine = Member.of(self._nodes, info, failures)
+        info = self._next_rendezvous(cancelled)  # what torch calls a rank here is a node
+        store, index, num_nodes = info.store, info.rank, info.world_size
+        mine = Member.of(self._nodes, self._info, failures)
         with store_errors(RendezvousError):
-            store.set(f"node/{found.rank}", json.dumps(asdict(mine)))
-            members = [Member(**json.loads(store.get(f"node/{i}"))) for i in range(found.world_size)]
-            if node_order(members)[0] == found.rank:
-                first = {"address": address_of(members, found.rank), "port": free_port()}
-                store.set("first", json.dumps({**first, "starts": self._store.add("lockstep/starts", 1) - 1}))
+            store.set(f"node/{index}", json.dumps(asdict(mine)))
+            members = [Member(**json.loads(store.get(f"node/{i}"))) for i in range(num_nodes)]
+            if node_order(members)[0] == index:  # rank 0 will be on this node
+                address, restarts = address_of(members, index), self._store.add("lockstep/attempts", 1) - 1
+                store.set("first", json.dumps({"address": address, "port": free_port(), "restarts": restarts}))
             first = json.loads(store.get("first"))
-        address, port = str(first["address"]), int(first["port"])
-        placement = placement_of(members, found.rank, address=address, port=port, token=info.key.hex())
-        return Attempt(store, placement, max(one.failures for one in members), int(first["starts"]))
+        placement = placement_of(
+            members, index, address=str(first["address"]), port=int(first["port"]), token=self._info.key.hex()
+        )
+        return Attempt(store, placement, max(member.failures for member in members), int(first["restarts"]))
 
     def pending_attempt(self) -> None:
         """None: the other nodes begin without an interrupted node, so there is nothing to report."""
@@ -136,7 +137,7 @@ def _explained(error: BaseException) -> Exception:
     return RunError(f"the nodes could not agree who takes part: {error}")
 
 
-class _Signed(RendezvousBackend):
+class _SignedBackend(RendezvousBackend):
     """A backend whose states carry a signature."""
 
     def __init__(self, backend: RendezvousBackend, key: bytes) -> None:
@@ -147,18 +148,23 @@ class _Signed(RendezvousBackend):
         return self._backend.name
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        found = self._backend.get_state()
-        return None if found is None else (self._opened(found[0]), found[1])
+        if (current := self._backend.get_state()) is None:
+            return None
+        signed, token = current
+        return self._verified(signed), token
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        found = self._backend.set_state(self._signature(state) + state, token)
-        return None if found is None else (self._opened(found[0]), found[1], found[2])
+        if (current := self._backend.set_state(self._signature(state) + state, token)) is None:
+            return None
+        signed, token, was_set = current
+        return self._verified(signed), token, was_set
 
     def _signature(self, state: bytes) -> bytes:
         return hmac.digest(self._key, state, "sha256")
 
-    def _opened(self, signed: bytes) -> bytes:
-        signature, state = signed[:_SIGNATURE], signed[_SIGNATURE:]
+    def _verified(self, signed: bytes) -> bytes:
+        """The state without its signature, which must be that of a node of this run."""
+        signature, state = signed[:_SIGNATURE_SIZE], signed[_SIGNATURE_SIZE:]
         if not hmac.compare_digest(self._signature(state), signature):
             raise RendezvousStateError("the state of the rendezvous is not signed by a node of this run")
         return state

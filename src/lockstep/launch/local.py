@@ -24,17 +24,16 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restarts:
+class RestartPolicy:
     """How often all ranks are restarted after one of them failed, and with which command."""
 
-    maximum: int = 0
-    """The limit."""
+    max_restarts: int = 0
     next_command: Callable[[], tuple[list[str], str]] | None = None
     """Called before each restart. Returns the command and a description of its starting point, "from step 51200". A
     `ConfigError` means that no restart is possible. Default: the same command, "from the start"."""
 
 
-_NO_RESTARTS = Restarts()
+_NO_RESTARTS = RestartPolicy()
 
 
 def launch(  # noqa: PLR0913  # all but the command by keyword
@@ -46,13 +45,14 @@ def launch(  # noqa: PLR0913  # all but the command by keyword
     timeout_s: float | None = None,
     environment: Mapping[str, str] | None = None,
     bounds: Bounds = DEFAULT_BOUNDS,
-    restarts: Restarts = _NO_RESTARTS,
+    restart_policy: RestartPolicy = _NO_RESTARTS,
     ml_framework: str = "torch",
 ) -> int:
     """Run `command` once per rank until all succeeded or one failed.
 
-    The first failure ends all ranks and is printed with the end of that rank's log. `restarts` then restart all ranks,
-    except after a user error. SIGINT, SIGTERM, SIGUSR1, SIGHUP are forwarded once and end the run; a 2nd SIGINT kills.
+    The first failure ends all ranks and is printed with the end of that rank's log. Then all ranks are restarted as
+    `restart_policy` says, except after a user error. SIGINT, SIGTERM, SIGUSR1 and SIGHUP are forwarded once and end the
+    run; a second SIGINT kills the ranks.
 
     Args:
         command: program and arguments, the same for all ranks; they differ by their environment variables.
@@ -63,7 +63,7 @@ def launch(  # noqa: PLR0913  # all but the command by keyword
         timeout_s: bound on the whole run, if any, restarts included.
         environment: variables that override this process's own.
         bounds: how long ranks may take to end.
-        restarts: restarts after a failure.
+        restart_policy: restarts after a failure; default: none.
         ml_framework: `jax` sets the `JAX_*` variables in each rank, everything else those of torchrun.
 
     Returns the exit code: 0, the first failing rank's (128 + n if signal n killed it), or 128 + n if signal n came.
@@ -77,7 +77,7 @@ def launch(  # noqa: PLR0913  # all but the command by keyword
         environment=dict(environment or {}),
         ml_framework=ml_framework,
     )
-    return run_attempts(attempt, restarts, bounds, timeout_s=timeout_s)
+    return run_attempts(attempt, restart_policy, bounds, timeout_s=timeout_s)
 
 
 class RestartableAttempt(Protocol):
@@ -120,7 +120,7 @@ class RestartableAttempt(Protocol):
 
 
 def run_attempts(
-    attempt: RestartableAttempt, restarts: Restarts, bounds: Bounds, *, timeout_s: float | None = None
+    attempt: RestartableAttempt, policy: RestartPolicy, bounds: Bounds, *, timeout_s: float | None = None
 ) -> int:
     """Run an attempt, and further ones after failures; returns the exit code. Arguments and signals as `launch`."""
     started_at = time.monotonic()
@@ -132,10 +132,10 @@ def run_attempts(
             failure, late = attempt.run(caught, bounds, timeout_s=timeout_s, since=started_at)
             if failure is None:
                 return 0
-            if attempt.restarts == restarts.maximum or not failure.restartable:
+            if attempt.restarts == policy.max_restarts or not failure.restartable:
                 break
-            restart = f"restart {attempt.restarts + 1} of {restarts.maximum}"
-            next_attempt = None if caught else _next_attempt(attempt, restart, restarts)
+            restart = f"restart {attempt.restarts + 1} of {policy.max_restarts}"
+            next_attempt = None if caught else _next_attempt(attempt, restart, policy)
             if caught:  # an interrupted run is not restarted
                 log(f"lockstep: {failure.headline}")
                 failure = interruption(caught[0], f" before {restart}")
@@ -151,13 +151,13 @@ def run_attempts(
 
 
 def _next_attempt(
-    attempt: RestartableAttempt, restart: str, restarts: Restarts
+    attempt: RestartableAttempt, restart: str, policy: RestartPolicy
 ) -> tuple[RestartableAttempt, str] | None:
     """The next attempt and its title; None, with the reason logged, if there is none."""
     try:
         command, where = attempt.command, "from the start"
-        if restarts.next_command is not None:
-            command, where = restarts.next_command()
+        if policy.next_command is not None:
+            command, where = policy.next_command()
     except ConfigError as error:
         log(f"lockstep: no {restart}: {error}")
         return None

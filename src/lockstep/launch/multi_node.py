@@ -153,7 +153,7 @@ class _Node:
             cores=usable_cores(),
             log_dir=self.log_dir,
             environment=self.environment,
-            restarts=attempt.starts,
+            restarts=attempt.restarts,
             placement=placement,
             ml_framework=self.ml_framework,
         )
@@ -172,7 +172,7 @@ class _Node:
             log(f"lockstep: {remote.headline(failure)}" + ("" if self.caught else f"; {self.restart}"))
             return self._interrupted() if self.caught else None
         if remote.here:
-            report_failure(failure, placement.world_size, late, self.log_dir, restarts=attempt.starts)
+            report_failure(failure, placement.world_size, late, self.log_dir, restarts=attempt.restarts)
         else:
             log(f"lockstep: {failure.headline}")
         return failure.code

@@ -39,7 +39,7 @@ class TrainedRun:
     run_dir: str
     """Absolute."""
     starts: int
-    """Number of starts so far."""
+    """Number of starts so far, the first included."""
     checkpoint: str | None = None
     """The checkpoint to start from that the user named, if any; used until the run has written one of its own."""
     latest: int | None = None

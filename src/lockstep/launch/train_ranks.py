@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.failure_report import log, refused_to_resume
-from lockstep.launch.local import Restarts, launch
+from lockstep.launch.local import RestartPolicy, launch
 from lockstep.launch.supervise import DEFAULT_BOUNDS, Bounds
 from lockstep.record.failure import read_failure
 from lockstep.record.follow import read_json
@@ -43,7 +43,7 @@ class Launcher(Protocol):
         run_dir: Path | None,
         environment: Mapping[str, str] | None,
         bounds: Bounds,
-        restarts: Restarts,
+        restart_policy: RestartPolicy,
     ) -> int:
         """Return the exit code."""
         ...
@@ -96,7 +96,7 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
         run_dir=run_dir,
         environment={"PYTHONPATH": search_path()},
         bounds=bounds,
-        restarts=Restarts(maximum=max_restarts, next_command=commands.restart_command),
+        restart_policy=RestartPolicy(max_restarts=max_restarts, next_command=commands.restart_command),
     )
     try:
         code = start() if found is None else _start_with_config(run_dir, run, start)

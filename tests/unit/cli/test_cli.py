@@ -250,7 +250,7 @@ def test_several_ranks_get_one_run_directory_and_one_command(launched, trained, 
     file, folder = str(call.run_dir / "run.yaml"), str(call.run_dir)
     assert call.command[1:7] == ["-m", "lockstep.train", file, "--run-dir", folder, "--started-by-lockstep"]
     assert call.command[7:] == ["--debug", "--init-from", str(policy)]
-    assert call.restarts.maximum == 0
+    assert call.restart_policy.max_restarts == 0
     search = call.environment["PYTHONPATH"].split(":")
     assert {str(here), str(here / "beside"), "/mine"} <= set(search)
 

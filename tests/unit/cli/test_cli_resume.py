@@ -44,7 +44,7 @@ def test_as_many_ranks_as_before(here, launched, trained, capsys):
     a_run(here, 500)
     assert cli.main(["train", "--resume", "run"]) == 7
     (call,) = launched
-    assert (call.ranks, call.run_dir, call.restarts.maximum) == (2, Path("run"), 0)
+    assert (call.ranks, call.run_dir, call.restart_policy.max_restarts) == (2, Path("run"), 0)
     assert call.command[1:] == ["-m", "lockstep.train", "--resume", "run", "--started-by-lockstep"]
     assert capsys.readouterr().err == "go on with: lockstep train --resume run\n"
     assert trained == []
@@ -63,7 +63,7 @@ def test_ranks_find_a_checkpoint_whose_replacement_was_cut_short(named, here, la
 def test_another_number_of_ranks_and_a_certain_checkpoint(here, launched, trained):
     a_run(here, 500)
     assert cli.main(["train", "--resume=run/checkpoints/step_500", "--ranks", "4", "--max-restarts=3", "--debug"]) == 7
-    assert (launched[0].ranks, launched[0].restarts.maximum) == (4, 3)
+    assert (launched[0].ranks, launched[0].restart_policy.max_restarts) == (4, 3)
     assert launched[0].command[3:] == [
         "--resume",
         str(here / "run/checkpoints/step_500"),
@@ -140,7 +140,7 @@ def test_a_single_rank_has_a_launcher_that_ends_it_when_the_grace_period_is_over
 def test_a_single_rank_that_may_be_restarted_has_a_launcher(here, launched, trained):
     assert cli.main(["train", "cartpole", "--max-restarts", "3", "--grace-s", "90", "--run-dir", "out"]) == 7
     (call,) = launched
-    assert (call.ranks, call.restarts.maximum, call.bounds.grace_s) == (1, 3, 90.0)
+    assert (call.ranks, call.restart_policy.max_restarts, call.bounds.grace_s) == (1, 3, 90.0)
     assert trained == []
 
 
@@ -150,10 +150,10 @@ def test_a_restart_goes_on_from_the_newest_checkpoint(here, launched):
     path, run = here / "run", load(here / "run" / "run.yaml")
     (path / "metrics.jsonl").write_text("{}\n")
     (path / "tensorboard").mkdir()
-    assert call.restarts.next_command() == (call.command, "from the start")
+    assert call.restart_policy.next_command() == (call.command, "from the start")
     assert sorted(os.listdir(path)) == ["run.yaml"]  # what the first start wrote would be there twice
     a_checkpoint(path, 500, run)
-    again, where = call.restarts.next_command()
+    again, where = call.restart_policy.next_command()
     assert where == "from step 500"
     assert again[1:] == ["-m", "lockstep.train", "--resume", "run", "--started-by-lockstep", "--debug"]
 
@@ -162,9 +162,9 @@ def test_a_restart_before_a_new_checkpoint_goes_on_from_the_one_that_was_named(h
     path = a_run(here, 500, 900)
     cli.main(["train", "--resume", "run/checkpoints/step_500", "--max-restarts", "3"])
     (call,) = launched
-    assert call.restarts.next_command() == (call.command, "from step 500")
+    assert call.restart_policy.next_command() == (call.command, "from step 500")
     a_checkpoint(path, 700)
-    again, where = call.restarts.next_command()
+    again, where = call.restart_policy.next_command()
     assert where == "from step 700"
     assert again[3:5] == ["--resume", str(path)]
 
@@ -174,7 +174,7 @@ def test_restart_of_a_resumed_run_resumes(here, launched):
     path = a_run(here)
     (path / "metrics.jsonl").write_text("{}\n")
     cli.main(["train", "--resume", "run", "--ranks", "2", "--max-restarts", "3"])
-    again, where = launched[0].restarts.next_command()
+    again, where = launched[0].restart_policy.next_command()
     assert (again, where) == (launched[0].command, "from the start")
     assert (path / "metrics.jsonl").exists()
 

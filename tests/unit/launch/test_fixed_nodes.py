@@ -58,15 +58,15 @@ def test_a_round_begins_once_all_nodes_are_ready(join_nodes):
     placements = [found.placement for found in attempts]
     assert [(p.node_rank, p.num_nodes, p.first_rank, p.world_size) for p in placements] == [(0, 2, 0, 3), (1, 2, 1, 3)]
     assert {(p.address, p.port, p.token) for p in placements} == {("127.0.0.1", 5555, nodes[0].info.key.hex())}
-    assert [(found.failures, found.starts) for found in attempts] == [(2, 0)] * 2
+    assert [(found.failures, found.restarts) for found in attempts] == [(2, 0)] * 2
 
 
 def test_the_first_reported_end_holds_for_all_and_for_its_round_only(join_nodes):
     (one, two), _ = join_nodes(2)
-    for starts in range(2):
+    for restarts in range(2):
         threads = [Joining(one), Joining(two)]
         first, second = (thread.joined() for thread in threads)
-        assert first.starts == second.starts == starts
+        assert first.restarts == second.restarts == restarts
         assert first.reported_end() is None
         held = second.report_end(AttemptEnd("failed", "rank 1 exited with code 7", 7, 1, True))
         assert (held.code, held.node_rank) == (7, 1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.local import Restarts, launch
+from lockstep.launch.local import RestartPolicy, launch
 from lockstep.launch.supervise import Bounds
 from lockstep.record.failure import read_failure
 
@@ -26,8 +26,8 @@ def command(code: str) -> list[str]:
 
 
 def run(code: str, tmp_path: Path, maximum: int = 3, next_command=None, **options) -> int:
-    restarts = Restarts(maximum=maximum, next_command=next_command)
-    return launch(command(code), ranks=2, run_dir=tmp_path, restarts=restarts, **{"bounds": QUICK, **options})
+    policy = RestartPolicy(max_restarts=maximum, next_command=next_command)
+    return launch(command(code), ranks=2, run_dir=tmp_path, restart_policy=policy, **{"bounds": QUICK, **options})
 
 
 def log(tmp_path: Path, rank: int) -> list[str]:
@@ -126,8 +126,10 @@ def test_a_second_failure_while_the_first_is_cleaned_up_counts_once(tmp_path, ca
     code = "signal.signal(signal.SIGTERM, lambda *_: os._exit(7))\nopen(sys.argv[1] + str(rank), 'w')\n"
     code += "while not (os.path.exists(sys.argv[1] + '0') and os.path.exists(sys.argv[1] + '1')): time.sleep(0.01)\n"
     code += "if restarts == 0 and rank == 1: sys.exit(3)\ntime.sleep(60 if restarts == 0 else 0)"
-    restarts = Restarts(maximum=1)
-    done = launch([*command(code), str(tmp_path / "up")], ranks=2, run_dir=tmp_path, restarts=restarts, bounds=QUICK)
+    policy = RestartPolicy(max_restarts=1)
+    done = launch(
+        [*command(code), str(tmp_path / "up")], ranks=2, run_dir=tmp_path, restart_policy=policy, bounds=QUICK
+    )
     assert done == 0
     assert capfd.readouterr().err.splitlines() == ["lockstep: rank 1 exited with code 3; restart 1 of 1 from the start"]
     assert [p.name for p in (tmp_path / "logs").glob("failure*")] == ["failure_1.json"]
@@ -142,7 +144,7 @@ def test_what_a_failed_start_left_half_written_is_gone_before_the_next(tmp_path)
     code += "    if 'guardian' in open(f'/proc/{pid}/cmdline').read(): os.kill(int(pid), 9)\n"
     code += "os.kill(os.getpid(), 9)"
     words = [*command(code), str(tmp_path)]
-    assert launch(words, ranks=2, run_dir=tmp_path, restarts=Restarts(maximum=1), bounds=QUICK) == 0
+    assert launch(words, ranks=2, run_dir=tmp_path, restart_policy=RestartPolicy(max_restarts=1), bounds=QUICK) == 0
     assert launch(words, ranks=2, run_dir=tmp_path, bounds=QUICK) == 137
     assert sorted(os.listdir(tmp_path)) == ["checkpoints", "logs"]
     assert os.listdir(tmp_path / "checkpoints") == []
@@ -151,7 +153,7 @@ def test_what_a_failed_start_left_half_written_is_gone_before_the_next(tmp_path)
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from lockstep.launch.local import Restarts, launch
+from lockstep.launch.local import RestartPolicy, launch
 from lockstep.launch.supervise import Bounds
 command, path = [sys.executable, "-S", "-c", sys.argv[1], sys.argv[2]], Path(sys.argv[2])
 def again():
@@ -159,7 +161,8 @@ def again():
     time.sleep(float(sys.argv[4]))
     return command, "from step 5"
 bounds = Bounds(stop_s=float(sys.argv[3]), grace_s=float(sys.argv[3]))
-sys.exit(launch(command, ranks=2, run_dir=path, restarts=Restarts(maximum=3, next_command=again), bounds=bounds))
+policy = RestartPolicy(max_restarts=3, next_command=again)
+sys.exit(launch(command, ranks=2, run_dir=path, restart_policy=policy, bounds=bounds))
 """
 
 

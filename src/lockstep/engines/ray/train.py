@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.engines.ray.arguments import RayRequest
 from lockstep.engines.ray.attempt import RayAttempt
 from lockstep.engines.ray.cluster import connected, has_gpus, own_search_path
-from lockstep.launch.local import Restarts, run_attempts
+from lockstep.launch.local import RestartPolicy, run_attempts
 from lockstep.launch.supervise import Bounds
 from lockstep.launch.train_ranks import launch_training, search_path
 
@@ -46,7 +46,7 @@ class _RayLauncher:
         run_dir: Path | None,
         environment: Mapping[str, str] | None,
         bounds: Bounds,
-        restarts: Restarts,
+        restart_policy: RestartPolicy,
     ) -> int:
         """Return the exit code."""
         assert run_dir is not None and ranks == self.request.ranks
@@ -57,7 +57,7 @@ class _RayLauncher:
             environment=variables_of_user(),
             search_path=own_search_path(search_path().split(os.pathsep)),
         )
-        return run_attempts(attempt, restarts, bounds)
+        return run_attempts(attempt, restart_policy, bounds)
 
 
 def variables_of_user(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
