@@ -5,7 +5,7 @@ from typing import Any
 
 from lockstep.cli.sweep.arguments import add_seeds
 from lockstep.engines.ray.arguments import add_ray_arguments
-from lockstep.launch.flags import add_grace, add_node_arguments
+from lockstep.launch.node_flags import add_grace, add_node_arguments
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

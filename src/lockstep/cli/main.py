@@ -209,7 +209,8 @@ def chaos(args: argparse.Namespace) -> int:
 def doctor(args: argparse.Namespace) -> int:
     """`lockstep doctor`: report the devices, packages and network of this machine or of several nodes."""
     from lockstep.cli.doctor import examine
-    from lockstep.launch.flags import asks_for_nodes, number
+    from lockstep.launch.flags import number
+    from lockstep.launch.node_flags import asks_for_nodes
 
     if asks_for_nodes(args, *_DOCTOR_OF_SEVERAL):
         if args.ranks is not None:

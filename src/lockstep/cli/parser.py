@@ -8,7 +8,7 @@ from typing import Any, NoReturn, cast
 
 from lockstep.cli.flags import add_policy_choice, add_run_arguments, add_set_argument, add_train_arguments
 from lockstep.errors import ConfigError
-from lockstep.launch.flags import add_node_arguments, add_ranks
+from lockstep.launch.node_flags import add_node_arguments, add_ranks
 
 _EXAMPLES = """\
 examples:

@@ -229,7 +229,7 @@ def requested_on_ray(args: argparse.Namespace, default_ranks: int, num_shards: i
 
 def requested_nodes(args: argparse.Namespace, num_shards: int | None) -> "Nodes | None":
     """The nodes that the flags describe; None without such flags."""
-    from lockstep.launch.flags import asks_for_nodes, nodes_of
+    from lockstep.launch.node_flags import asks_for_nodes, nodes_of
 
     if not asks_for_nodes(args):
         return None
@@ -297,6 +297,6 @@ def _local_ranks(args: argparse.Namespace, default: int) -> int:
             raise ConfigError(f"{flag} {given} is where the ranks of several machines meet; add --nnodes N")
     if args.nproc_per_node is None:
         return requested_ranks(args.ranks, default, args.ml_framework or "torch")
-    from lockstep.launch.flags import nodes_of
+    from lockstep.launch.node_flags import nodes_of
 
     return nodes_of(args).nproc

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from lockstep.cli.request import checked, requested_nodes, requested_on_ray, requested_world, resumption
 from lockstep.errors import ConfigError
-from lockstep.launch.flags import ELASTIC_RESTARTS, bounds_of, number, policy_source
+from lockstep.launch.flags import number, policy_source
+from lockstep.launch.node_flags import ELASTIC_RESTARTS, bounds_of
 from lockstep.launch.supervise import Bounds
 from lockstep.launch.train_ranks import PROGRAM
 from lockstep.launch.world_checks import check_gpus, check_world

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.distributed.network.interfaces import is_local, listening_socket, resolve
 from lockstep.errors import ConfigError
-from lockstep.launch.flags import bounds_of, max_restarts_of, nodes_of, take_ranks, without_node_flags
 from lockstep.launch.local import RestartPolicy, launch
+from lockstep.launch.node_flags import bounds_of, max_restarts_of, nodes_of, take_ranks, without_node_flags
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rank_environment import check_no_rank
 from lockstep.launch.restarts import new_start_record

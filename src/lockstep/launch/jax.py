@@ -17,19 +17,8 @@ from collections.abc import Sequence
 
 from lockstep.errors import ConfigError, exit_code_of
 from lockstep.launch.commands import note_ranks_of_the_script, program, run_program
-from lockstep.launch.flags import (
-    OneLineParser,
-    add_flag,
-    add_grace,
-    add_ranks,
-    nproc_of,
-    number,
-    port_of,
-    seconds_of,
-    split_address,
-    take_ranks,
-    token_of,
-)
+from lockstep.launch.flags import OneLineParser, add_flag, number, port_of, seconds_of, split_address
+from lockstep.launch.node_flags import add_grace, add_ranks, nproc_of, take_ranks, token_of
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rank_environment import check_no_rank
 
@@ -102,7 +91,7 @@ def _nodes(args: argparse.Namespace) -> Nodes:
         setting=_FLAG,
         rank_port=port,
         token=token_of(args.token_file, os.environ),
-        join_timeout_s=seconds_of(args.join_timeout or "300"),
+        join_timeout_s=seconds_of(args.join_timeout or "300", "--join-timeout"),
     )
 
 

@@ -71,7 +71,7 @@ def test_a_gpu_that_jax_does_not_use_is_a_warning_with_the_way_out(monkeypatch):
 
 
 def test_ranks_per_gpu_of_the_framework_that_is_asked_for(monkeypatch):
-    from lockstep.launch.flags import nproc_of
+    from lockstep.launch.node_flags import nproc_of
 
     monkeypatch.setattr(gpus, "visible_gpus", lambda framework: {"jax": 4, "torch": 0}[framework])
     assert nproc_of("auto", "jax") == 4

@@ -14,7 +14,7 @@ from lockstep.engines.ray.attempt import rank_children
 from lockstep.engines.ray.cluster import own_search_path
 from lockstep.engines.ray.placement import PlacedRank
 from lockstep.errors import ConfigError
-from lockstep.launch.flags import bounds_of
+from lockstep.launch.node_flags import bounds_of
 
 
 def requested(words: str) -> RayRequest | None:

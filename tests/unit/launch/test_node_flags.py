@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.flags import add_node_arguments, asks_for_nodes, max_restarts_of, nodes_of, without_node_flags
+from lockstep.launch.node_flags import add_node_arguments, asks_for_nodes, max_restarts_of, nodes_of, without_node_flags
 
 
 def parsed(*words):

@@ -33,7 +33,7 @@ def _fill_placeholders(args: argparse.Namespace) -> None:
     elif args.on == "ray":
         missing = {"address": "http://HEAD:8265"}
     elif args.on == "ssh" and not args.hostfile and args.hosts is None:
-        from lockstep.launch.flags import node_counts
+        from lockstep.launch.node_flags import node_counts
 
         _, most = node_counts(args.nnodes or "2")
         if most > _MOST_PLACEHOLDERS:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from lockstep.cli.request import checked, requested_run, resumption
 from lockstep.cli.submit.arguments import ONLY_FOR, RAY_PLACEMENT
 from lockstep.errors import ConfigError
-from lockstep.launch.flags import node_counts, number, policy_source
+from lockstep.launch.flags import number, policy_source
+from lockstep.launch.node_flags import node_counts
 from lockstep.launch.nodes import check_shards
 
 if TYPE_CHECKING:

@@ -37,7 +37,8 @@ class TrainCommand:
         from lockstep.cli.request import requested_ranks, set_values
         from lockstep.cli.unknown_arguments import unknown_argument
         from lockstep.engines.ray.arguments import ray_request
-        from lockstep.launch.flags import asks_for_nodes, bounds_of, number, policy_source
+        from lockstep.launch.flags import number, policy_source
+        from lockstep.launch.node_flags import asks_for_nodes, bounds_of
 
         top, given = parser({}), ["train", *(hyphenated(word) for word in words)]
         self._args, unknown = top.parse_known_args(given)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from lockstep.errors import ConfigError
-from lockstep.launch.flags import add_flag, node_counts, number, seconds_of
+from lockstep.launch.flags import add_flag, number, seconds_of
+from lockstep.launch.node_flags import node_counts
 from lockstep.system.files import read_text
 
 ENGINES = ("ray",)
@@ -124,7 +125,7 @@ def ray_request(args: argparse.Namespace, default_ranks: int = 1) -> RayRequest 
         resources=resources_of(args.resources_per_rank),
         address=checked_address(args.address),
         runtime_env=runtime_env_of(args.runtime_env),
-        join_timeout_s=seconds_of(args.join_timeout or "300"),
+        join_timeout_s=seconds_of(args.join_timeout or "300", "--join-timeout"),
     )
 
 
