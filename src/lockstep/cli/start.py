@@ -26,21 +26,21 @@ def resume(args: argparse.Namespace) -> int:
     from lockstep.launch.train import is_complete
     from lockstep.world import World
 
-    found = resumption(args)
-    if not args.started_by_lockstep and is_complete(found, World.from_environment()):
+    resumed = resumption(args)
+    if not args.started_by_lockstep and is_complete(resumed, World.from_environment()):
         return 0
-    return start(args, checked(args, found.run), found)
+    return start(args, checked(args, resumed.run), resumed)
 
 
-def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = None) -> int:
-    """Train on the ranks that the arguments ask for, from `found` if a run is resumed; returns the exit code."""
+def start(args: argparse.Namespace, run: "AnyRun", resumed: "Resumption | None" = None) -> int:
+    """Train on the ranks that the arguments ask for, from `resumed` if a run is resumed; returns the exit code."""
     from lockstep.run import OfflineRun, Run
     from lockstep.session.env_checks.before_run import check_before_run
     from lockstep.session.host_checks import check_model_path
     from lockstep.world import World
 
     args.ml_framework = run.ml_framework  # the flags of ranks count the devices that it can use
-    num_shards, default_ranks = (None, 1) if found is None else (found.num_shards, found.world_size)
+    num_shards, default_ranks = (None, 1) if resumed is None else (resumed.num_shards, resumed.world_size)
     on_ray = requested_on_ray(args, default_ranks, num_shards or run.num_shards)
     nodes = None if on_ray else requested_nodes(args, num_shards or run.num_shards)
     world = World(size=on_ray.ranks, launcher="ray") if on_ray else requested_world(args, default_ranks, nodes)
@@ -49,9 +49,9 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
     else:
         _check_shards(world, num_shards)
         check_world(run, world, num_shards)
-    if found is None and isinstance(run, Run) and not args.started_by_lockstep:
+    if resumed is None and isinstance(run, Run) and not args.started_by_lockstep:
         check_before_run(run, tell=world.rank == 0)
-    init_from = _start_policy(args, run, found)
+    init_from = _start_policy(args, run, resumed)
     if several(nodes):
         from lockstep.launch.commands import train_on_nodes
 
@@ -60,11 +60,11 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
         check_model_path(run)
     bounds = _bounds(args, world)
     max_restarts = _max_restarts(args, world, elastic=on_ray is not None and on_ray.elastic)
-    profile = _profiled_updates(args, run, found)
+    profile = _profiled_updates(args, run, resumed)
     if world.rank == 0:
-        _print_notes(args, run, found)
+        _print_notes(args, run, resumed)
     given = Path(args.run_dir) if args.run_dir else None
-    run_dir = given if found is None else found.run_dir
+    run_dir = given if resumed is None else resumed.run_dir
     supervised = world.size > 1 or max_restarts > 0 or args.grace_s is not None  # only a launcher kills a rank
     if on_ray is not None or (world.launcher == "none" and supervised):
         return _launch(
@@ -72,7 +72,7 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
             world.size,
             on_ray,
             run_dir=run_dir,
-            found=found,
+            resumption=resumed,
             init_from=init_from,
             debug=args.debug,
             bounds=bounds,
@@ -81,7 +81,7 @@ def start(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None" = 
         )
     from lockstep.launch.train import exit_code, train
 
-    source = None if found is None else Path(args.resume)
+    source = None if resumed is None else Path(args.resume)
     summary = train(
         run,
         run_dir=run_dir,
@@ -103,23 +103,23 @@ def _check_shards(world: "World", num_shards: int | None) -> None:
         )
 
 
-def _start_policy(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None") -> Path | None:
+def _start_policy(args: argparse.Namespace, run: "AnyRun", resumed: "Resumption | None") -> Path | None:
     """The path of `--init-from`, which the run can start from."""
     path = policy_source(args.init_from)
-    if path is not None and found is None and not args.started_by_lockstep:
+    if path is not None and resumed is None and not args.started_by_lockstep:
         from lockstep.session.start_policy import check_start_policy
 
         check_start_policy(path, run)
     return path
 
 
-def _print_notes(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None") -> None:
+def _print_notes(args: argparse.Namespace, run: "AnyRun", resumed: "Resumption | None") -> None:
     from lockstep.run import Run
 
     if args.started_by_lockstep:  # the launcher has printed them
         return
-    notes = [*([] if found is None else found.notes), *args.notes]
-    if found is None and isinstance(run, Run):
+    notes = [*([] if resumed is None else resumed.notes), *args.notes]
+    if resumed is None and isinstance(run, Run):
         rollout = run.num_envs * run.algorithm.num_steps
         if run.total_steps < rollout:
             notes.append(
@@ -146,7 +146,7 @@ def several(nodes: "Nodes | None") -> "TypeGuard[Nodes]":
     return nodes is not None and nodes.maximum > 1
 
 
-def _profiled_updates(args: argparse.Namespace, run: "AnyRun", found: "Resumption | None") -> int | None:
+def _profiled_updates(args: argparse.Namespace, run: "AnyRun", resumed: "Resumption | None") -> int | None:
     """`--profile`, if the run is long enough for it; a restart by our launcher may have fewer updates left."""
     if args.profile is None:
         return None
@@ -154,7 +154,7 @@ def _profiled_updates(args: argparse.Namespace, run: "AnyRun", found: "Resumptio
 
     profile = number(args.profile, "--profile")
     if not args.started_by_lockstep:
-        check_profile(profile, run, 0 if found is None else found.step or 0)
+        check_profile(profile, run, 0 if resumed is None else resumed.step or 0)
     return profile
 
 

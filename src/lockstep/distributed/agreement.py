@@ -20,16 +20,16 @@ def mismatch_error(every: Sequence[Mapping[str, Sequence[str]]]) -> MismatchErro
         return MismatchError("ranks found different checksums of equal tensors; suspect the hardware", ranks, [])
     versions = [repr([held.get(name) for name in differing]) for held in every]
     counts = sorted((versions.count(version) for version in set(versions)), reverse=True)
-    most = max(versions, key=versions.count) if counts[0] > counts[1] else None
-    odd = [rank for rank, version in enumerate(versions) if version != most]
-    one, who = len(odd) == 1, ", ".join(map(str, odd[:-1])) + " and " * (len(odd) > 1) + str(odd[-1])
-    what = differing[0] + _how(differing[0], every, odd)
+    majority = max(versions, key=versions.count) if counts[0] > counts[1] else None
+    odd = [rank for rank, version in enumerate(versions) if version != majority]
+    single, numbers = len(odd) == 1, ", ".join(map(str, odd[:-1])) + " and " * (len(odd) > 1) + str(odd[-1])
+    tensors = differing[0] + _how(differing[0], every, odd)
     if more := len(differing) - 1:
-        what += f" and {more} more"
-    if most is None:
-        text = f"ranks {who} hold different {what}"
+        tensors += f" and {more} more"
+    if majority is None:
+        text = f"ranks {numbers} hold different {tensors}"
     else:
-        text = f"rank{'' if one else 's'} {who} differ{'s' if one else ''} from the other ranks in {what}"
+        text = f"rank{'' if single else 's'} {numbers} differ{'s' if single else ''} from the other ranks in {tensors}"
     return MismatchError(f"{text}; {_CAUSE}", odd, differing)
 
 
@@ -39,8 +39,8 @@ def check_different(gather: Gather, fingerprint: str | Sequence[str], tag: str) 
     `fingerprint` is that of the data of this process' rank, or one for each of its ranks.
     """
     gathered: list[Any] = gather([fingerprint] if isinstance(fingerprint, str) else list(fingerprint), tag)
-    every = [one for mine in gathered for one in mine]
-    equal = [rank for rank, one in enumerate(every) if every.count(one) > 1]
+    fingerprints = [fingerprint for of_process in gathered for fingerprint in of_process]
+    equal = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprints.count(fingerprint) > 1]
     if equal:
         raise RunError(
             f"ranks {', '.join(map(str, equal))} collected the same data; their environments ignore the seed "

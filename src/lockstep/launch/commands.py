@@ -96,15 +96,15 @@ def run_program(
     )
 
 
-def _made_log_dir(given: str) -> Path:
+def _made_log_dir(log_dir: str) -> Path:
     """The folder of `--log-dir`, with the folder for the ranks' logs in it. Raises `ConfigError` if it cannot be."""
-    logs = Path(given, "logs")
+    logs = Path(log_dir, "logs")
     try:
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--log-dir {given} cannot be made: {error.strerror}; give another folder") from None
+        raise ConfigError(f"--log-dir {log_dir} cannot be made: {error.strerror}; give another folder") from None
     if not os.access(logs, os.W_OK | os.X_OK):
-        raise ConfigError(f"--log-dir {given}: no file can be written in {logs}; give another folder")
+        raise ConfigError(f"--log-dir {log_dir}: no file can be written in {logs}; give another folder")
     return logs.parent
 
 

@@ -143,6 +143,6 @@ def _with_error_of_nccl(failure: Failure, run_dir: Path) -> Failure:
     if failure.rank is None or failure.code != 128 + signal.SIGABRT:
         return failure
     for line in _last_attempt(log_path(run_dir, failure.rank), 1 << 16):
-        if (found := _NCCL_ERROR.search(line)) is not None:
-            return replace(failure, message=f"{failure.message}: {found[1].strip()}")
+        if (match := _NCCL_ERROR.search(line)) is not None:
+            return replace(failure, message=f"{failure.message}: {match[1].strip()}")
     return failure

@@ -63,13 +63,15 @@ class FixedMembership:
         if isinstance(begun, AttemptEnd):
             return begun
         number, self._next = self._next, self._next + 1
-        members = [Member(**one) for one in begun.values()]
-        main = next(i for i, one in enumerate(members) if one.main)  # it has rank 0
+        members = [Member(**member) for member in begun.values()]
+        main = next(i for i, member in enumerate(members) if member.main)  # it has rank 0
         index = list(begun).index(info.process)
         placement = placement_of(
             members, index, address=address_of(members, main), port=members[main].port, token=info.key.hex()
         )
-        return Attempt(PrefixStore(f"{number}", self._store), placement, max(one.failures for one in members), number)
+        return Attempt(
+            PrefixStore(f"{number}", self._store), placement, max(member.failures for member in members), number
+        )
 
     def _wait_for_attempt(self, mine: str, cancelled: Callable[[], bool]) -> dict[str, Any] | AttemptEnd:
         """Wait for the next attempt, of number `_next`; returns its members by process, or its end."""

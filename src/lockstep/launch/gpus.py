@@ -21,15 +21,15 @@ _MPS_DAEMON = "nvidia-cuda-mps-control"
 
 def driver_version() -> str | None:
     """The version of NVIDIA's driver, as `560.35.03`; None where the system does not show it."""
-    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", DRIVER.read_text()) if DRIVER.exists() else None
-    return found[0] if found else None
+    match = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", DRIVER.read_text()) if DRIVER.exists() else None
+    return match[0] if match else None
 
 
 def multi_process_service() -> str:
     """Whether NVIDIA MPS is on, in a sentence. With it, kernels of several processes run on a GPU at the same time."""
     given = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
     folder = Path(given or _MPS_FOLDER)
-    daemons = [found.pid for found in psutil.process_iter(["name"]) if found.info["name"] == _MPS_DAEMON]
+    daemons = [process.pid for process in psutil.process_iter(["name"]) if process.info["name"] == _MPS_DAEMON]
     piped = (folder / "control").exists()
     if piped and daemons:
         return f"MPS is on (pid {daemons[0]}, {folder}): kernels of ranks that share a GPU run at the same time"
@@ -65,10 +65,10 @@ def installed_gpus(framework: str = "torch") -> int:
 
 def _torch_has_cuda() -> bool:
     """Whether the torch that is installed was built for NVIDIA GPUs, read from its files."""
-    found = find_spec("torch")
-    if found is None or found.origin is None:
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
         return False
-    built = re.search(r"^cuda\b.*= *(\S+)", Path(found.origin).with_name("version.py").read_text(), re.MULTILINE)
+    built = re.search(r"^cuda\b.*= *(\S+)", Path(spec.origin).with_name("version.py").read_text(), re.MULTILINE)
     return built is not None and built[1] != "None"
 
 
@@ -82,10 +82,10 @@ def _driver_gpus() -> int:
 
 def jax_plugins() -> list[str]:
     """The installed plugins of JAX, which support other devices than CPUs: `jax-cuda12-plugin 0.10.2`."""
-    found = {
+    versions = {
         entry.dist.name: entry.dist.version for entry in entry_points(group="jax_plugins") if entry.dist is not None
     }
-    return [f"{name} {number}" for name, number in sorted(found.items())]
+    return [f"{name} {version}" for name, version in sorted(versions.items())]
 
 
 def cpu_only_torch() -> str | None:

@@ -155,13 +155,13 @@ def _next_attempt(
 ) -> tuple[RestartableAttempt, str] | None:
     """The next attempt and its title; None, with the reason logged, if there is none."""
     try:
-        command, where = attempt.command, "from the start"
+        command, starting_point = attempt.command, "from the start"
         if policy.next_command is not None:
-            command, where = policy.next_command()
+            command, starting_point = policy.next_command()
     except ConfigError as error:
         log(f"lockstep: no {restart}: {error}")
         return None
-    title = f"{restart} {where}"
+    title = f"{restart} {starting_point}"
     return attempt.restarted(command, title), title
 
 

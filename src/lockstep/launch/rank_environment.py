@@ -90,9 +90,9 @@ def rank_environments(
     return [{**common, **_rank_variables(placement, local, ranks, ml_framework)} for local in range(ranks)]
 
 
-def _single_node(ranks: int, given: Mapping[str, str]) -> RankPlacement:
+def _single_node(ranks: int, environment: Mapping[str, str]) -> RankPlacement:
     """The placement of ranks that are all on this machine."""
-    address, port = given.get("MASTER_ADDR", "127.0.0.1"), int(given.get("MASTER_PORT", "0")) or free_port()
+    address, port = environment.get("MASTER_ADDR", "127.0.0.1"), int(environment.get("MASTER_PORT", "0")) or free_port()
     return RankPlacement(node_rank=0, num_nodes=1, first_rank=0, world_size=ranks, address=address, port=port)
 
 

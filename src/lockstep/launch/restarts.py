@@ -64,8 +64,8 @@ class StartRecord:
 
     def read(self) -> TrainedRun | None:
         """The run that an earlier start of these ranks recorded; None if there is none."""
-        found = dict(enumerate(_read_records(self.path))).get(self.number)
-        return TrainedRun(**found) if found else None
+        record = dict(enumerate(_read_records(self.path))).get(self.number)
+        return TrainedRun(**record) if record else None
 
     def write(self, trained: TrainedRun) -> None:
         """Record the run for the next start; other runs of this process are kept."""
@@ -118,9 +118,9 @@ def find_restart(record: StartRecord | None, run: AnyRun, world: World, gather: 
     Raises:
         ConfigError: nodes trained different runs before, a node does not see the run, or the config contradicts it.
     """
-    found = record.read() if record is not None else None
+    own = record.read() if record is not None else None
     where = f"node {world.node_rank} ({socket.gethostname()})"
-    gathered = cast("list[dict[str, Any]]", gather({"where": where, "trained": found and asdict(found)}, "elastic"))
+    gathered = cast("list[dict[str, Any]]", gather({"where": where, "trained": own and asdict(own)}, "elastic"))
     trained = only_run({one["where"]: TrainedRun(**one["trained"]) for one in gathered if one["trained"]})
     if trained is None:
         return None
@@ -176,13 +176,13 @@ def warn_restart(problem: str) -> None:
 def _find_checkpoint(trained: TrainedRun, run: AnyRun) -> dict[str, Any]:
     """Find the checkpoint on rank 0, as values to broadcast."""
     try:
-        found = load_resumption(trained.source, run)
+        resumption = load_resumption(trained.source, run)
     except ConfigError as error:
         return {"error": str(error)}
-    exact = str(found.exact) if found.exact is not None else None
-    counts = {"world_size": found.world_size, "num_shards": found.num_shards, "step": found.step}
-    source = str(found.init_from) if found.init_from is not None else None
-    return {"exact": exact, **counts, "notes": found.notes, "init_from": source}
+    exact = str(resumption.exact) if resumption.exact is not None else None
+    counts = {"world_size": resumption.world_size, "num_shards": resumption.num_shards, "step": resumption.step}
+    source = str(resumption.init_from) if resumption.init_from is not None else None
+    return {"exact": exact, **counts, "notes": resumption.notes, "init_from": source}
 
 
 def _is_visible(run_dir: Path) -> bool:

@@ -26,8 +26,8 @@ def startup_line(
     """
     ranks = world.size * run.devices_per_process
     subject = shown_path(Path(run.data)) if isinstance(run, OfflineRun) else portable(run.task)
-    found = {name: getattr(run, name, getattr(run.algorithm, name, None)) for name in _SHOWN}
-    shown = {name: value for name, value in found.items() if value not in (None, _DEFAULTS.get(name))}
+    values = {name: getattr(run, name, getattr(run.algorithm, name, None)) for name in _SHOWN}
+    shown = {name: value for name, value in values.items() if value not in (None, _DEFAULTS.get(name))}
     shown |= {"seed": run.seed, "num_shards": run.num_shards or num_shards or ranks}
     parts = [
         f"{subject}: {run.algo}, {run.ml_framework}, {ranks} rank{'s' * (ranks > 1)} on {_device(run)}",

@@ -150,9 +150,9 @@ def _print_notes(notes: list[str]) -> None:
             print(f"lockstep: note: {note}", file=sys.stderr)
 
 
-def is_complete(found: "Resumption", world: World) -> bool:
+def is_complete(resumption: "Resumption", world: World) -> bool:
     """Whether a run has nothing left to do; rank 0 then prints how to continue it."""
-    message = nothing_left(found)
+    message = nothing_left(resumption)
     if message is not None and world.rank == 0:
         Console().line(message)
     return message is not None
@@ -213,14 +213,14 @@ def _open(
     pending_run: PendingRun, run: AnyRun, world: World, resume: Path | None, launch: "_RestartableLaunch | None"
 ) -> None:
     """Make the run directory of a new run and show the first line, before a framework is loaded."""
-    found = load_resumption(resume, run) if resume is not None else None
+    resumption = load_resumption(resume, run) if resume is not None else None
     if launch is not None and launch.run_dir is not None:
-        pending_run.path, found = launch.run_dir, None  # its newest checkpoint is not known yet
-    elif found is not None:
-        pending_run.path = found.run_dir
+        pending_run.path, resumption = launch.run_dir, None  # its newest checkpoint is not known yet
+    elif resumption is not None:
+        pending_run.path = resumption.run_dir
     elif not pending_run.started_by_lockstep and not pending_run.make(run, alone=world.size == 1):
         return
-    known = {} if found is None else {"num_shards": found.num_shards, "step": found.step}
+    known = {} if resumption is None else {"num_shards": resumption.num_shards, "step": resumption.step}
     pending_run.announce(startup_line(run, world, pending_run.path, **known))
     pending_run.start_phase(f"importing {run.ml_framework}")
 
@@ -317,11 +317,11 @@ def _all_processes(run: AnyRun, world: World) -> Generator[Gather]:
         return
     from lockstep.torch.comm import Comm
 
-    where = Comm(
+    temporary = Comm(
         world, device="cpu", backend="gloo", shared_memory=False,
         timeout_s=run.timeout_s, startup_timeout_s=run.startup_timeout_s,
     )  # fmt: skip
-    with where as comm:
+    with temporary as comm:
         yield comm.gather_object
 
 

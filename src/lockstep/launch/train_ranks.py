@@ -54,7 +54,7 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
     ranks: int,
     *,
     run_dir: Path | None = None,
-    found: "Resumption | None" = None,
+    resumption: "Resumption | None" = None,
     init_from: Path | None = None,
     debug: bool = False,
     bounds: Bounds = DEFAULT_BOUNDS,
@@ -65,8 +65,8 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
     """Start one process per rank, each of which reads the same `run.yaml`, and wait for all of them.
 
     A new run is made in `run_dir` (default: a new directory below `runs/`) and starts from the policy `init_from`, if
-    any; with `found` that run is resumed instead. After a failure all ranks are restarted from the newest checkpoint,
-    at most `max_restarts` times. `launcher` starts the ranks; None: `launch`, on this machine.
+    any; with `resumption` an earlier run is resumed instead. After a failure all ranks are restarted from the newest
+    checkpoint, at most `max_restarts` times. `launcher` starts the ranks; None: `launch`, on this machine.
 
     Returns:
         The exit code of the launcher and the run directory.
@@ -77,11 +77,11 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
 
     checkpoint: dict[str, Any] = {}
     resume = None
-    if found is None:
+    if resumption is None:
         run_dir = RunDir.create(run_dir, run, init_from=init_from).path
     else:
-        run_dir, resume = found.run_dir, found.exact or found.run_dir
-        checkpoint = {"num_shards": found.num_shards, "step": found.step}
+        run_dir, resume = resumption.run_dir, resumption.exact or resumption.run_dir
+        checkpoint = {"num_shards": resumption.num_shards, "step": resumption.step}
     Console().line(startup_line(run, World(size=ranks), run_dir, **checkpoint))
     flags = ["--started-by-lockstep", *["--debug"] * debug, *(["--profile", str(profile)] if profile else [])]
     if launcher is not None:  # its ranks may start in another directory
@@ -99,7 +99,7 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
         restart_policy=RestartPolicy(max_restarts=max_restarts, next_command=commands.restart_command),
     )
     try:
-        code = start() if found is None else _start_with_config(run_dir, run, start)
+        code = start() if resumption is None else _start_with_config(run_dir, run, start)
     finally:
         os.close(lock)
     if code == 0 and read_json(run_dir / SUMMARY_FILE).get("status") not in COMPLETE:
@@ -152,16 +152,16 @@ def train_on_ranks(
     run = _with_script_paths(run)
     if profile is not None and resume is None:
         check_profile(profile, run)
-    found = None if resume is None else load_resumption(Path(resume), run)
-    check_world(run, World(size=ranks), None if found is None else found.num_shards)
+    resumption = None if resume is None else load_resumption(Path(resume), run)
+    check_world(run, World(size=ranks), None if resumption is None else resumption.num_shards)
     source = policy_source(None if init_from is None else str(init_from))
-    if source is not None and found is None:
+    if source is not None and resumption is None:
         check_start_policy(source, run)
     code, path = launch_training(
         run,
         ranks,
         run_dir=None if run_dir is None else Path(run_dir),
-        found=found,
+        resumption=resumption,
         init_from=source,
         profile=profile,
     )

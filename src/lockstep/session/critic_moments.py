@@ -32,13 +32,13 @@ def arrays_of(held: Mapping[str, RunningMoments]) -> dict[str, np.ndarray]:
 
 def from_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, RunningMoments]:
     """The normalizers of `arrays_of`, among other arrays. Raises `KeyError` or `ValueError` if one is damaged."""
-    found: dict[str, RunningMoments] = {}
+    normalizers: dict[str, RunningMoments] = {}
     for name in _WHAT:
         state = {array.partition(".")[2]: arrays[array] for array in arrays if array.partition(".")[0] == name}
         if state:
-            found[name] = RunningMoments(len(state["mean"]))
-            found[name].restore(state)
-    return found
+            normalizers[name] = RunningMoments(len(state["mean"]))
+            normalizers[name].restore(state)
+    return normalizers
 
 
 def units(names: Collection[str]) -> dict[str, bool]:
@@ -46,12 +46,12 @@ def units(names: Collection[str]) -> dict[str, bool]:
     return {setting: name in names for name, setting in SETTINGS.items()}
 
 
-def take_over(path: Path, found: Mapping[str, RunningMoments] | None, held: Mapping[str, RunningMoments]) -> list[str]:
+def take_over(path: Path, stored: Mapping[str, RunningMoments] | None, held: Mapping[str, RunningMoments]) -> list[str]:
     """Restore the normalizers of a run from those of a policy.
 
     Args:
         path: of the policy, for messages.
-        found: those of the policy; None if its file is of an older version, which does not hold them.
+        stored: those of the policy; None if its file is of an older version, which does not hold them.
         held: those of the run.
 
     Returns:
@@ -59,15 +59,15 @@ def take_over(path: Path, found: Mapping[str, RunningMoments] | None, held: Mapp
     """
     anew: list[str] = []
     for name, moments in held.items():
-        source = None if found is None else found.get(name)
+        source = None if stored is None else stored.get(name)
         if source is None or source.mean.shape != moments.mean.shape:
             anew.append(_WHAT.get(name, name))
         else:
             moments.restore(source.state())
     if not anew:
         return []
-    because = "is of an older version and" if found is None else "fits other observations and"
-    there = "; a checkpoint of its run has them: RUN/checkpoints/step_N" if found is None else ""
+    because = "is of an older version and" if stored is None else "fits other observations and"
+    there = "; a checkpoint of its run has them: RUN/checkpoints/step_N" if stored is None else ""
     return [
         f"--init-from {path} {because} has no running statistics of {', '.join(anew)}: they begin anew, and the "
         f"values of its value network are wrong until it has learned their new unit{there}"

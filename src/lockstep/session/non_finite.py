@@ -91,22 +91,22 @@ def locate_non_finite(
         rows: rows of a gradient step (N), tried together.
     """
     world, (num_steps, num_envs) = comm.world, rollouts[0].reward.shape
-    found: dict[int, Finding] = {}
+    findings: dict[int, Finding] = {}
     arrays = [reader.arrays(batch) for batch in batches]
     for shard, rollout, batch, columns in zip(world.shards, rollouts, batches, arrays, strict=True):
         if rollout.fault is not None:
-            found[shard] = Finding(ENVIRONMENT, rollout.fault.step, rollout.fault.env, str(rollout.fault))
+            findings[shard] = Finding(ENVIRONMENT, rollout.fault.step, rollout.fault.env, str(rollout.fault))
             continue
         bad = _bad_column(columns, _COLUMNS) or _bad_loss(reader, batch, num_steps * num_envs, rows)
         if bad is not None:
             step, env = divmod(bad.row, num_envs)
             env += shard * num_envs
-            found[shard] = Finding(UPDATE, step, env, bad.describe(f"environment {env}"))
-    cause = nearest(comm, found)
+            findings[shard] = Finding(UPDATE, step, env, bad.describe(f"environment {env}"))
+    cause = nearest(comm, findings)
     saved = {
         shard: _by_step(columns, rollout) | _rollout_arrays(rollout)
         for shard, rollout, columns in zip(world.shards, rollouts, arrays, strict=True)
-        if shard in found or cause is None
+        if shard in findings or cause is None
     }
     return _error(cause, progress, num_envs * world.num_shards, saved)
 
@@ -128,11 +128,11 @@ def locate_non_finite_replayed(
         reader: of these parts.
     """
     world, (num_steps, num_envs) = comm.world, rollouts[0].reward.shape
-    found: dict[int, Finding] = {}
+    findings: dict[int, Finding] = {}
     saved: dict[int, Arrays] = {}
     for k, (shard, rollout) in enumerate(zip(world.shards, rollouts, strict=True)):
         if rollout.fault is not None:
-            found[shard] = Finding(ENVIRONMENT, rollout.fault.step, rollout.fault.env, str(rollout.fault))
+            findings[shard] = Finding(ENVIRONMENT, rollout.fault.step, rollout.fault.env, str(rollout.fault))
             saved[shard] = _rollout_arrays(rollout)
             continue
         for step, parts in enumerate(minibatches):
@@ -141,10 +141,10 @@ def locate_non_finite_replayed(
             bad = _bad_column(columns, _REPLAY_COLUMNS) or _bad_loss(reader, parts[k], rows, rows)
             if bad is not None:
                 place = f"transition {bad.row} from the replay"
-                found[shard] = Finding(GRADIENT_STEP, step, bad.row, bad.describe(place))
+                findings[shard] = Finding(GRADIENT_STEP, step, bad.row, bad.describe(place))
                 saved[shard] = _copies(columns)
                 break
-    cause = nearest(comm, found)
+    cause = nearest(comm, findings)
     if cause is None and minibatches:
         saved = {shard: _copies(reader.arrays(part)) for shard, part in zip(world.shards, minibatches[0], strict=True)}
     return _error(cause, progress, num_envs * world.num_shards, saved, num_steps)
@@ -164,18 +164,18 @@ def locate_non_finite_logged(
         progress: before this step.
         reader: of these parts.
     """
-    found: dict[int, Finding] = {}
+    findings: dict[int, Finding] = {}
     arrays = [reader.arrays(batch) for batch in batches]
     for shard, batch, columns in zip(comm.world.shards, batches, arrays, strict=True):
         index = columns["batch.index"]
         bad = _bad_loss(reader, batch, len(index), len(index))
         if bad is not None:
-            found[shard] = Finding(GRADIENT_STEP, 0, int(index[bad.row]), "")
-    cause = nearest(comm, found)
+            findings[shard] = Finding(GRADIENT_STEP, 0, int(index[bad.row]), "")
+    cause = nearest(comm, findings)
     saved = {
         shard: _copies(columns)
         for shard, columns in zip(comm.world.shards, arrays, strict=True)
-        if shard in found or cause is None
+        if shard in findings or cause is None
     }
     where = f"update {progress.updates + 1} ({progress.env_steps} rows learned from"
     advice = "try a smaller learning_rate, or leave such steps out with non_finite=skip"
@@ -192,13 +192,15 @@ def locate_non_finite_logged(
     return NonFiniteError(message, cause.rank, saved)
 
 
-def nearest(comm: Comm, found: Mapping[int, Finding]) -> Finding | None:
+def nearest(comm: Comm, findings: Mapping[int, Finding]) -> Finding | None:
     """The finding of all ranks that is nearest to the cause, from those of each local shard; *collective*."""
-    gathered: list[dict[str, Finding]] = comm.gather_object({str(shard): f for shard, f in found.items()}, "non_finite")
+    gathered: list[dict[str, Finding]] = comm.gather_object(
+        {str(shard): f for shard, f in findings.items()}, "non_finite"
+    )
     located = [
         Finding(*finding[:4], rank, int(shard))
-        for rank, findings in enumerate(gathered)
-        for shard, finding in findings.items()
+        for rank, of_rank in enumerate(gathered)
+        for shard, finding in of_rank.items()
     ]
     return min(located, default=None)
 
@@ -253,7 +255,7 @@ class _BadRow(NamedTuple):
 
 def _bad_column(arrays: Arrays, names: Sequence[str]) -> _BadRow | None:
     """The first row with a non-finite value in one of the named columns."""
-    found: list[_BadRow] = []
+    bad_rows: list[_BadRow] = []
     for order, name in enumerate(names):
         column = arrays[f"batch.{name}"]
         values = column.reshape(len(column), -1)
@@ -261,8 +263,8 @@ def _bad_column(arrays: Arrays, names: Sequence[str]) -> _BadRow | None:
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
             value = next(float(x) for x in values[row] if not np.isfinite(x))
-            found.append(_BadRow(row, order, f"the {name.replace('_', ' ')}", f" ({value})"))
-    return min(found, default=None)
+            bad_rows.append(_BadRow(row, order, f"the {name.replace('_', ' ')}", f" ({value})"))
+    return min(bad_rows, default=None)
 
 
 def _bad_loss(reader: LossReader[SomeBatch], batch: SomeBatch, end: int, rows: int, first: int = 0) -> _BadRow | None:

@@ -217,38 +217,38 @@ def _on_empty_replay(saved: AnyRun, now: AnyRun, step: int) -> list[str]:
     ]
 
 
-def nothing_left(found: Resumption) -> str | None:
+def nothing_left(resumption: Resumption) -> str | None:
     """The message for a run that has ended and would stop at once if resumed; None if there is something to do."""
-    run = found.run
-    run_dir = found.run_dir
+    run = resumption.run
+    run_dir = resumption.run_dir
     summary = read_json(run_dir / SUMMARY_FILE)
     status, env_steps, solved_at_step, rows = (
         summary.get(name) for name in ("status", "env_steps", "solved_at_step", "rows")
     )
-    if status not in ("finished", "solved") or found.step is None or env_steps != found.step:
+    if status not in ("finished", "solved") or resumption.step is None or env_steps != resumption.step:
         return None
     again = f"lockstep train --resume {shlex.quote(str(run_dir))}"
     if isinstance(run, OfflineRun):
         before, now = with_absolute_paths(load(run_dir / RUN_FILE)), with_absolute_paths(run)
         same = isinstance(before, OfflineRun) and (before.data, before.model_path) == (now.data, now.model_path)
-        if not same or not isinstance(rows, int) or found.step < run.epochs * rows:
+        if not same or not isinstance(rows, int) or resumption.step < run.epochs * rows:
             return None
-        times = max(run.epochs, found.step // rows)  # `epochs` may have been lowered
+        times = max(run.epochs, resumption.step // rows)  # `epochs` may have been lowered
         more = f"lockstep offline train --resume {shlex.quote(str(run_dir))} --set epochs={2 * times}"
         return f"nothing is left to do: {run_dir} learned from its data {times} times (epochs); go on with: {more}"
-    if found.step >= run.total_steps:
+    if resumption.step >= run.total_steps:
         return (
-            f"nothing is left to do: {run_dir} is at step {found.step}, and total_steps={run.total_steps}; "
-            f"go on with: {again} --set total_steps={2 * max(run.total_steps, found.step)}"
+            f"nothing is left to do: {run_dir} is at step {resumption.step}, and total_steps={run.total_steps}; "
+            f"go on with: {again} --set total_steps={2 * max(run.total_steps, resumption.step)}"
         )
     reached = summary.get("eval_return_mean")
     wanted = run.stop_return
     if wanted is None:  # the task's own, which only the environment knows
         wanted = -math.inf if load(run_dir / RUN_FILE).stop_return is None else math.inf
-    if solved_at_step != found.step or not run.stop_when_solved or reached is None or reached < wanted:
+    if solved_at_step != resumption.step or not run.stop_when_solved or reached is None or reached < wanted:
         return None
     return (
-        f"nothing is left to do: {run_dir} solved its task at step {found.step}; "
+        f"nothing is left to do: {run_dir} solved its task at step {resumption.step}; "
         f"go on with: {again} --set stop_when_solved=false"
     )
 
@@ -280,12 +280,12 @@ def _on_disk(exact: Path) -> Path:
 
 def _newest(run_dir: Path, exact: Path | None) -> tuple[dict[str, Any] | None, list[str]]:
     """The newest manifest that can be read, and notes on damaged ones."""
-    found, notes = ([_on_disk(exact)] if exact is not None else checkpoint.find(run_dir)), list[str]()
-    for path in found:
+    checkpoints, notes = ([_on_disk(exact)] if exact is not None else checkpoint.find(run_dir)), list[str]()
+    for path in checkpoints:
         try:
             return checkpoint.read_manifest(path), notes
         except DamagedError as error:
-            if exact is not None or path == found[-1]:
+            if exact is not None or path == checkpoints[-1]:
                 raise
             notes.append(f"checkpoint {path.name} is damaged and skipped: {error}")
     return None, notes

@@ -100,10 +100,10 @@ def _accept(
 
 
 def _exactly(opened: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        part = opened.recv(size - len(found))
+    received = b""
+    while len(received) < size:
+        part = opened.recv(size - len(received))
         if not part:
             raise ConnectionResetError("closed")
-        found += part
-    return found
+        received += part
+    return received

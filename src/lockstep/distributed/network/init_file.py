@@ -62,12 +62,12 @@ def publish(
 
 def keep(path: Path, published: PublishedEndpoint, *, alive: Callable[[PublishedEndpoint], bool]) -> None:
     """Make sure that the file still has `published`; call it while waiting. Raises ConfigError for another live run."""
-    found = read(path)
-    if found is not None and found.nonce == published.nonce:
+    current = read(path)
+    if current is not None and current.nonce == published.nonce:
         return
-    if found is not None and alive(found):
+    if current is not None and alive(current):
         raise ConfigError(
-            f"--init-file {path} belongs to another run, met at {found}; name another file, or end that run first"
+            f"--init-file {path} belongs to another run, met at {current}; name another file, or end that run first"
         )
     _write(path, published)
 
@@ -122,15 +122,15 @@ def find(
     """
     began = time.monotonic()
     while True:
-        found = read(path)
-        if found is not None and found.nonce not in refused and alive(found):
-            return found
+        published = read(path)
+        if published is not None and published.nonce not in refused and alive(published):
+            return published
         now, folder = time.monotonic(), path.absolute().parent
         if now >= min(deadline, began + _NO_DIRECTORY_S) and not folder.is_dir():
             raise ConfigError(f"--init-file {path}: directory {folder} does not exist on host {socket.gethostname()}")
         awaited = f"{writer} to write {path}"
-        if found is not None:
-            awaited += f" (it holds the address of a run that is gone or cannot be reached from here: {found})"
+        if published is not None:
+            awaited += f" (it holds the address of a run that is gone or cannot be reached from here: {published})"
         if now >= deadline:
             raise ConfigError(
                 f"--init-file {path}: gave up after waiting {now - began:.0f} s for {awaited}; check that {writer} "
@@ -143,8 +143,8 @@ def find(
 def withdraw(path: Path, nonce: str) -> None:
     """Remove the file if this start wrote it."""
     with contextlib.suppress(OSError, ConfigError):
-        found = read(path)
-        if found is not None and found.nonce == nonce:
+        current = read(path)
+        if current is not None and current.nonce == nonce:
             path.unlink()
 
 

@@ -17,7 +17,7 @@ _BACKLOG = 512  # pending connections: all nodes of a large job connect at once
 def addresses() -> dict[str, list[str]]:
     """The IPv4, then the IPv6 addresses of each interface that is up."""
     interfaces, listed = psutil.net_if_stats(), psutil.net_if_addrs()
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         for label, entries in listed.items():
             name = label.partition(":")[0]  # `eth0:1` is a label of eth0
@@ -25,8 +25,8 @@ def addresses() -> dict[str, list[str]]:
                 continue
             own = [entry.address for entry in entries if entry.family == family and _is_usable(entry.address)]
             if own:
-                found.setdefault(name, []).extend(own)
-    return found
+                by_name.setdefault(name, []).extend(own)
+    return by_name
 
 
 def reachable_addresses() -> list[str]:

@@ -249,17 +249,17 @@ def _fail_early(world: World, reason: str, *, port_closed: bool, complete: bool)
 
 
 def _find_by_file(backend: StoreBackend, world: World, deadline: float, refused: set[str]) -> RankStore:
-    found: list[RankStore] = []
+    connected: list[RankStore] = []
 
     def alive(published: PublishedEndpoint) -> bool:
         with contextlib.suppress(*_UNREACHABLE):
             addresses = list(published.addresses)
-            found[:] = [_connect_to_any(backend, world, addresses, published.port, refused, published.nonce)]
+            connected[:] = [_connect_to_any(backend, world, addresses, published.port, refused, published.nonce)]
             return True
         return False
 
     init_file.find(Path(world.init_file), deadline, refused, alive=alive)
-    return found[0]
+    return connected[0]
 
 
 def _find_by_agent(

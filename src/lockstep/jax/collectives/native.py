@@ -87,8 +87,8 @@ class NativeSums:
             python: address of a handler that computes the whole sum.
             wait: address of a handler that waits until every rank has arrived.
         """
-        found, steps = library(), program(self._rows, (0, num_shards))
-        if found is None or depth(steps) > _DEPTH or len(_registered) == _MAX_SUMS:
+        native, steps = library(), program(self._rows, (0, num_shards))
+        if native is None or depth(steps) > _DEPTH or len(_registered) == _MAX_SUMS:
             return None
         steps_array = (c_int32 * len(steps))(*steps)
         text = tag_text(tag)
@@ -97,7 +97,7 @@ class NativeSums:
             zlib.crc32(text), 0, python, wait,
         )  # fmt: skip
         _registered.append((made, self))
-        found.lockstep_use(len(_registered) - 1, ctypes.byref(made))
+        native.lockstep_use(len(_registered) - 1, ctypes.byref(made))
         return NativeSum(len(_registered) - 1, made)
 
 
@@ -139,11 +139,11 @@ def library() -> ctypes.CDLL | None:
                 fresh = Path(folder, path.name)
                 subprocess.run([*command, "-o", fresh, _SOURCE], check=True, capture_output=True, timeout=60)
                 fresh.replace(path)
-        found = ctypes.CDLL(str(path))
+        loaded = ctypes.CDLL(str(path))
     except (ConfigError, OSError, subprocess.SubprocessError):
         return None
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(found.lockstep_sum), platform="cpu")
-    return found
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(loaded.lockstep_sum), platform="cpu")
+    return loaded
 
 
 def program(rows: Sequence[Node], root: Node) -> list[int]:

@@ -166,10 +166,10 @@ class Processes:
     ) -> tuple[Callable[[int, int], NativeSum | None], Callable[[], None]] | None:
         """Factory and wait function of a C sum of `length` float32; None if `sum` needs more than shared memory."""
         size = 4 * length
-        found = None if self._hosts is None or self._segment is None else self._hosts.shared_by(size)
-        if found is None or self._segment is None:
+        shared = None if self._hosts is None or self._segment is None else self._hosts.shared_by(size)
+        if shared is None or self._segment is None:
             return None
-        slots, rows, own = found
+        slots, rows, own = shared
         native = self._native = self._native or NativeSums(self._segment, self._timers.totals_ns, rows, own)
 
         def make(python: int, wait: int) -> NativeSum | None:

@@ -26,10 +26,10 @@ def tensor(value: Any, name: str = "value") -> Tensor:
 
 def rows(value: Any) -> Tensor:
     """The tensor [K, n], without its gradient."""
-    found = tensor(value, "rows")
-    if found.ndim != 2:
-        raise ConfigError(f"rows has shape {list(found.shape)}; give [K, n], one row for each shard of this rank")
-    return found
+    checked = tensor(value, "rows")
+    if checked.ndim != 2:
+        raise ConfigError(f"rows has shape {list(checked.shape)}; give [K, n], one row for each shard of this rank")
+    return checked
 
 
 def flag(value: Any) -> bool:
@@ -41,20 +41,20 @@ def flag(value: Any) -> bool:
 
 def weighed(value: Any, weight: Any) -> tuple[Tensor, Tensor | None]:
     """Rows [N, *F] and their weights [N], without their gradients; weights on a GPU are not read."""
-    found = tensor(value)
-    if found.ndim == 0:
+    checked = tensor(value)
+    if checked.ndim == 0:
         raise ConfigError("value has no rows: its shape is []; give [N, ...], as value.reshape(1)")
     if weight is None:
-        return found, None
+        return checked, None
     weights = tensor(weight, "weight")
-    if weights.shape != found.shape[:1]:
+    if weights.shape != checked.shape[:1]:
         raise ConfigError(
-            f"weight has shape {list(weights.shape)} for {len(found)} rows; give one weight for each row, "
-            f"[{len(found)}]"
+            f"weight has shape {list(weights.shape)} for {len(checked)} rows; give one weight for each row, "
+            f"[{len(checked)}]"
         )
     if weights.device.type == "cpu" and not bool(((weights >= 0) & weights.isfinite()).all()):
         raise ConfigError(f"weight={weights.tolist()} must have finite numbers of at least 0")
-    return found, weights
+    return checked, weights
 
 
 def no_weight(weight: Any) -> None:
@@ -95,18 +95,18 @@ def by_name(given: Any, prefix: str = "") -> dict[str, Tensor]:
             f"check_equal takes a module, or tensors by name, not {a_type(given)}; give policy or "
             "{'weight': policy.weight}"
         )
-    found: dict[str, Tensor] = {}
+    named: dict[str, Tensor] = {}
     for key, value in cast("Mapping[object, Any]", given).items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            found |= by_name(value, f"{name}.")
+            named |= by_name(value, f"{name}.")
         elif isinstance(value, Tensor | np.ndarray | np.generic | int | float | complex):
-            found[name] = torch.as_tensor(value)
+            named[name] = torch.as_tensor(value)
         else:
             raise ConfigError(
                 f"check_equal compares tensors, arrays and numbers, but {name} is {a_type(value)}; leave it out"
             )
-    return dict(sorted(found.items()))
+    return dict(sorted(named.items()))
 
 
 def layout(named: Named) -> int:

@@ -98,7 +98,7 @@ def run_program(path: Path, inputs: Arrays) -> Arrays:
     return {name: output.numpy() for name, output in outputs.items()}
 
 
-def difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> tuple[float, int]:
+def difference(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> tuple[float, int]:
     """The largest difference of scores [n] or [n, A], relative to the mean magnitude of the best ones, and its row.
 
     A score with a larger magnitude is compared relative to itself: excluded actions have a score of -1e9. NaN counts as
@@ -106,7 +106,7 @@ def difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> tup
     """
     best = expected if expected.ndim == 1 else expected.max(-1)
     scale = float(np.abs(best).mean()) or 1.0
-    relative = np.abs(found - expected) / np.maximum(np.abs(expected), scale)
+    relative = np.abs(actual - expected) / np.maximum(np.abs(expected), scale)
     of_row = np.nan_to_num(relative.reshape(len(expected), -1).max(-1), nan=np.inf)
     return float(of_row.max()), int(of_row.argmax())
 
