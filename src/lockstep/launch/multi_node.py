@@ -171,7 +171,7 @@ class _Node:
             self.restart = restarted if remote.failed else "all ranks start again"
             log(f"lockstep: {remote.headline(failure)}" + ("" if self.caught else f"; {self.restart}"))
             return self._interrupted() if self.caught else None
-        if remote.here:
+        if remote.ended_here:
             report_failure(failure, placement.world_size, late, self.log_dir, restarts=attempt.restarts)
         else:
             log(f"lockstep: {failure.headline}")
@@ -233,7 +233,9 @@ class _RemoteNodes:
         self._attempt = attempt
         self._node = node
         self._end: AttemptEnd | None = None
-        self._found: AttemptEnd | Exception | None = None
+        """How the attempt ended, once `poll` or `report` has returned it."""
+        self._reported: AttemptEnd | Exception | None = None
+        """What the thread has learned: how the attempt ended, or why the main node cannot be asked."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="other-nodes")
 
@@ -255,17 +257,17 @@ class _RemoteNodes:
         return self._end is not None and self._end.kind == "failed"
 
     @property
-    def here(self) -> bool:
+    def ended_here(self) -> bool:
         """Whether the attempt ended on this node first."""
         return self._end is not None and self._end.node_rank == self._attempt.placement.node_rank
 
     def poll(self) -> Failure | None:
-        if isinstance(self._found, Exception):
-            raise self._found
-        if self._found is None:
+        if isinstance(self._reported, Exception):
+            raise self._reported
+        if self._reported is None:
             return None
-        self._end = self._found
-        return self._failure(self._found)
+        self._end = self._reported
+        return self._failure(self._reported)
 
     def report(self, failure: Failure) -> Failure:
         if self._end is not None:  # another node has reported it
@@ -273,7 +275,7 @@ class _RemoteNodes:
         if failure.interrupted is not None and self._node.nodes.elastic:
             self._wait_for_leaving_node()
         self._end = self._attempt.report_end(self._node.end(failure, self._attempt))
-        return failure if self.here or self._node.caught else self._failure(self._end)
+        return failure if self.ended_here or self._node.caught else self._failure(self._end)
 
     def headline(self, failure: Failure) -> str:
         """Why the ranks are restarted."""
@@ -286,18 +288,18 @@ class _RemoteNodes:
         report comes. If none comes, the signal was sent to ranks, not to a launcher, and ends the run.
         """
         deadline = time.monotonic() + _LEAVING_NODE_S * (self._attempt.placement.num_nodes > 1)
-        while self._found is None and not self._node.caught and time.monotonic() < deadline:
+        while self._reported is None and not self._node.caught and time.monotonic() < deadline:
             time.sleep(0.05)
 
     def _watch(self) -> None:
         try:
-            while self._found is None and not self._over.wait(_POLL_S):
-                self._found = self._attempt.reported_end()
-                if self._found is None and self._node.membership.changed():
+            while self._reported is None and not self._over.wait(_POLL_S):
+                self._reported = self._attempt.reported_end()
+                if self._reported is None and self._node.membership.changed():
                     end = AttemptEnd("changed", "a node joins", 128 + signal.SIGTERM, None, True)
-                    self._found = self._attempt.report_end(end)
+                    self._reported = self._attempt.report_end(end)
         except RunError as error:
-            self._found = error
+            self._reported = error
 
     def _failure(self, end: AttemptEnd) -> Failure:
         if end.kind == "failed":
