@@ -26,7 +26,7 @@ from lockstep.distributed.tree import Node, owned_nodes, tree_sum
 from lockstep.distributed.watch import Observed
 from lockstep.errors import RunError
 from lockstep.jax import hardware
-from lockstep.jax.collectives import given, mesh
+from lockstep.jax.collectives import arguments, mesh
 from lockstep.jax.collectives.mesh import AXIS, DeviceArrays, DeviceMap, Tree, map_shards
 from lockstep.jax.collectives.processes import Processes
 from lockstep.jax.collectives.transports import Function, MeshTransport, ProcessTransport, SingleDevice, Transport
@@ -136,7 +136,7 @@ class Comm:
 
     def shard(self, parts: Sequence[Tree]) -> Tree:
         """Arrays [devices * num_slots, ...] over all devices, from one pytree of equal shapes per local shard."""
-        given.check_parts(parts)
+        arguments.check_parts(parts)
         return self._arrays.shard(parts)
 
     def join(self, parts: Sequence[Array]) -> Array:
@@ -158,11 +158,11 @@ class Comm:
 
     def read(self, tree: Tree) -> Tree:
         """Host copies of arrays that are the same on all devices."""
-        return jax.tree.map(lambda leaf: np.array(given.on_device(leaf, "read").addressable_data(0)), tree)
+        return jax.tree.map(lambda leaf: np.array(arguments.on_device(leaf, "read").addressable_data(0)), tree)
 
     def local(self, tree: Tree) -> Tree:
         """Replicated arrays on this process' first device, without a copy."""
-        return jax.tree.map(lambda leaf: given.on_device(leaf, "local").addressable_data(0), tree)
+        return jax.tree.map(lambda leaf: arguments.on_device(leaf, "local").addressable_data(0), tree)
 
     def spmd(self, function: Function, *, donate: bool = True, donate_own: bool = False) -> Function:
         """Compile `function(shared, own) -> (shared, own)` for all devices at once; calls are *collective*.
@@ -181,7 +181,7 @@ class Comm:
             self.num_compilations[name] += 1  # JAX traces once per compilation
             self._tracing += 1
             try:
-                return given.pair(function(shared, own), name)
+                return arguments.pair(function(shared, own), name)
             finally:
                 self._tracing -= 1
 
@@ -229,7 +229,7 @@ class Comm:
         That of integers is float32. One device has the mean of its own value, whatever the weight. Not differentiable.
         """
         check_weight(weight)
-        given.check_float32(value, tag)
+        arguments.check_float32(value, tag)
         value = lax.stop_gradient(value)
         value = value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(jnp.float32)
         if self._has_one_device:
@@ -255,7 +255,7 @@ class Comm:
             weight: of each row [N]; default 1.
             tag: names the collective in errors.
         """
-        given.check_float32(value, tag)
+        arguments.check_float32(value, tag)
         flat = lax.stop_gradient(value).reshape(len(value), math.prod(value.shape[1:])).astype(jnp.float32)
         kind = value.dtype if jnp.issubdtype(value.dtype, jnp.floating) else jnp.float32
         weights = jnp.ones(len(flat), jnp.float32)
@@ -283,10 +283,10 @@ class Comm:
             tag: names the collective in errors.
         """
         check_weight(weight)
-        given.check_float32(gradients, tag)
+        arguments.check_float32(gradients, tag)
         leaves, structure = mesh.flat(gradients)
         flat = jnp.concatenate([leaf.reshape(-1).astype(jnp.float32) for leaf in leaves])
-        total, weight = self._weighted_sum(flat, weight, tag, given.layout(gradients))
+        total, weight = self._weighted_sum(flat, weight, tag, arguments.layout(gradients))
         means = jnp.split(total / divisor(weight), np.cumsum([leaf.size for leaf in leaves])[:-1])
         shaped = [mean.reshape(leaf.shape).astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True)]
         return jax.tree.unflatten(structure, shaped)
@@ -344,7 +344,7 @@ class Comm:
             return self.replicate(tree)
         leaves, structure = mesh.flat(tree)
         mine = [np.asarray(leaf) for leaf in leaves] if self.world.rank == source else None
-        every = self.gather_object([given.kinds(tree), mine], tag)
+        every = self.gather_object([arguments.kinds(tree), mine], tag)
         if any(kinds != every[0][0] for kinds, _ in every):
             raise agreement.mismatch_error([kinds for kinds, _ in every])
         return self.replicate(jax.tree.unflatten(structure, every[source][1]))
@@ -363,7 +363,7 @@ class Comm:
 
         One small message if they do; after a mismatch a second one, with a digest of each array.
         """
-        given.check_named(tensors)
+        arguments.check_named(tensors)
         ranks = len(self._device_map.shards)
         if ranks == 1:
             return

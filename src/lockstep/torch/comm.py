@@ -26,7 +26,7 @@ from lockstep.distributed.timers import SYNC, Timers
 from lockstep.distributed.tree import Node, owned_nodes, tree_sum
 from lockstep.distributed.watch import Observed
 from lockstep.errors import ConfigError
-from lockstep.torch.collectives import given
+from lockstep.torch.collectives import arguments
 from lockstep.torch.collectives.buckets import GradientBuckets
 from lockstep.torch.collectives.checksum import checksum, identity, type_and_shape
 from lockstep.torch.collectives.group import Group, is_on_gpu
@@ -151,7 +151,7 @@ class Comm:
             rows: [K, n], one row for each shard of this rank.
             tag: name of the sum, for errors about ranks in different collectives.
         """
-        return self._sum_rows(given.rows(rows), tag).clone()
+        return self._sum_rows(arguments.rows(rows), tag).clone()
 
     def sum_statistics(self, rows: np.ndarray, tag: str = "sum_statistics") -> np.ndarray:
         """`sum_shards` of numpy numbers, [K, n] float64; *collective*, one message."""
@@ -177,7 +177,7 @@ class Comm:
         Floating-point numbers of fewer than 32 bits are added as float32. Integers and booleans are added, and
         returned, as int64.
         """
-        value = given.tensor(value)
+        value = arguments.tensor(value)
         value = value if value.is_floating_point() or value.is_complex() else value.long()
         if self.world.size == 1:
             return value.clone()
@@ -196,7 +196,7 @@ class Comm:
         weights are all 0 the mean is NaN. Not differentiable; returns a new tensor.
         """
         check_weight(weight)
-        value = given.tensor(value)
+        value = arguments.tensor(value)
         value = value if value.is_floating_point() or value.is_complex() else value.float()
         if self.world.size == 1:
             return value.clone()
@@ -209,7 +209,7 @@ class Comm:
 
     def max(self, value: Tensor, tag: str = "max") -> Tensor:
         """The largest value over ranks; *collective*. Not differentiable; returns a new tensor."""
-        value = given.tensor(value)
+        value = arguments.tensor(value)
         if self.world.size == 1:
             return value.clone()
         if value.element_size() < 4:  # gloo has no sums of some of these types
@@ -219,7 +219,7 @@ class Comm:
 
     def any(self, flag: bool, tag: str = "any") -> bool:
         """Whether `flag` is true on any rank, to turn a local condition into a common decision; *collective*."""
-        flag = given.flag(flag)
+        flag = arguments.flag(flag)
         if self.world.size == 1:
             return flag
         return bool(self.sum(torch.tensor([float(flag)], device=self.device), tag) > 0)
@@ -237,7 +237,7 @@ class Comm:
             weight: [N], of each row; default 1. If all are 0, so are mean and variance.
             tag: name of the collective, for errors about ranks in different collectives.
         """
-        value, weight = given.weighed(value, weight)
+        value, weight = arguments.weighed(value, weight)
         shape = value.shape[1:]
         kind = value.dtype if value.is_floating_point() else torch.float32
         rows = value.double().reshape(len(value), math.prod(shape))
@@ -290,12 +290,12 @@ class Comm:
         on all ranks. Ranks whose parameters have other names, shapes or another order are detected.
         """
         if isinstance(parameters, FlatParameters):
-            given.no_weight(weight)
+            arguments.no_weight(weight)
             return self._average_flat(parameters, tag)
         check_weight(weight)
         weight = weight.item() if isinstance(weight, Tensor) else float(weight)
         check_weight(weight)  # of a tensor on a GPU, too
-        return torch.tensor([self._average_module(given.parameters(parameters), weight, tag)])
+        return torch.tensor([self._average_module(arguments.parameters(parameters), weight, tag)])
 
     def _average_flat(self, flat: FlatParameters, tag: str) -> Tensor:
         """`average_gradients_` of flat parameters. Returns the sums over all shards."""
@@ -309,7 +309,7 @@ class Comm:
         torch.div(total[: flat.num_parameters], divisor_of_gradients(sums[0]), out=flat.gradient)
         return sums
 
-    def _average_module(self, named: given.Named, weight: float, tag: str) -> float:
+    def _average_module(self, named: arguments.Named, weight: float, tag: str) -> float:
         """`average_gradients_` of parameters with gradients of their own. Returns the total weight."""
         trained = [parameter for _, parameter in named]
         if self.world.size == 1:
@@ -322,7 +322,7 @@ class Comm:
         flat = flat.float() if _is_narrow(flat) else flat
         flat = flat * weight if weight > 0 else torch.zeros_like(flat)  # 0 times NaN is NaN
         rest = flat.new_tensor([weight, *(float(p.grad is not None) for p in trained)])
-        total = self._sum_over_ranks(torch.cat([flat, rest]), tag, given.layout(named))
+        total = self._sum_over_ranks(torch.cat([flat, rest]), tag, arguments.layout(named))
         count, total_weight = flat.numel(), total[flat.numel()].real
         means = torch.split(total[:count] / divisor(total_weight), [g.numel() for g in gradients])
         holders = cast("list[float]", total[count + 1 :].real.tolist())
@@ -349,10 +349,10 @@ class Comm:
         Ranks whose tensors have other names, shapes or another order are detected.
         """
         check_source(source, self.world.size)
-        named = given.tensors(tensors)
+        named = arguments.tensors(tensors)
         if self.world.size == 1:
             return
-        layout = given.layout(named)
+        layout = arguments.layout(named)
         alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for _, tensor in named:
             alike.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
@@ -391,7 +391,7 @@ class Comm:
         One message; only on a mismatch a second one, with a digest of each tensor. Tensors, arrays and numbers by name
         may be nested.
         """
-        named = given.by_name(tensors)
+        named = arguments.by_name(tensors)
         if self.world.size == 1:
             return
         shapes = torch.tensor(layout_hash({name: type_and_shape(tensor) for name, tensor in named.items()}))

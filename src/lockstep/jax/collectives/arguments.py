@@ -68,5 +68,5 @@ def kinds(tree: Tree) -> dict[str, list[str]]:
 
 
 def _named(tree: Tree) -> list[tuple[str, Any]]:
-    found = cast("list[tuple[Any, Any]]", jax.tree_util.tree_leaves_with_path(tree))
-    return [(jax.tree_util.keystr(path), leaf) for path, leaf in found]
+    leaves = cast("list[tuple[Any, Any]]", jax.tree_util.tree_leaves_with_path(tree))
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
