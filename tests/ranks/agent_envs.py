@@ -102,4 +102,6 @@ class Faulty(Leaving):
         found = super().step(actions)
         if self.fault == "one number":
             found[0]["agent_1"] = np.ones(1, np.float32)
+        if self.fault == "text":
+            found[1]["agent_1"] = "1.5"
         return found[:4] if self.fault == "four values" else found

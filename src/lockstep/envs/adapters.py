@@ -74,8 +74,11 @@ class VectorizedTask:
         except Exception as error:
             raise RunError(f"{self._task} failed in step: {describe(error)}") from error
         observation = _of_shape(self._shape, self._convert(observation), self._task, "step")
+        reward = np.asarray(reward)
+        if reward.dtype.kind in "SU":
+            raise text_reward_error(self._task, reward.tolist())
         with np.errstate(over="ignore"):  # one beyond float32 becomes infinite, which the rollout refuses
-            reward = np.asarray(reward, np.float32)
+            reward = reward.astype(np.float32, copy=False)
         return (
             observation,
             reward,
@@ -242,10 +245,12 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
         try:
             raw = action if self._restore_action is None else self._restore_action(action)
             observation, reward, terminated, truncated, _ = self.env.step(raw)
-            flat, reward = self._flatten(observation), float(reward)
+            flat, number = self._flatten(observation), float(reward)
         except Exception as error:
             raise RunError(f"{self._name} failed in step: {describe(error)}") from error
-        return _of_shape(self._shape, flat, self._name, "step"), reward, terminated, truncated, {}
+        if isinstance(reward, (str, bytes)):
+            raise text_reward_error(self._name, reward)
+        return _of_shape(self._shape, flat, self._name, "step"), number, terminated, truncated, {}
 
     def described(self) -> dict[str, Any]:
         """The fields of an `EnvSpec` that are about observations and actions, those of the environment itself."""
@@ -336,6 +341,11 @@ def close_or_warn(env: Any, name: str) -> None:
         env.close()
     except Exception as error:
         print(f"lockstep: warning: {name} failed in close: {describe(error)}", file=sys.stderr, flush=True)
+
+
+def text_reward_error(name: str, reward: Any) -> RunError:
+    """The error for a reward that is text, from which `float` and numpy would read a number without a word."""
+    return RunError(f"{name} gave the reward {reward!r} in step, which is text; return a number: float(reward)")
 
 
 def describe(error: Exception) -> str:

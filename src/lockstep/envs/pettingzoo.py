@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from lockstep.config.env import EnvConfig
-from lockstep.envs.adapters import close_or_warn, config_errors, describe
+from lockstep.envs.adapters import close_or_warn, config_errors, describe, text_reward_error
 from lockstep.envs.drawing import frames_per_second
 from lockstep.envs.groups import refuse_groups
 from lockstep.envs.load import near
@@ -160,6 +160,8 @@ class ParallelEnvs:
                     missing = [agent not in part for part in (observed, rewards, ended, cut)]
                     if any(missing):
                         raise RunError(f"environment {e}: step returned nothing for agent {agent}, which acted")
+                    if isinstance(rewards[agent], (str, bytes)):
+                        raise text_reward_error(f"environment {e} (agent {agent})", rewards[agent])
                     with np.errstate(over="ignore"):  # one beyond float32 becomes infinite, which the rollout refuses
                         reward[row] = rewards[agent]
                     terminated[row] = ended[agent]

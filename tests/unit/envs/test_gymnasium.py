@@ -251,6 +251,24 @@ def test_a_reward_beyond_float32_becomes_infinite_without_a_warning_of_numpy(mon
     assert env.step(np.zeros(2, np.int64))[1].tolist() == [np.inf, np.inf]
 
 
+@pytest.mark.parametrize("text", ["1.5", b"1.5"])
+def test_a_reward_that_is_text_ends_the_run(text, monkeypatch):
+    """As `lockstep check` refuses it: `float` and numpy would read the number."""
+    step, step_all = Counter.step, own_envs.GymVector.step
+    monkeypatch.setattr(Counter, "step", lambda self, action: (step(self, action)[0], text, False, False, {}))
+
+    def of_text(self, actions):
+        observation, _, *rest = step_all(self, actions)
+        return observation, [text] * len(actions), *rest
+
+    monkeypatch.setattr(own_envs.GymVector, "step", of_text)
+    for task, name in (("Counter", "environment 0"), ("GymVector", "own_envs:GymVector")):
+        env = make_vector_env(f"own_envs:{task}", EnvConfig(), 2)
+        env.reset([5, 6])
+        with pytest.raises(RunError, match=rf"{name} gave the reward .*1\.5.* in step, which is text; return a number"):
+            env.step(np.zeros(2, np.int64))
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_an_observation_of_another_shape_ends_the_run(mode, tmp_path):
     """numpy and Gymnasium's shared memory would repeat the one number in all columns."""
