@@ -17,7 +17,7 @@ from lockstep.errors import ConfigError, RunError
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
 from lockstep.experience.evaluate import MAX_STEPS, Episodes, EvaluationStopped, play, quota
 from lockstep.experience.normalize import RunningMoments
-from lockstep.experience.rollout import NonFiniteValue, Sampler, clipper
+from lockstep.experience.rollout import NonFiniteValue, Sampler, clipper, find_non_finite
 from lockstep.record.journal import Journal
 from lockstep.record.video import MAX_FRAMES, write_gif
 from lockstep.run import AnyRun
@@ -246,8 +246,7 @@ class Evaluation:
         if fault is None:
             return None
         env = fault.env + sum(quota(self._episodes, self._comm.world, before)[0] for before in range(shard))
-        when = f"in step {fault.step} of an episode" if fault.step else "in reset"
-        return f"{replace(fault, env=env)}, {when} of an evaluation (shard {shard})"
+        return f"{replace(fault, env=env)}, {_when(fault.step)} of an evaluation (shard {shard})"
 
     def record(self, path: Path, index: int, *, heartbeat: Callable[[], object]) -> None:
         """Record one more episode, with its own seed and noise.
@@ -258,7 +257,9 @@ class Evaluation:
             heartbeat: called every step.
 
         Raises:
-            RunError: the GIF cannot be written.
+            EvaluationStopped: `heartbeat` raised it.
+            RunError: the episode fails, or gives a number that is not finite and `non_finite` is `stop`, or the GIF
+                cannot be written; an earlier file of the name then stays as it is.
         """
         env: Any = make_vector_env(self._task, self._run.env, 1, render=True, training=False)
         try:
@@ -267,20 +268,39 @@ class Evaluation:
             env.close()
 
     def _frames(self, env: Any, key: str, heartbeat: Callable[[], object]) -> Generator[np.ndarray]:
+        """The pictures of an episode. An error of the environment becomes a `RunError` that says it was a video's."""
+        try:
+            yield from self._drawn_episode(env, key, heartbeat)
+        except EvaluationStopped:
+            raise
+        except Exception as error:
+            reason = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+            raise RunError(f"the episode of a video failed: {reason}") from error
+
+    def _drawn_episode(self, env: Any, key: str, heartbeat: Callable[[], object]) -> Generator[np.ndarray]:
+        """Play an episode; yields the picture before each step."""
         noise, actor = stream(self._run.seed, key), self._player.actor_of(env.num_envs)
         observation = env.reset([stream_seed(self._run.seed, key)] * env.num_envs)
         over = np.zeros(env.num_envs, bool)
-        for _ in range(MAX_FRAMES - 1):
+        self._refuse_non_finite(observation, np.zeros(len(observation)), 0)
+        for step in range(1, MAX_FRAMES):
             heartbeat()
-            yield env.render()[0]
-            observation, _, terminated, truncated, _ = env.step(self._choose(observation, noise, actor))
+            yield _picture(env)
+            observation, reward, terminated, truncated, _ = env.step(self._choose(observation, noise, actor))
+            self._refuse_non_finite(observation, reward, step)
             over |= terminated | truncated
             waiting = env.waiting() if env.spec.num_agents > 1 else np.zeros_like(over)  # not begun, or left
             actor.begins = terminated | truncated | waiting
             if over.any() and (over | waiting).all():  # several rows are the agents of one environment
                 break
         if env.spec.autoreset == "next_step":  # else this is the next episode's first
-            yield env.render()[0]
+            yield _picture(env)
+
+    def _refuse_non_finite(self, observation: np.ndarray, reward: np.ndarray, step: int) -> None:
+        """Raise `RunError` if a number that is not finite came from a step [B], unless `non_finite` is `skip`."""
+        fault = find_non_finite(observation[None], reward[None], [], 0)
+        if fault is not None and self._run.non_finite == "stop":
+            raise RunError(f"{fault}, {_when(step)}; look for a division by 0 or a diverging simulation")
 
     def close(self) -> None:
         """Close the environments."""
@@ -290,6 +310,16 @@ class Evaluation:
 
     def _choose(self, observation: np.ndarray, noise: np.random.Generator, actor: ActorWithState) -> np.ndarray:
         return self._clip(self._player.choose(observation, None if self._run.evaluate_greedy else noise, actor))
+
+
+def _when(step: int) -> str:
+    """The step of an episode for messages; 0 is that of `reset`."""
+    return f"in step {step} of an episode" if step else "in reset"
+
+
+def _picture(env: Any) -> np.ndarray:
+    """What the first environment draws now, uint8 [H, W, 3]."""
+    return np.asarray(env.render()[0], np.uint8)
 
 
 def _one_row(spec: EnvSpec, observation: Any) -> np.ndarray:

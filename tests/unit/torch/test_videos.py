@@ -1,12 +1,15 @@
 """`--video`: an episode per evaluation as a GIF, drawn by rank 0, and nothing else changes."""
 
+import importlib
+import re
+
 import pytest
 from PIL import Image
 
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.cli.evaluate import evaluate_run
 from lockstep.cli.main import main
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, RunError
 from lockstep.record import video
 from lockstep.run import EnvConfig, Run
 from lockstep.train import train
@@ -71,6 +74,62 @@ def test_a_full_disk_costs_a_warning_and_not_the_run(tmp_path, capsys, monkeypat
     run = run_of("CartPole-v1", env=EnvConfig(max_episode_steps=5), evaluate_video=True)
     assert train(run, run_dir=tmp_path / "run")["status"] == "finished"
     assert "could not be written: No space left on device" in capsys.readouterr().out
+
+
+FAULTY = """
+import gymnasium, numpy as np
+
+class Env(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
+    fault = None
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        fault = self.fault if self.render_mode and self.steps == 3 else None
+        if fault == "step":
+            raise ValueError("the motor is hot")
+        return np.full(2, np.nan if fault == "nan" else 0, np.float32), 1.0, self.steps == 5, False, {}
+
+    def render(self):
+        if self.fault == "render" and self.steps == 3:
+            raise ValueError("no paint")
+        return np.full((4, 4, 3), 50 * self.steps, np.uint8)
+"""
+
+
+def test_a_failure_in_the_episode_of_a_video_is_told_and_leaves_no_file(tmp_path, capsys, monkeypatch):
+    """It ends `lockstep evaluate`; a training, which records videos beside its evaluations, goes on."""
+    (tmp_path / "faulty_in_video.py").write_text(FAULTY)
+    monkeypatch.syspath_prepend(tmp_path)
+    faulty = importlib.import_module("faulty_in_video")
+    for fault, words in (
+        ("step", r"environment 0 failed in step: ValueError: the motor is hot \(.*faulty_in_video.py:\d+\)"),
+        ("nan", r"environment 0 gave an observation that is not finite \(nan\), in step 3 of an episode"),
+        ("render", "ValueError: no paint"),
+    ):
+        told = f"the episode of a video failed: {words}"
+        monkeypatch.setattr(faulty.Env, "fault", fault)
+        run_dir = tmp_path / fault
+        assert train(run_of("faulty_in_video:Env", evaluate_video=True), run_dir=run_dir)["status"] == "finished"
+        assert re.search(f"warning: {told}", capsys.readouterr().out)
+        with pytest.raises(RunError, match=told):
+            evaluate_run(run_dir, episodes=1, video=True)
+        assert not list(run_dir.glob("videos/*"))
+
+
+def test_a_video_shows_numbers_that_are_skipped(tmp_path, monkeypatch):
+    (tmp_path / "faulty_in_video.py").write_text(FAULTY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(importlib.import_module("faulty_in_video").Env, "fault", "nan")
+    train(run_of("faulty_in_video:Env", evaluate_video=True, non_finite="skip"), run_dir=tmp_path / "run")
+    assert frames(tmp_path / "run" / "videos" / "step_32.gif")[0] == 5
 
 
 @pytest.mark.parametrize(
