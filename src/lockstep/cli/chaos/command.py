@@ -45,7 +45,7 @@ def chosen_faults(text: str | None) -> list[str]:
 def prepared(run: Run, ranks: int, *, whole: bool) -> Run:
     """The run with pinned shards, frequent checkpoints, a short timeout and, unless `whole`, few updates."""
     rollout = run.num_envs * run.algorithm.num_steps
-    updates = -(-run.total_steps // rollout)
+    updates = run.last_step // rollout
     if not whole:
         updates = min(updates, UPDATES)
     if updates < 4:
