@@ -110,8 +110,8 @@ def _imported(name: str) -> Callable[[argparse.Namespace], int]:
 
 
 def train(args: argparse.Namespace) -> int:
-    """`lockstep train`: check the run, then start it; nothing is written before the check."""
-    from lockstep.cli.request import checked, requested_run
+    """`lockstep train`: train one run, or several with `--seeds`."""
+    from lockstep.cli.request import requested_run
     from lockstep.cli.start import resume, start
 
     if args.seeds is not None and args.resume is None:
@@ -128,7 +128,7 @@ def train(args: argparse.Namespace) -> int:
         )
     if args.resume is not None:
         return resume(args)
-    return start(args, checked(args, requested_run(args)))
+    return start(args, requested_run(args))
 
 
 def _is_sweep(path: Path) -> bool:

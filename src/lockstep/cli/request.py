@@ -178,23 +178,25 @@ def online_run(run: "AnyRun", what: str) -> "Run":
 
 
 def checked(args: argparse.Namespace, run: "SomeRun") -> "SomeRun":
-    """Check the framework, the task and the data of a run; returns it with absolute paths.
+    """Check the framework, the task and the data of a run; returns it with absolute paths."""
+    return checked_with_notes(args, run)[0]
 
-    Sets `args.notes`, which `start` prints.
-    """
+
+def checked_with_notes(args: argparse.Namespace, run: "SomeRun") -> "tuple[SomeRun, list[str]]":
+    """`checked`, and what the user should know about the run before it starts."""
     from lockstep.preflight.setting_paths import with_absolute_paths
     from lockstep.run import Run
     from lockstep.session.run_checks import check_run
     from lockstep.session.start_notes import start_notes
 
     if not isinstance(run, Run):
-        args.notes = start_notes(run, check_run(run), task_alone=False)
-        return with_absolute_paths(run)
+        notes = start_notes(run, check_run(run), task_alone=False)
+        return with_absolute_paths(run), notes
     run = _with_current_task(run)
     with _suggest_recipes(run.task) if run.task == (args.target or args.task) else nullcontext():
         spec = check_run(run)
-    args.notes = start_notes(run, spec, task_alone=has_task_defaults(args, run), resumed=_is_resumed(args))
-    return with_absolute_paths(run)
+    notes = start_notes(run, spec, task_alone=has_task_defaults(args, run), resumed=_is_resumed(args))
+    return with_absolute_paths(run), notes
 
 
 def _with_current_task(run: "Run") -> "Run":

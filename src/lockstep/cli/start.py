@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from lockstep.cli.request import checked, requested_nodes, requested_on_ray, requested_world, resumption
+from lockstep.cli.request import checked_with_notes, requested_nodes, requested_on_ray, requested_world, resumption
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, policy_source
 from lockstep.launch.node_flags import ELASTIC_RESTARTS, bounds_of
@@ -29,16 +29,17 @@ def resume(args: argparse.Namespace) -> int:
     resumed = resumption(args)
     if not args.started_by_lockstep and is_complete(resumed, World.from_environment()):
         return 0
-    return start(args, checked(args, resumed.run), resumed)
+    return start(args, resumed.run, resumed)
 
 
 def start(args: argparse.Namespace, run: "AnyRun", resumed: "Resumption | None" = None) -> int:
-    """Train on the ranks that the arguments ask for, from `resumed` if a run is resumed; returns the exit code."""
+    """Check a run and train on the ranks that the arguments ask for, from `resumed` if it is resumed; returns the exit code."""
     from lockstep.run import OfflineRun, Run
     from lockstep.session.env_checks.before_run import check_before_run
     from lockstep.session.host_checks import check_model_path
     from lockstep.world import World
 
+    run, notes = checked_with_notes(args, run)
     args.ml_framework = run.ml_framework  # the flags of ranks count the devices that it can use
     num_shards, default_ranks = (None, 1) if resumed is None else (resumed.num_shards, resumed.world_size)
     on_ray = requested_on_ray(args, default_ranks, num_shards or run.num_shards)
@@ -62,7 +63,7 @@ def start(args: argparse.Namespace, run: "AnyRun", resumed: "Resumption | None" 
     max_restarts = _max_restarts(args, world, elastic=on_ray is not None and on_ray.elastic)
     profile = _profiled_updates(args, run, resumed)
     if world.rank == 0:
-        _print_notes(args, run, resumed)
+        _print_notes(args, run, resumed, notes)
     given = Path(args.run_dir) if args.run_dir else None
     run_dir = given if resumed is None else resumed.run_dir
     supervised = world.size > 1 or max_restarts > 0 or args.grace_s is not None  # only a launcher kills a rank
@@ -81,12 +82,11 @@ def start(args: argparse.Namespace, run: "AnyRun", resumed: "Resumption | None" 
         )
     from lockstep.launch.train import exit_code, train
 
-    source = None if resumed is None else Path(args.resume)
     summary = train(
         run,
         run_dir=run_dir,
         init_from=init_from,
-        resume=source,
+        resume=None if resumed is None else Path(args.resume),
         world=world,
         started_by_lockstep=args.started_by_lockstep,
         profile=profile,
@@ -113,12 +113,12 @@ def _start_policy(args: argparse.Namespace, run: "AnyRun", resumed: "Resumption 
     return path
 
 
-def _print_notes(args: argparse.Namespace, run: "AnyRun", resumed: "Resumption | None") -> None:
+def _print_notes(args: argparse.Namespace, run: "AnyRun", resumed: "Resumption | None", notes: list[str]) -> None:
     from lockstep.run import Run
 
     if args.started_by_lockstep:  # the launcher has printed them
         return
-    notes = [*([] if resumed is None else resumed.notes), *args.notes]
+    notes = [*([] if resumed is None else resumed.notes), *notes]
     if resumed is None and isinstance(run, Run):
         rollout = run.num_envs * run.algorithm.num_steps
         if run.total_steps < rollout:

@@ -36,14 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def train_command(args: argparse.Namespace) -> int:
     """`lockstep offline train`; returns the exit code."""
-    from lockstep.cli.request import checked, requested_nodes, requested_world
+    from lockstep.cli.request import requested_nodes, requested_world
     from lockstep.cli.start import resume, several, start
 
     if args.resume is not None:
         return resume(args)
     run, workflow = _requested(args)
     if workflow is None:
-        return start(args, checked(args, run))
+        return start(args, run)
     from lockstep.cli.workflow_files import preparing
     from lockstep.cli.workflow_files.nodes import node_arguments
 
@@ -58,7 +58,7 @@ def train_command(args: argparse.Namespace) -> int:
         for note in workflow.notes:
             print(f"lockstep: {note}")
     prepared = preparing.prepare(workflow) if world.launcher == "none" else preparing.together(workflow, world)
-    return start(args, checked(args, prepared))
+    return start(args, prepared)
 
 
 def _requested(args: argparse.Namespace) -> "tuple[OfflineRun, Workflow | None]":
