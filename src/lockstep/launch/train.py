@@ -90,14 +90,14 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
     check_not_imported("train")
     _check_counts(ranks=ranks, profile=profile)
     run, task_alone = _config_of(run, resume, overrides)
-    if world is None and not started_by_lockstep:  # else the command has checked the run
+    checked = world is not None or started_by_lockstep  # by the command
+    if not checked:
         _print_notes(start_notes(run, check_run(run), task_alone=task_alone, resumed=resume is not None))
     run = with_absolute_paths(run)
-    world_given = world is not None
     world = world or World.from_environment()
     if resume is not None and not started_by_lockstep and is_complete(load_resumption(Path(resume), run), world):
         return ended_summary(Path(resume))
-    if ranks is not None and ranks != 1 and not world_given and world.launcher == "none":
+    if ranks is not None and ranks != 1 and not checked and world.launcher == "none":
         from lockstep.launch.train_ranks import train_on_ranks
 
         if resume is None and isinstance(run, Run):
@@ -105,10 +105,11 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
         return train_on_ranks(run, ranks, run_dir=run_dir, init_from=init_from, resume=resume, profile=profile)
     if ranks not in (None, world.size):
         raise ConfigError(f"ranks={ranks}, but this process is one of {world.size} ranks already; leave ranks out")
-    if not world_given and resume is None:
+    if not checked and resume is None:
         check_world(run, world)
-    paths = (Path(path) if path else None for path in (run_dir, init_from, resume))
-    return _train_here(run, world, *paths, started_by_lockstep=started_by_lockstep, profile=profile)
+    folder, source, earlier = (Path(path) if path else None for path in (run_dir, init_from, resume))
+    pending_run = PendingRun(folder, started_by_lockstep=started_by_lockstep, init_from=source)
+    return _train_here(run, world, pending_run, source, earlier, checked=checked, profile=profile)
 
 
 def _check_counts(**counts: object) -> None:
@@ -161,13 +162,14 @@ def is_complete(resumption: "Resumption", world: World) -> bool:
 def _train_here(
     run: AnyRun,
     world: World,
-    run_dir: Path | None,
+    pending_run: PendingRun,
     init_from: Path | None,
     resume: Path | None,
     *,
-    started_by_lockstep: bool,
+    checked: bool,
     profile: int | None,
 ) -> dict[str, Any]:
+    """Train in this process; returns the summary. `checked`: it is known that the run can begin."""
     from lockstep.launch.torchrun import check_growth, check_torchrun
     from lockstep.session.start_policy import check_start_policy
 
@@ -175,15 +177,14 @@ def _train_here(
     if resume is None:  # else the checkpoint has the number of shards
         check_growth(world, run.num_shards)
     source: Path | Resumption | None = resume
-    launch = None if started_by_lockstep or not may_restart_ranks(world) else _RestartableLaunch(run, world)
-    begins = resume is None and not started_by_lockstep and (launch is None or launch.run_dir is None)
-    if begins and isinstance(run, Run):
-        check_before_run(run, tell=world.rank == 0)
-    if begins and profile is not None:
-        check_profile(profile, run)
-    if begins and init_from is not None:
-        check_start_policy(init_from, run)
-    pending_run = PendingRun(run_dir, started_by_lockstep=started_by_lockstep, init_from=init_from)
+    launch = None if pending_run.started_by_lockstep or not may_restart_ranks(world) else _RestartableLaunch(run, world)
+    if not checked and resume is None and (launch is None or launch.run_dir is None):
+        if isinstance(run, Run):
+            check_before_run(run, tell=world.rank == 0)
+        if profile is not None:
+            check_profile(profile, run)
+        if init_from is not None:
+            check_start_policy(init_from, run)
     try:
         if world.rank == 0:
             _open(pending_run, run, world, resume, launch)

@@ -14,6 +14,7 @@ from lockstep.envs.make import env_spec
 from lockstep.errors import ConfigError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.run import OfflineRun, Run, override
+from lockstep.session import start_policy
 from lockstep.session.start_policy import check_start_policy
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.export import save_policy
@@ -186,3 +187,20 @@ def test_no_run_directory_is_left_by_a_script(policies, tmp_path, ranks):
     with pytest.raises(ConfigError, match="a policy of algo=ppo, and this run has algo=dqn"):
         train(DQN, ranks=ranks, run_dir=tmp_path / "run", init_from=policies["ppo"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_policy_is_checked_once_by_the_command_and_by_a_script(policies, tmp_path, monkeypatch):
+    """The check reads the file and makes an environment."""
+    checked = []
+
+    def begin(*_):
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(start_policy, "check_start_policy", lambda path, run: checked.append(path))
+    monkeypatch.setattr("lockstep.launch.train._open", begin)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "CartPole-v1", "--init-from", str(policies["ppo"])]) == 2
+    assert checked == [policies["ppo"]]
+    with pytest.raises(ConfigError, match="enough"):
+        train(PPO, init_from=policies["ppo"])
+    assert checked == [policies["ppo"]] * 2
