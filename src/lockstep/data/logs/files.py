@@ -13,13 +13,15 @@ from lockstep.errors import ConfigError
 COMPRESSIONS = (".gz", ".bz2", ".zst")
 _KINDS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
 _READ_BYTES = 1 << 18
+_MINARI_NAMESPACE = "namespace_metadata.json"
+"""The description of a folder of Minari datasets."""
 
 
 def find_files(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
     """Find the files of a log, and the set of those in folders.
 
     Folders are searched at any depth, in the order of names; names that begin with `_` or `.` (`_SUCCESS`, checksums)
-    are skipped. The folder of a Minari dataset counts as one file.
+    are skipped. The folder of a Minari dataset counts as one file, also below a folder.
 
     Raises:
         ConfigError: a path does not exist, no file is a log, or one is there twice.
@@ -31,10 +33,11 @@ def find_files(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
         elif (path / DESCRIPTION).is_file() and (path / STATE_FEATURES).is_file():
             raise ConfigError(f"{path} is prepared data, not a log; name what it was prepared from")
         elif path.is_dir():
-            found = sorted(file for file in path.rglob("*") if file.is_file() and _is_log(file.relative_to(path)))
+            found = _logs_in(path)
             if not found:
                 raise ConfigError(
-                    f"{path} contains no log; a folder needs files named *.jsonl, *.json, *.parquet or *.csv"
+                    f"{path} contains no log; a folder needs files named *.jsonl, *.json, *.parquet or *.csv, or "
+                    "Minari datasets"
                 )
             files.extend(found)
             in_folders.update(found)
@@ -139,8 +142,16 @@ class LineBlocks:
             yield text
 
 
-def _is_log(path: Path) -> bool:
-    if any(part.startswith(("_", ".")) for part in path.parts):
+def _logs_in(folder: Path) -> list[Path]:
+    """The logs below a folder, in the order of names."""
+    datasets = {path for path in folder.rglob("*") if is_minari(path)}
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != _MINARI_NAMESPACE)
+    found = [*datasets, *(path for path in files if datasets.isdisjoint(path.parents))]
+    return sorted(path for path in found if _is_log(path, folder))
+
+
+def _is_log(path: Path, folder: Path) -> bool:
+    if any(part.startswith(("_", ".")) for part in path.relative_to(folder).parts):
         return False
     try:
         kind_of(path)

@@ -85,6 +85,17 @@ def test_discrete_episodes_are_read(made, by_name, data_format):
     assert rows["_row"].to_list() == list(range(1, sum(lengths) + 1))
 
 
+@pytest.mark.parametrize("data_format", ["arrow", "hdf5"])
+def test_data_sets_below_a_folder_are_read_like_those_that_are_named(made, tmp_path, data_format):
+    folders = [
+        made(gymnasium.spaces.Discrete(2), lambda d: d.integers(2), name=name, data_format=data_format)[0]
+        for name in ("made/one-v0", "made/two-v0")
+    ]
+    below, named = read_log([tmp_path]), read_log(folders)
+    assert below.paths == named.paths == folders
+    assert made_logs.whole(below).equals(made_logs.whole(named))
+
+
 def test_continuous_episodes_are_read_in_batches(made, monkeypatch):
     monkeypatch.setattr(minari_log, "_MOST_ROWS", 4)
     folder, buffer = made(gymnasium.spaces.Box(-1, 1, (2,)), lambda d: d.uniform(-1, 1, 2).astype(np.float32), (2, 2))
