@@ -31,7 +31,7 @@ def names() -> list[str]:
 def load(name: str) -> Run:
     """The run of a recipe that comes with Lockstep. Raises `ConfigError` if there is none of this name."""
     if name not in names():
-        raise ConfigError(f"there is no recipe {name}{near(name, names())}; recipes: {', '.join(names())}")
+        raise ConfigError(f"there is no recipe {name}{near(str(name), names())}; recipes: {', '.join(names())}")
     run = _returned_run(_module(name).recipe, name)
     assert isinstance(run, Run)
     return run

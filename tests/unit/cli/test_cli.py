@@ -72,6 +72,8 @@ def test_target_is_a_recipe_before_a_task(trained):
     assert requested(trained, "CartPole-v1") == task_defaults("CartPole-v1", {})
     assert requested(trained, "--task=CartPole-v1") == task_defaults("CartPole-v1", {})
     assert requested(trained, "cartpole", "--task=CartPole-v0").task == "CartPole-v0"
+    with pytest.raises(ConfigError, match="there is no recipe None; recipes: ant_brax, cartpole"):
+        recipes.load(None)
 
 
 def test_every_recipe_makes_its_environment_and_divides_among_two_ranks():
