@@ -63,8 +63,8 @@ class CheckpointWriter:
         return any(not job.done() for job in self._jobs)
 
     @property
-    def has_unconcluded(self) -> bool:
-        """Whether a checkpoint was taken and not concluded. The same on all ranks."""
+    def checkpoint_pending(self) -> bool:
+        """Whether a checkpoint was taken and is still to be concluded. The same on all ranks."""
         return self._writing is not None
 
     def prepare(self, learner: State, shards: Mapping[int, State]) -> None:

@@ -112,9 +112,9 @@ class Checkpoints:
         """
         self._due = self._due or self._progress.due(self._run.checkpoint_every, num_steps)
         previous = self._timers.enter(CHECKPOINT)
-        if self._writer.has_unconcluded and not any_busy:
+        if self._writer.checkpoint_pending and not any_busy:
             self._writer.conclude()
-        if self._due and not any_busy and not self._writer.has_unconcluded:
+        if self._due and not any_busy and not self._writer.checkpoint_pending:
             self._take(elapsed_s)
         self._timers.enter(previous)
 

@@ -201,7 +201,7 @@ def test_proofs_are_due_also_when_many_updates_are_one_call(tmp_path, monkeypatc
 
 
 class FakeWriter:
-    busy = has_unconcluded = False
+    busy = checkpoint_pending = False
 
     def close(self):
         pass

@@ -60,7 +60,7 @@ def test_training_goes_on_while_the_disk_is_slow_and_what_it_changes_is_not_writ
     one.take(manifest(10), {"v": value}, {0: {}, 1: {}})
     value[:] = 1
     assert one.busy
-    assert one.has_unconcluded
+    assert one.checkpoint_pending
     slow.set()
     assert one.finish(lambda: None) == 10
     assert not one.busy
