@@ -44,7 +44,7 @@ from lockstep.session.profile import PROFILE_FILE, WARMUP_UPDATES, Profile
 from lockstep.session.resume import Resumption, load_resumption
 from lockstep.session.run_state import RunState, Source
 from lockstep.session.signals import WATCHED, StopSignals
-from lockstep.session.unused_settings import ignored_by_start, random_after_start
+from lockstep.session.unused_settings import warnings_of_start_policy
 from lockstep.world import World
 
 SomeEnv = TypeVar("SomeEnv", bound="Closable")
@@ -267,7 +267,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             notes = self.backend.start_from(
                 self._init_from, self.comm, policy, observation_moments, self._critic_moments, learner
             )
-            for note in [*notes, *ignored_by_start(self.run), *random_after_start(self.run)]:
+            for note in [*notes, *warnings_of_start_policy(self.run)]:
                 self.journal.warn(note)
         if self._spec is not None:
             player = self.backend.player(policy, self.comm, observation_moments)

@@ -35,29 +35,28 @@ _OF_LAYERS = ("hidden", "activation")
 _OF_CONVOLUTIONS = ("features", "channels_last")
 
 
-def ignored_by_start(run: AnyRun) -> list[str]:
-    """One sentence for each setting whose value the policy of `--init-from` replaces."""
-    config = run.algorithm
-    if not isinstance(config, SACConfig):
-        return []
-    return _sentence("", config, ("initial_alpha",), "--init-from: the temperature is that of the policy", {})
+def warnings_of_start_policy(run: AnyRun) -> list[str]:
+    """What a run that starts from a policy (`--init-from`) should tell.
 
-
-def random_after_start(run: AnyRun) -> list[str]:
-    """A sentence for the random actions with which a run begins, although it starts from a policy (`--init-from`)."""
+    One sentence for each setting whose value the policy replaces, and one for random actions at the start.
+    """
     config = run.algorithm
+    found: list[str] = []
+    if isinstance(config, SACConfig):
+        reason = "--init-from: the temperature is that of the policy"
+        found += _sentence("", config, ("initial_alpha",), reason, {})
     if isinstance(config, SACConfig | TD3Config) and config.learning_starts:
-        return [
+        found.append(
             f"the first {config.learning_starts} steps (learning_starts) are random actions, not those of the policy "
             "that the run starts from; learning_starts=0 begins with the policy"
-        ]
+        )
     if isinstance(config, DQNConfig) and config.epsilon_range[0] > config.epsilon_range[1]:
         first = config.epsilon_range[0]
-        return [
+        found.append(
             f"at the start {first:.2g} of the actions are random (epsilon_start), not those of the policy that the run "
             "starts from; a smaller epsilon_start begins with more of the policy"
-        ]
-    return []
+        )
+    return found
 
 
 def without_effect(config: object) -> set[str]:

@@ -14,7 +14,7 @@ from lockstep.envs.make import env_spec
 from lockstep.envs.spec import ImagePart
 from lockstep.run import ALGORITHMS, OFFLINE_ALGORITHMS, OfflineRun, Run, override
 from lockstep.session.task_defaults import default_settings, task_defaults
-from lockstep.session.unused_settings import _ONLY_WITH, ignored_by_start, random_after_start, unused_settings
+from lockstep.session.unused_settings import _ONLY_WITH, unused_settings, warnings_of_start_policy
 
 PIXELS = "lockstep/PixelPong-v0"
 
@@ -182,20 +182,19 @@ def test_python_tells(tmp_path: Any, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_temperature_is_that_of_the_policy_that_a_run_starts_from():
-    sac = Run(task="Pendulum-v1", algo="sac")
+    sac = override(Run(task="Pendulum-v1", algo="sac"), {"learning_starts": 0})
     told = ["initial_alpha=0.1 has no effect with --init-from: the temperature is that of the policy"]
-    assert ignored_by_start(override(sac, {"initial_alpha": 0.1})) == told
-    assert ignored_by_start(sac) == ignored_by_start(override(sac, {"alpha": 0.1})) == []
-    assert ignored_by_start(Run(task="CartPole-v1")) == []
+    assert warnings_of_start_policy(override(sac, {"initial_alpha": 0.1})) == told
+    assert warnings_of_start_policy(sac) == warnings_of_start_policy(override(sac, {"alpha": 0.1})) == []
+    assert warnings_of_start_policy(Run(task="CartPole-v1")) == []
 
 
 def test_random_actions_in_spite_of_the_policy_that_a_run_starts_from_are_told():
     sac = Run(task="Pendulum-v1", algo="sac")
-    (told,) = random_after_start(sac)
+    (told,) = warnings_of_start_policy(sac)
     assert told.startswith("the first 10000 steps (learning_starts) are random actions")
-    assert random_after_start(override(sac, {"learning_starts": 0})) == []
+    assert warnings_of_start_policy(override(sac, {"learning_starts": 0})) == []
     dqn = Run(task="CartPole-v1", algo="dqn")
-    (told,) = random_after_start(dqn)
+    (told,) = warnings_of_start_policy(dqn)
     assert told.startswith("at the start 1 of the actions are random (epsilon_start)")
-    assert random_after_start(override(dqn, {"epsilon_start": 0.01, "epsilon_end": 0.01})) == []
-    assert random_after_start(Run(task="CartPole-v1")) == []
+    assert warnings_of_start_policy(override(dqn, {"epsilon_start": 0.01, "epsilon_end": 0.01})) == []
