@@ -24,7 +24,7 @@ from lockstep.session.gradient_schedule import TAKEN, GradientSchedule
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
 from lockstep.session.shard_replays import Replayed, ShardReplays
 from lockstep.torch.adam import Adam
-from lockstep.torch.capture import capture_step
+from lockstep.torch.capture import capture_gradient_step
 from lockstep.torch.comm import Comm
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.device_rows import observation_storage
@@ -123,7 +123,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         bfloat16 = run.precision == "bfloat16"
         self._precision = torch.autocast(device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext()
         self._backward = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
-        self._accumulate, self._apply, self._take_step = capture_step(
+        self._accumulate, self._apply, self._take_step = capture_gradient_step(
             run, comm, self.flat, self._accumulate_gradients, self._apply_gradient, self._gradient_step
         )
 

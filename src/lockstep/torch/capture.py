@@ -188,7 +188,7 @@ class CapturedStep(Generic[Result]):
         return _Captured(replay, _columns(static), result)
 
 
-def capture_step(
+def capture_gradient_step(
     run: AnyRun,
     comm: Comm,
     flat: FlatParameters,
@@ -198,10 +198,16 @@ def capture_step(
     *,
     candidates: bool = False,
 ) -> tuple[Callable[..., Accumulated], Callable[..., Applied], Callable[..., Any]]:
-    """The three functions of a gradient step, captured unless `capture=false` or something is in the way.
+    """Capture a learner's gradient step, unless `capture=false` or there is an `obstacle`.
 
-    In a world of one that is the whole step. With several ranks it is both parts, and the collective between them is
-    no part of a graph: `docs/decisions/0022-collectives-outside-graphs.md`.
+    A learner gives its functions, keeps the returned ones, and calls the returned `step`:
+
+        self._accumulate, self._apply, self._take_step = capture_gradient_step(
+            run, comm, self.flat, self._accumulate_gradients, self._apply_gradient, self._gradient_step
+        )
+
+    In a world of one `step` is one graph. With several ranks `accumulate` and `apply` are a graph each, and `step`
+    calls the collective between them, which is in neither: `docs/decisions/0022-collectives-outside-graphs.md`.
 
     Args:
         run: the config.
@@ -209,22 +215,31 @@ def capture_step(
         flat: the gradients.
         accumulate: computes the gradients and sums of all local shards.
         apply: changes the parameters by the mean gradient, given a list with the sums over all shards.
-        step: calls the first result of this function, averages over ranks, and calls the second.
+        step: the whole step: calls the learner's `_accumulate`, averages over ranks, and calls its `_apply`.
         candidates: whether the policy scores candidates.
+
+    Returns:
+        What to call for `accumulate`, `apply` and `step`; each is the given one where it is not a graph of its own.
+        Without graphs `accumulate` first lets `comm` send gradients while the backward pass computes the rest.
     """
     captured = obstacle(run, comm, flat, candidates=candidates) is None
     graphs = graphs_on(comm.device) if captured else None
     if graphs is None:
-
-        def watched(*given: Any) -> Accumulated:
-            comm.start_gradients_(flat)
-            return accumulate(*given)
-
-        return watched, apply, step
+        return _sent_early(accumulate, comm, flat), apply, step
     on_failure = _on_failure(run, comm, "gradient steps run")
-    if comm.world.size > 1:
-        return CapturedStep(accumulate, graphs, on_failure), CapturedStep(apply, graphs, on_failure), step
-    return accumulate, apply, CapturedStep(step, graphs, on_failure)
+    if comm.world.size == 1:
+        return accumulate, apply, CapturedStep(step, graphs, on_failure)
+    return CapturedStep(accumulate, graphs, on_failure), CapturedStep(apply, graphs, on_failure), step
+
+
+def _sent_early(accumulate: Callable[..., Accumulated], comm: Comm, flat: FlatParameters) -> Callable[..., Accumulated]:
+    """`accumulate`, of whose gradients `comm` may send the first ones before the backward pass ends."""
+
+    def start_and_accumulate(*given: Any) -> Accumulated:
+        comm.start_gradients_(flat)
+        return accumulate(*given)
+
+    return start_and_accumulate
 
 
 def capture_rollout(run: Run, comm: Comm, num_steps: int) -> "Callable[..., CapturedStep[Any]] | None":

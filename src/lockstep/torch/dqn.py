@@ -27,7 +27,7 @@ from lockstep.session.shard_replays import ShardReplays, announce_replay
 from lockstep.session.support_watch import watch_support
 from lockstep.torch import value_losses as losses
 from lockstep.torch.adam import Adam
-from lockstep.torch.capture import announce_capture, capture_acting, capture_step
+from lockstep.torch.capture import announce_capture, capture_acting, capture_gradient_step
 from lockstep.torch.comm import Comm
 from lockstep.torch.device_rows import observation_storage
 from lockstep.torch.flat import FlatParameters
@@ -91,7 +91,7 @@ class DQN:
         self._not_skipped = torch.zeros(1, device=comm.device)  # the end of the result of a step that is taken
         self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=run.precision == "bfloat16")
         self._backward = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
-        self._accumulate, self._apply, self._take_step = capture_step(
+        self._accumulate, self._apply, self._take_step = capture_gradient_step(
             run, comm, self.flat, self._accumulate_gradients, self._apply_gradient, self._gradient_step
         )
 

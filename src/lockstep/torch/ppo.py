@@ -21,7 +21,7 @@ from lockstep.session.normalizers import NormalizerError, Normalizers, UpdateSta
 from lockstep.torch.adam import Adam, adapted
 from lockstep.torch.batch import Batch
 from lockstep.torch.batch_builder import AnyRollout, BatchBuilder
-from lockstep.torch.capture import announce_capture, capture_acting, capture_rollout, capture_step
+from lockstep.torch.capture import announce_capture, capture_acting, capture_gradient_step, capture_rollout
 from lockstep.torch.comm import Comm
 from lockstep.torch.device_rollout import TensorCollector
 from lockstep.torch.device_shard import TensorRollout
@@ -76,7 +76,7 @@ class PPO:
             device=comm.device, precision=self._precision if bfloat16 else None, symmetry=self._symmetry,
         )  # fmt: skip
         self._backward = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
-        self._accumulate, self._apply, self._take_step = capture_step(
+        self._accumulate, self._apply, self._take_step = capture_gradient_step(
             run, comm, self.flat, self._accumulate_gradients, self._apply_gradient, self._gradient_step
         )
 

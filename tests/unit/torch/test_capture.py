@@ -76,11 +76,13 @@ def test_captured_parts_of_several_ranks_have_the_same_bits(graphs, tmp_path, ca
     name, config = CASES[case]
 
     def of_two_ranks(run, comm, *given, **options):
-        return capture.capture_step(run, SimpleNamespace(device=comm.device, world=World(size=2)), *given, **options)
+        return capture.capture_gradient_step(
+            run, SimpleNamespace(device=comm.device, world=World(size=2)), *given, **options
+        )
 
     with ExitStack() as stack:
         for module in (ppo, dqn, actor_critic, optimizer):
-            stack.enter_context(mock.patch.object(module, "capture_step", of_two_ranks))
+            stack.enter_context(mock.patch.object(module, "capture_gradient_step", of_two_ranks))
         captured = make(name, tmp_path, config=config, capture=True)
     eager = make(name, tmp_path, config=config)
     with mock.patch.object(Comm, "average_gradients_", autospec=True, side_effect=Comm.average_gradients_) as average:
@@ -242,7 +244,9 @@ OWN = NetworkConfig(module="mine:Network")
 )
 def test_a_gpu_captures_without_a_flag_all_but_the_users_code(graphs, run, captured, said):
     journal, comm, flat = Journal(), Comm(device="cpu"), FlatParameters(torch.nn.Linear(2, 2))
-    step = capture.capture_step(run, comm, flat, lambda given: given, lambda given: given, lambda given: given)[2]
+    step = capture.capture_gradient_step(
+        run, comm, flat, lambda given: given, lambda given: given, lambda given: given
+    )[2]
     announce_capture(journal, run, comm, flat)
     assert isinstance(step, CapturedStep) == captured
     assert said in journal.said[0] if said else not journal.said
@@ -256,7 +260,7 @@ def test_large_gradients_are_sent_early_rather_than_captured(graphs):
     journal, found = Journal(), []
     for chosen in (None, True):
         run = Run(task="t", capture=chosen)
-        made = capture.capture_step(run, comm, None, lambda: None, lambda: None, lambda: None)
+        made = capture.capture_gradient_step(run, comm, None, lambda: None, lambda: None, lambda: None)
         announce_capture(journal, run, comm, None)
         found.append(isinstance(made[0], CapturedStep))
     assert found == [False, True]

@@ -17,7 +17,7 @@ from lockstep.run import OfflineRun
 from lockstep.session.non_finite import locate_non_finite_logged
 from lockstep.torch.adam import Adam
 from lockstep.torch.batch import RowBatch
-from lockstep.torch.capture import capture_step
+from lockstep.torch.capture import capture_gradient_step
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.gradient import LossGradient
@@ -86,7 +86,7 @@ class OfflineOptimizer:
         else:
             self.optimizer = Sgd(*tensors, l2_decay=c.l2_decay)
         self.target_state: dict[str, Tensor] = {}
-        self._accumulate, self._apply, self._take_step = capture_step(
+        self._accumulate, self._apply, self._take_step = capture_gradient_step(
             run,
             comm,
             self.flat,
