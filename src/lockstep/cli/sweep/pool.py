@@ -30,8 +30,8 @@ _INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 @dataclass(slots=True, eq=False)
-class _Active:
-    """A run that is training."""
+class _RunningMember:
+    """A run that is training: its process, and the files that it writes."""
 
     member: Member
     slot: Slot
@@ -45,8 +45,8 @@ class _Active:
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
-    """A trial with runs that have not ended."""
+class _TrialState:
+    """The runs of a trial, and whether it was given up."""
 
     members: list[Member]
     pruned: bool = False
@@ -70,8 +70,8 @@ class Pool:
     start_process: StartProcess = start_here
     members: list[Member] = field(default_factory=list[Member])
     _queue: deque[Member] = field(default_factory=deque[Member])
-    _active: list[_Active] = field(default_factory=list[_Active])
-    _trials: dict[Trial, _Running] = field(default_factory=dict[Trial, _Running])
+    _running: list[_RunningMember] = field(default_factory=list[_RunningMember])
+    _trials: dict[Trial, _TrialState] = field(default_factory=dict[Trial, _TrialState])
     _read_at: float = 0.0
 
     def check_started(self) -> None:
@@ -95,8 +95,8 @@ class Pool:
         try:
             return self._run()
         except BaseException:
-            self._stop(self._active, signal.SIGTERM)
-            while self._active:
+            self._stop(self._running, signal.SIGTERM)
+            while self._running:
                 self._collect()
                 time.sleep(_POLL_S)
             raise
@@ -107,14 +107,14 @@ class Pool:
             while True:
                 if caught and not forwarded:
                     forwarded = caught[0]
-                    self.lines.note(f"{signal_name(forwarded)}: waiting for {len(self._active)} runs to save and end")
-                    self._stop(self._active, forwarded)
+                    self.lines.note(f"{signal_name(forwarded)}: waiting for {len(self._running)} runs to save and end")
+                    self._stop(self._running, forwarded)
                 if caught.count(signal.SIGINT) > 1:
-                    self._stop(self._active, signal.SIGKILL)
+                    self._stop(self._running, signal.SIGKILL)
                 self._collect()
                 if not forwarded:
                     self._fill()
-                if not self._active and (forwarded or not self._queue):
+                if not self._running and (forwarded or not self._queue):
                     if forwarded:
                         self._add_ended()
                     return forwarded
@@ -123,11 +123,11 @@ class Pool:
 
     def _fill(self) -> None:
         """Start runs in free slots."""
-        while len(self._active) < len(self.slots):
+        while len(self._running) < len(self.slots):
             member = self._next_member()
             if member is None:
                 return
-            taken = [active.slot for active in self._active]
+            taken = [running.slot for running in self._running]
             self._start(member, next(slot for slot in self.slots if slot not in taken))
 
     def _next_member(self) -> Member | None:
@@ -168,7 +168,7 @@ class Pool:
             else:  # not checked again: what this machine lacks now does not undo a run that has ended
                 member.total_steps = self.folder.total_steps(member)
         self.members += members
-        self._trials[trial] = _Running(members)
+        self._trials[trial] = _TrialState(members)
         self._queue.extend(member for member in members if member.status == "queued")
         for member in members:
             self.lines.add(member)
@@ -200,47 +200,49 @@ class Pool:
         self.folder.record("start", member, pid=process.pid, cores=slot.cores, gpus=slot.gpus, resumed=resumed)
         metrics = JsonLinesFollower(member.path / METRICS_FILE)
         evaluations = JsonLinesFollower(member.path / EVALUATIONS_FILE)
-        self._active.append(_Active(member, slot, process, metrics, evaluations))
+        self._running.append(_RunningMember(member, slot, process, metrics, evaluations))
         self.lines.started(member, resumed=resumed, slot=slot)
 
     def _collect(self) -> None:
         """Record the runs that have ended."""
-        for active in list(self._active):
-            code = active.process.poll()
+        for running in list(self._running):
+            code = running.process.poll()
             if code is None:
                 continue
-            self._active.remove(active)
-            member = active.member
-            member.status = self._status(active, code)
+            self._running.remove(running)
+            member = running.member
+            member.status = self._status(running, code)
             if member.status == "failed":
                 member.reason = self.folder.failure_reason(member, code)
             self.folder.record("end", member, code=code, status=member.status, reason=member.reason)
             self.lines.ended(member)
-            active.evaluations.update()  # what it wrote since the last read
-            self._report_new(active)
-            running = self._trials[member.trial]
-            if not any(other.status in ("queued", "running") for other in running.members):
+            running.evaluations.update()  # what it wrote since the last read
+            self._report_new(running)
+            state = self._trials[member.trial]
+            if not any(other.status in ("queued", "running") for other in state.members):
                 self._complete(member.trial)
 
-    def _status(self, active: _Active, code: int) -> Status:
-        if self.folder.is_complete(active.member) and code == 0:
+    def _status(self, running: _RunningMember, code: int) -> Status:
+        if self.folder.is_complete(running.member) and code == 0:
             return "done"
-        if self._trials[active.member.trial].pruned and active.signalled:
+        if self._trials[running.member.trial].pruned and running.signalled:
             return "pruned"
         # A launcher's exit code after signal n is 128 + n, that of a process which the signal ended is -n.
-        if active.signalled or code in {128 + number for number in _INTERRUPTIONS}:
+        if running.signalled or code in {128 + number for number in _INTERRUPTIONS}:
             return "interrupted"
         return "failed"
 
     def _complete(self, trial: Trial) -> None:
         """Report the end of a trial to its source, unless it goes on after the next start."""
-        running = self._trials[trial]
-        states = {member.status for member in running.members}
-        if "interrupted" in states:
+        state = self._trials[trial]
+        statuses = {member.status for member in state.members}
+        if "interrupted" in statuses:
             return
-        scores = [score for member in running.members if (score := score_of(member, self.sweep.metric)) is not None]
+        scores = [score for member in state.members if (score := score_of(member, self.sweep.metric)) is not None]
         # A run that ended by itself before the signal of pruning came has its score.
-        outcome: Status = "pruned" if "pruned" in states else "failed" if "failed" in states or not scores else "done"
+        outcome: Status = (
+            "pruned" if "pruned" in statuses else "failed" if "failed" in statuses or not scores else "done"
+        )
         self.source.complete(trial, scores, outcome)
 
     def _read(self) -> None:
@@ -249,24 +251,24 @@ class Pool:
         if now - self._read_at < _READ_EVERY_S:
             return
         self._read_at = now
-        for active in self._active:
-            active.metrics.update()
-            active.evaluations.update()
-            self.lines.update(active.member, active.metrics.lines, active.evaluations.lines)
-            self._report_new(active)
+        for running in self._running:
+            running.metrics.update()
+            running.evaluations.update()
+            self.lines.update(running.member, running.metrics.lines, running.evaluations.lines)
+            self._report_new(running)
         self.lines.draw()
 
-    def _report_new(self, active: _Active) -> None:
+    def _report_new(self, running: _RunningMember) -> None:
         """Report the evaluations that were read since the last call."""
-        new, active.evaluated = active.evaluations.lines[active.evaluated :], len(active.evaluations.lines)
-        self._report(active.member, new)
+        new, running.evaluated = running.evaluations.lines[running.evaluated :], len(running.evaluations.lines)
+        self._report(running.member, new)
 
     def _report(self, member: Member, evaluations: Sequence[Mapping[str, Any]]) -> None:
         """Report evaluations of a run to the source, and end what is left of its trial if the source says so."""
-        running = self._trials[member.trial]
+        state = self._trials[member.trial]
         for entry in evaluations:
             mean, step = mean_return(entry.get("returns")), int(entry.get("step", 0))
-            if mean is None or running.pruned:
+            if mean is None or state.pruned:
                 continue
             prune = self.source.should_prune(member.trial, step, mean)
             if prune and step < (member.total_steps or math.inf):
@@ -274,23 +276,23 @@ class Pool:
 
     def _prune(self, trial: Trial) -> None:
         """End the runs of a trial that have not ended; without such, the trial is complete."""
-        running = self._trials[trial]
-        running.pruned = any(member.status in ("queued", "running") for member in running.members)
-        for member in running.members:
+        state = self._trials[trial]
+        state.pruned = any(member.status in ("queued", "running") for member in state.members)
+        for member in state.members:
             if member in self._queue:
                 self._queue.remove(member)
                 self._record_pruned(member)
                 self.lines.ended(member)
-        self._stop([other for other in self._active if other.member.trial is trial], signal.SIGTERM)
+        self._stop([other for other in self._running if other.member.trial is trial], signal.SIGTERM)
 
     def _record_pruned(self, member: Member) -> None:
         """Record that a run is not started, since its trial was given up."""
         member.status = "pruned"
         self.folder.record("end", member, code=None, status="pruned", reason=None)
 
-    def _stop(self, active: Sequence[_Active], number: int) -> None:
+    def _stop(self, running: Sequence[_RunningMember], number: int) -> None:
         """Send a signal to runs: to their launcher, which ends its ranks; SIGKILL to all of their processes."""
-        for one in active:
+        for one in running:
             if one.signalled and number != signal.SIGKILL:
                 continue
             one.signalled = True
