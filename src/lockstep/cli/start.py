@@ -33,7 +33,7 @@ def resume(args: argparse.Namespace) -> int:
 
 
 def start(args: argparse.Namespace, run: "AnyRun", resumed: "Resumption | None" = None) -> int:
-    """Check a run and train on the ranks that the arguments ask for, from `resumed` if it is resumed; returns the exit code."""
+    """Check a run and train on the ranks that the arguments ask for, from `resumed` if given; returns the exit code."""
     from lockstep.run import OfflineRun, Run
     from lockstep.session.env_checks.before_run import check_before_run
     from lockstep.session.host_checks import check_model_path
