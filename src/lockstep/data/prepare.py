@@ -25,7 +25,7 @@ from lockstep.data.dataset_files import (
 )
 from lockstep.data.dataset_writer import DatasetWriter, check_output
 from lockstep.data.feature_file import load_features
-from lockstep.data.features import Features
+from lockstep.data.features import Features, ordered
 from lockstep.data.formulas import LARGEST
 from lockstep.data.preparation.identify import CONTINUOUS, NormParams, bounded, exceeds, identify
 from lockstep.data.preparation.passes import Preparation, scan_log
@@ -79,7 +79,7 @@ class PrepareOptions:
     def plain(self) -> dict[str, Any]:
         """Plain values for `dataset.json`; equal options give equal rows of one log."""
         files = {"state_features": self.state_features, "action_features": self.action_features}
-        digests = {name: None if file is None else load_features(file).digest for name, file in files.items()}
+        digests = {name: None if file is None else _given_features(file).digest for name, file in files.items()}
         same = {"kind": self.kind, "actions": self.actions, "columns": self.columns}
         given: dict[str, Any] = settings.plain(self.norm_params())
         norm = {name: given[name] for name in dict.fromkeys(name.partition(".")[0] for name in self.norm)}
@@ -196,7 +196,7 @@ def _features(sample: FeatureSample, options: PrepareOptions, show: Show | None)
                 )
             found.append(None)
         elif file is not None:
-            features = load_features(file)
+            features = _given_features(file)
             bounds = sample.action_bounds if name == "action" else None
             _compare(features.ids, ids, name, file, None if bounds is not None else show)
             if bounds is not None:
@@ -212,6 +212,18 @@ def _features(sample: FeatureSample, options: PrepareOptions, show: Show | None)
     state, action = found
     assert state is not None
     return state, action
+
+
+def _given_features(file: Path) -> Features:
+    """The features of a file that the user names. Columns are known by id: their order in the file does not matter.
+
+    A file in prepared data keeps its order, since policies that learned from the data have parameters in that order.
+    Earlier versions wrote x_10 before x_2.
+    """
+    features = load_features(file)
+    if (file.parent / DESCRIPTION).is_file():
+        return features
+    return Features({key: features[key] for key in ordered(features.ids)})
 
 
 def _check_overrides(sample: FeatureSample, options: PrepareOptions, params: NormParams) -> None:

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from lockstep.data.dataset import Dataset
+from lockstep.data.feature_file import load_features
 from lockstep.data.prepare import PrepareOptions, prepare_dataset
 from lockstep.errors import ConfigError
 
@@ -30,6 +31,7 @@ def prepared(tmp_path, rows, name="data", suffix=".jsonl", **options):
 
 
 ACTIONS = [[-2.0, 5.0], [0.0, 6.0], [2.0, 7.0], [1.0, 5.5]]
+STATE = {f"x_{k}": k + 0.5 for k in range(12)}
 SCALED = [[-1, -1], [0, 0], [1, 1], [0.5, -0.5]]
 
 
@@ -66,13 +68,36 @@ def test_lists_of_many_numbers_keep_their_order(tmp_path):
 
 
 def test_numbered_features_of_a_simulator_keep_its_order(tmp_path):
-    state = {f"x_{k}": k + 0.5 for k in range(12)}
-    rows = [row(i, {f"u{k}": float(i - k) for k in range(11)}, state_features=state) for i in range(4)]
+    rows = [row(i, {f"u{k}": float(i - k) for k in range(11)}, state_features=STATE) for i in range(4)]
     data, _ = prepared(tmp_path, [one | {"metrics": {f"m{k}": 0.0 for k in range(11)}} for one in rows])
-    assert data.info.state_features == tuple(state) == data.state_features.ids
+    assert data.info.state_features == tuple(STATE) == data.state_features.ids
     assert data.info.action_features == tuple(f"u{k}" for k in range(11)) == data.action_features.ids
-    assert [feature.mean for _, feature in data.state_features.items()] == list(state.values())
+    assert [feature.mean for _, feature in data.state_features.items()] == list(STATE.values())
     assert data.info.metrics[:3] == ("m0", "m1", "m10"), "no simulator numbers them: the order that data have stays"
+
+
+def test_features_of_a_file_are_known_by_name_in_any_order(tmp_path):
+    """A file of sorted keys has x_10 before x_2; a simulator numbers its observations."""
+    rows = [row(i, {f"u{k}": float(i - k) for k in range(11)}, state_features=STATE) for i in range(4)]
+    data, _ = prepared(tmp_path, rows)
+    files = {name: tmp_path / f"{name}.json" for name in ("state_features", "action_features")}
+    for name, file in files.items():
+        file.write_text(json.dumps(json.loads((data.path / f"{name}.json").read_text()), sort_keys=True))
+    assert load_features(files["state_features"]).ids[:3] == ("x_0", "x_1", "x_10")
+    again, _ = prepared(tmp_path, rows, "again", **files)
+    assert again.info.state_features == again.state_features.ids == tuple(STATE)
+    assert (again.state_features, again.action_features) == (data.state_features, data.action_features)
+    assert (again.column("state")[:] == data.column("state")[:]).all()
+
+
+def test_data_of_an_earlier_version_pass_their_order_on(tmp_path):
+    """Policies that learned from them have parameters in that order."""
+    rows = [row(i, {"u": float(i)}, state_features=STATE) for i in range(4)]
+    data, _ = prepared(tmp_path, rows)
+    file = data.path / "state_features.json"
+    file.write_text(json.dumps(json.loads(file.read_text()), sort_keys=True))
+    again, _ = prepared(tmp_path, rows, "again", state_features=file)
+    assert again.info.state_features == tuple(sorted(STATE))
 
 
 def test_lists_that_look_one_hot_are_numbers_if_the_kind_is_given(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.config.settings import updated
 from lockstep.data.dataset import Dataset, DatasetInfo
 from lockstep.data.feature_file import features_from_dict, features_to_dict
-from lockstep.data.features import Features, numbered
+from lockstep.data.features import Features, numbered, ordered
 from lockstep.data.formulas import FORMULAS, MIN_POSITIVE
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
@@ -179,12 +179,19 @@ def _check_order(policy_spec: PolicySpec, task: str) -> None:
     if info.kind == "continuous":  # states and actions have no id in common
         named.append(("numbers of an action", "action", info.action_features, "action_"))
     for what, column, ids, word in named:
-        if not numbered(ids):
+        if numbered(ids):
+            continue
+        if numbered(ordered(ids)):
             raise ConfigError(
-                f"task={task} numbers the {what}, and the log names them ({', '.join(ids[:4])}, ...): name them "
-                f"{word}0, {word}1, ... in the simulator's order, in the log or by --columns of `offline prepare` "
-                f"({column}: {{{word}0: NAME, {word}1: NAME}}), or leave task out"
+                f"task={task} numbers the {what}, and the data have them in alphabetical order ({', '.join(ids[:3])}, "
+                "...), as earlier versions of Lockstep prepared them: prepare the log again, without --like, or leave "
+                "task out"
             )
+        raise ConfigError(
+            f"task={task} numbers the {what}, and the log names them ({', '.join(ids[:4])}, ...): name them "
+            f"{word}0, {word}1, ... in the simulator's order, in the log or by --columns of `offline prepare` "
+            f"({column}: {{{word}0: NAME, {word}1: NAME}}), or leave task out"
+        )
     given = (info.rules.get("options") or {}).get("actions") is not None
     if info.kind == "discrete" and not given and not numbered(info.actions):
         raise ConfigError(

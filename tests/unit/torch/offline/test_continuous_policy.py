@@ -247,10 +247,10 @@ def test_a_simulator_with_other_actions_is_refused(tmp_path, action, message):
 @pytest.mark.parametrize(
     ("state_features", "refused"),
     [
-        (("0", "1", "2", "3"), False),
-        (("x_0", "x_1", "x_2", "x_3"), False),
-        (("x_1", "x_10", "x_2", "x_3"), True),
-        (("angle", "position", "tip", "velocity"), True),
+        (("0", "1", "2", "3"), None),
+        (("x_0", "x_1", "x_2", "x_3"), None),
+        (("x_1", "x_10", "x_2", "x_3"), "in alphabetical order .* prepare the log again, without --like"),
+        (("angle", "position", "tip", "velocity"), "name them 0, 1"),
     ],
 )
 def test_a_simulator_needs_the_order_of_its_observations(tmp_path, state_features, refused):
@@ -260,7 +260,7 @@ def test_a_simulator_needs_the_order_of_its_observations(tmp_path, state_feature
     spec = EnvSpec(observation_size=4, action=action, autoreset="next_step", separately_seedable=True)
     about = policy.policy_spec
     about = replace(about, spec=spec, info=replace(about.info, state_features=state_features))
-    with pytest.raises(ConfigError, match="name them 0, 1") if refused else nullcontext():
+    with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
         check_simulator(about, "Other-v0")
 
 
