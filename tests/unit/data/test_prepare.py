@@ -258,6 +258,43 @@ def test_a_limit_of_steps_is_not_suggested_where_the_log_marks_its_ends(tmp_path
     assert [line for line in said if "(--max-episode-steps); where the log marks an end, that counts" in line]
 
 
+def terminated_at(limit, lengths, **more):
+    """Rows of 12 episodes of `limit` decisions, and of others; the last decision of each is marked `terminated`."""
+    return [
+        row(f"t{i}", k, {"1": 1.0 * i}, "go", terminated=k == length - 1, **more)
+        for i, length in enumerate([*lengths, *[limit] * 12])
+        for k in range(length)
+    ]
+
+
+def test_the_done_of_old_gym_is_suspected_where_all_that_reach_a_limit_are_terminated(tmp_path):
+    rows = terminated_at(50, lengths=[7, 49])
+    for name, options in (("data", {}), ("limited", {"max_episode_steps": 50})):
+        _, printed = prepare(tmp_path, rows, name, **options)
+        (said,) = (line for line in printed if "the done of old Gym" in line)
+        assert said.startswith("all 12 trajectories of 50 decisions") and said.endswith("--max-episode-steps 50")
+    for one in rows:
+        del one["terminated"]
+    data, printed = prepare(tmp_path, rows, "as advised", max_episode_steps=50)
+    assert (data.info.rules["terminal"], data.info.rules["cut"]) == (2, 12)
+    assert not [line for line in printed if "old Gym" in line]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        terminated_at(50, [7], truncated=False),
+        [one | {"terminated": one["terminated"] and one["mdp_id"] != "t3"} for one in terminated_at(50, [7])],
+        terminated_at(49, [7]),
+        terminated_at(50, [51]),
+        terminated_at(50, [1] * 120),
+    ],
+    ids=["truncated is logged", "one is not terminated", "short sessions", "one goes on", "few reach it"],
+)
+def test_the_done_of_old_gym_is_not_suspected_of(tmp_path, rows):
+    assert not [line for line in prepare(tmp_path, rows)[1] if "old Gym" in line]
+
+
 def test_action_names_set_the_order(tmp_path):
     rows = [row("x", i, {"1": 1.0}, action, i) for i, action in enumerate(["up", "down"])]
     data, _ = prepare(tmp_path, rows, actions=("up", "left", "down"))

@@ -23,7 +23,7 @@ from lockstep.data.preparation.lists import Lists, no_lists, pad_columns
 from lockstep.data.preparation.next_rows import NextRows, Rules, next_rows, order
 from lockstep.data.preparation.prefetch import in_order, prefetch
 from lockstep.data.preparation.progress import PassProgress, Report
-from lockstep.data.preparation.rules import Counts, summary_lines
+from lockstep.data.preparation.rules import Counts, done_lines, summary_lines
 from lockstep.data.preparation.scan import FeatureSample, LogContents, Sample, feature_sample_of, keys, select_columns
 from lockstep.data.preparation.scratch import check_space
 from lockstep.data.preparation.spill import Spill
@@ -224,7 +224,10 @@ class Preparation:
         """The summary for the user; `example` names a skipped decision."""
         has_lists = not self.schema.continuous and bool(self._scan.contents.columns & set(LISTS))  # [] may mark an end
         lines = summary_lines(self.counts, self._rules, self.schema.kind, has_lists=has_lists, example=example)
-        if "metric:reward" in self._scan.contents.columns:
+        logged = self._scan.contents.columns
+        if "terminated" in logged and "truncated" not in logged:
+            lines += done_lines(self.counts, self._rules.max_episode_steps)
+        if "metric:reward" in logged:
             lines.append("the metric reward is left out: estimates call the column reward so; give it another name")
         if self.schema.kind == "parametric" and not has_lists and not self._kind_is_given:
             name, known = min(self._scan.contents.action_counts.items(), key=lambda item: item[1])

@@ -18,6 +18,9 @@ _MARKS = {
 }
 _MANY = 3
 """At least this many trajectories, and a tenth of all, of the largest length indicate a step limit."""
+_MANY_TERMINATED, _SHORTEST_LIMIT = 10, 50
+"""Of trajectories that are marked as terminated at least this many, of at least this length. Hardly a task of Gym has a
+lower limit, and sessions that really end with their last possible decision are mostly shorter."""
 
 
 @dataclass(slots=True)
@@ -79,6 +82,10 @@ class Counts:
         self.num_longest += int((lengths == self.longest).sum())
         self.num_longest_terminal += int((at_end & (lengths == self.longest)).sum())
 
+    def indicate_limit(self, least: int) -> bool:
+        """Whether at least `least` trajectories, and a tenth of all, have the largest length and are terminal."""
+        return 10 * self.num_longest_terminal >= max(self.trajectories, 10 * least)
+
     def plain(self) -> dict[str, Any]:
         """For `dataset.json`, where `skipped` is called `left_out`."""
         return {"left_out" if name == "skipped" else name: count for name, count in asdict(self).items()}
@@ -102,7 +109,7 @@ def summary_lines(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, e
         found.append(
             f"not terminal: {c.cut} trajectories that end with their decision {limit} (--max-episode-steps){unless}"
         )
-    elif not marked and c.longest > 1 and 10 * c.num_longest_terminal >= max(c.trajectories, 10 * _MANY):
+    elif not marked and c.longest > 1 and c.indicate_limit(_MANY):
         found.append(
             f"{c.num_longest_terminal} trajectories end with decision {c.longest}, which is the longest, and count as "
             f"terminal: if a limit of steps cut them off, prepare with --max-episode-steps {c.longest}"
@@ -127,3 +134,21 @@ def summary_lines(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, e
             "such rows have huge weights, which estimates should not rest on; check how the log computed them"
         )
     return found
+
+
+def done_lines(counts: Counts, max_episode_steps: int | None) -> list[str]:
+    """A warning if `terminated` is true at what looks like a limit of steps, as the `done` of old Gym was.
+
+    For logs without `truncated`. A log that has it tells limits apart, and so does one with a trajectory of the largest
+    length that is not terminated.
+    """
+    c = counts
+    if c.num_longest_terminal < c.num_longest or c.longest < _SHORTEST_LIMIT or not c.indicate_limit(_MANY_TERMINATED):
+        return []
+    if max_episode_steps not in (None, c.longest):
+        return []
+    return [
+        f"all {c.num_longest} trajectories of {c.longest} decisions, the largest number, are marked as terminated: if "
+        "that is the done of old Gym, which was also true at a limit of steps, nothing is learned of what would have "
+        f"followed; leave the column out of the log, or of --columns, and add --max-episode-steps {c.longest}"
+    ]
