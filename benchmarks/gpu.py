@@ -454,7 +454,7 @@ def _offline_dqn(device: str, scale: float, way: str) -> dict[str, Any]:
     from lockstep.torch.comm import Comm
     from lockstep.torch.offline.dqn import OfflineDQN
     from lockstep.world import World
-    from logged_policies import policy_for
+    from offline_policies import policy_for
 
     size = max(int(4096 * scale), 16)
     with tempfile.TemporaryDirectory() as folder:

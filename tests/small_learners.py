@@ -41,7 +41,7 @@ from lockstep.torch.ppo import PPO
 from lockstep.torch.q_networks import QPolicy
 from lockstep.torch.sac import SAC
 from lockstep.torch.td3 import TD3
-from logged_policies import SMALL, draws, part, policy_for
+from offline_policies import SMALL, draws, part, policy_for
 
 SHARDS = 2
 STEPS = 8

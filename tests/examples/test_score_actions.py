@@ -15,12 +15,12 @@ from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.dataset import Dataset
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.run import NetworkConfig, OfflineRun, ScoreNetworkConfig
-from lockstep.session.logged.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import PolicySpec
 from lockstep.torch.deploy.acting_export import export_acting
 from lockstep.torch.deploy.offline_export import export
 from lockstep.torch.networks import Policy
 from lockstep.torch.scoring.policy import ScoringPolicy
-from logged_policies import policy_for
+from offline_policies import policy_for
 from quick import others_slow
 
 pytest.importorskip("onnxruntime")

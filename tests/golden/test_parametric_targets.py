@@ -17,7 +17,7 @@ from lockstep.data.features import Feature, Features  # noqa: E402
 from lockstep.data.info import DatasetInfo  # noqa: E402
 from lockstep.data.rows import Rows  # noqa: E402
 from lockstep.run import OfflineRun, ScoreNetworkConfig  # noqa: E402
-from lockstep.session.logged.policy_spec import PolicySpec  # noqa: E402
+from lockstep.session.offline.policy_spec import PolicySpec  # noqa: E402
 from lockstep.torch.comm import Comm  # noqa: E402
 from lockstep.torch.offline.batch import LoggedBatch  # noqa: E402
 from lockstep.torch.offline.dqn import OfflineDQN  # noqa: E402

@@ -19,7 +19,7 @@ from lockstep.torch.offline.dqn import OfflineDQN  # noqa: E402
 from lockstep.torch.offline.losses import imitation, outcome_losses  # noqa: E402
 from lockstep.torch.scoring.choices import ActionMask  # noqa: E402
 from lockstep.world import World  # noqa: E402
-from logged_policies import policy_for  # noqa: E402
+from offline_policies import policy_for  # noqa: E402
 
 TABLES = json.loads((Path(__file__).parent / "offline_learning.json").read_text())
 ACTIONS = ("a", "b", "c")

@@ -23,20 +23,20 @@ from lockstep.jax.comm import Comm as JaxComm
 from lockstep.jax.offline.dqn import OfflineDQN as JaxOfflineDQN
 from lockstep.jax.offline.iql import IQL as JaxIQL  # noqa: N811
 from lockstep.jax.offline.scorer import PolicyScorer as JaxScorer
-from lockstep.jax.scoring.logged_policy import logged_from_file as jax_from_file
-from lockstep.jax.scoring.logged_policy import policy_of as jax_policy_of
-from lockstep.jax.scoring.logged_policy import save_logged as jax_save
+from lockstep.jax.scoring.offline_policy import offline_policy_from_file as jax_from_file
+from lockstep.jax.scoring.offline_policy import policy_of as jax_policy_of
+from lockstep.jax.scoring.offline_policy import save_offline_policy as jax_save
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
 from lockstep.session import policy_file
-from lockstep.session.logged.estimate import estimate
+from lockstep.session.offline.estimate import estimate
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.dqn import OfflineDQN
 from lockstep.torch.offline.iql import IQL
 from lockstep.torch.offline.scorer import PolicyScorer
-from lockstep.torch.scoring.logged_policy import logged_from_file
+from lockstep.torch.scoring.offline_policy import offline_policy_from_file
 from lockstep.world import World
-from logged_policies import SMALL, part, policy_for, spec_for
+from offline_policies import SMALL, part, policy_for, spec_for
 
 ROWS, STEPS = 16, 6
 DQN = OfflineDQNConfig(batch_size=2 * ROWS, target_rate=0.3, gamma=0.9, learning_rate=0.003)
@@ -128,7 +128,7 @@ def check_files(policy, mirror, folder):
     metadata, arrays = policy_file.read(folder / "of_jax.safetensors")
     import torch
 
-    read = logged_from_file(folder, metadata, {name: torch.from_numpy(array) for name, array in arrays.items()})
+    read = offline_policy_from_file(folder, metadata, {name: torch.from_numpy(array) for name, array in arrays.items()})
     for name, value in read.state_dict().items():
         assert np.array_equal(value.numpy(), mirror.params[name])
     assert json.dumps(metadata) == json.dumps(json.loads(json.dumps(policy.policy_spec.to_dict())))

@@ -21,7 +21,7 @@ from lockstep.torch.offline.cql import ContinuousCQL
 from lockstep.torch.offline.iql import IQL
 from lockstep.torch.offline.td3_bc import TD3BC
 from lockstep.world import World, stream
-from logged_policies import SMALL, draws, part, policy_for
+from offline_policies import SMALL, draws, part, policy_for
 from quick import others_slow
 
 SHARDS, ROWS, STEPS, PADDING, SEED = 2, 4, 10, 1, 5

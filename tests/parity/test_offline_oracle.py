@@ -18,7 +18,7 @@ from lockstep.torch.comm import Comm
 from lockstep.torch.offline.cloning import Cloning
 from lockstep.torch.offline.dqn import OfflineDQN
 from lockstep.world import World
-from logged_policies import SMALL, draws, part, policy_for
+from offline_policies import SMALL, draws, part, policy_for
 from quick import others_slow
 
 SHARDS, ROWS, STEPS, EPOCHS = 2, 8, 50, 5

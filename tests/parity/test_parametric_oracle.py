@@ -16,7 +16,7 @@ from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.dataset import Dataset
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun, ScoreNetworkConfig
-from lockstep.session.logged.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import PolicySpec
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.dqn import OfflineDQN
 from lockstep.torch.scoring.policy import ScoringPolicy

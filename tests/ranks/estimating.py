@@ -9,8 +9,8 @@ import torch
 from lockstep import World
 from lockstep.data.dataset import Dataset
 from lockstep.run import OfflineRun, ScoreNetworkConfig, override
-from lockstep.session.logged import estimate as counterfactual
-from lockstep.session.logged.policy_spec import PolicySpec
+from lockstep.session.offline import estimate as counterfactual
+from lockstep.session.offline.policy_spec import PolicySpec
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.scorer import PolicyScorer
 from lockstep.torch.scoring.policy import ScoringPolicy

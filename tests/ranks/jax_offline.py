@@ -16,9 +16,9 @@ from lockstep.jax.flat import subtree
 from lockstep.jax.offline.dqn import OfflineDQN
 from lockstep.jax.offline.iql import IQL
 from lockstep.jax.scoring.actor_policy import CRITICS
-from lockstep.jax.scoring.logged_policy import policy_of, save_logged
+from lockstep.jax.scoring.offline_policy import policy_of, save_offline_policy
 from lockstep.run import OfflineRun
-from logged_policies import spec_for
+from offline_policies import spec_for
 
 CONTINUOUS = "iql"
 """The algorithm that stands for those of continuous actions in most seams."""
@@ -70,7 +70,7 @@ def num_scores(one: Any) -> int:
 def save_random_policy(path: Path, run: OfflineRun, dataset: Dataset, seed: int) -> dict[str, np.ndarray]:
     """Write a policy file with random parameters; returns those of the networks that learn."""
     policy = policy_of(spec_for(run, dataset), seed)
-    save_logged(path, policy)
+    save_offline_policy(path, policy)
     return network(policy)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from logged_runs import LoggedJob, small_offline, train_one
+from offline_runs import OfflineJob, small_offline, train_one
 from seam_world import run_listed
 
 from lockstep import World
@@ -23,7 +23,7 @@ from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCCo
 from lockstep.data.dataset import Dataset
 from lockstep.record.progress import Progress
 from lockstep.run import JAX_OFFLINE_ALGORITHMS, OfflineConfig, OfflineRun
-from logged_policies import SMALL, part
+from offline_policies import SMALL, part
 
 ROWS = 16
 PADDING = (0, 11)
@@ -138,7 +138,7 @@ def whole_run(backend: Any, world: World, folder: str) -> dict[str, Any]:
     watching = True
     sys.addaudithook(audit)
     run = small_offline(data(folder), epochs=2, log_every=100, checkpoint_every=200, **framework(backend))
-    outcome = train_one(world, LoggedJob(run, folder, port=world.port))
+    outcome = train_one(world, OfflineJob(run, folder, port=world.port))
     watching = False
     return {**vars(outcome), "folder": folder, "touched": touched}
 
@@ -151,7 +151,7 @@ def initialized_from(backend: Any, world: World, folder: str) -> dict[str, Any]:
         run = small_offline(data(folder, algo), algo=algo, epochs=1, **framework(backend))
         files = tuple(str(Path(folder).parent / f"{kind}_{rank}.safetensors") for rank in range(world.size))
         given = backend.save_random_policy(Path(files[world.rank]), run, Dataset.open(run.data), 100 + world.rank)
-        outcome = train_one(world, LoggedJob(run, f"{folder}-{kind}", port=world.port, init_from=files))
+        outcome = train_one(world, OfflineJob(run, f"{folder}-{kind}", port=world.port, init_from=files))
         found[kind] = {**vars(outcome), "given": given}
     return found
 

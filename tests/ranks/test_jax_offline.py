@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from logged_runs import BATCH, ROWS, LoggedJob, small_offline, train_logged
+from offline_runs import BATCH, ROWS, OfflineJob, small_offline, train_offline
 from running import timeless
 
 from lockstep.run import dump
@@ -36,10 +36,10 @@ def same_bits(folder, names, worlds, devices=1):
     found, logs = {}, {}
     for ranks in worlds:
         jobs = {
-            name: LoggedJob(run_of(folder, name, devices_per_process=devices), str(folder / f"{name}-{ranks}"))
+            name: OfflineJob(run_of(folder, name, devices_per_process=devices), str(folder / f"{name}-{ranks}"))
             for name in names
         }
-        for name, outcomes in train_logged(ranks, jobs).items():
+        for name, outcomes in train_offline(ranks, jobs).items():
             assert [outcome.error for outcome in outcomes] == [""] * ranks, name
             assert all(outcome.moved for outcome in outcomes), f"{name}: a network learned nothing"
             steps = EPOCHS * BATCHES + 1  # compiling takes one
@@ -75,9 +75,9 @@ def test_resumed_in_the_middle_of_an_epoch_it_ends_as_if_never_stopped(ranks, tm
     jobs = {}
     for name in ("dqn", "iql"):
         run = run_of(tmp_path, name, checkpoint_every=350, epochs=10)
-        jobs[name, "whole"] = LoggedJob(run, str(tmp_path / f"{name}-whole"))
-        jobs[name, "cut"] = LoggedJob(run, str(tmp_path / f"{name}-cut"), fails_at=74)
-    for (name, how), outcomes in train_logged(2, jobs).items():
+        jobs[name, "whole"] = OfflineJob(run, str(tmp_path / f"{name}-whole"))
+        jobs[name, "cut"] = OfflineJob(run, str(tmp_path / f"{name}-cut"), fails_at=74)
+    for (name, how), outcomes in train_offline(2, jobs).items():
         expected = "the test ends this run" if how == "cut" else ""
         assert all(expected in outcome.error and bool(outcome.error) == bool(expected) for outcome in outcomes), name
     resumed = {}
@@ -86,8 +86,8 @@ def test_resumed_in_the_middle_of_an_epoch_it_ends_as_if_never_stopped(ranks, tm
         for kept in (copy / "checkpoints").glob("step_*"):  # which there are depends on the disk
             if int(kept.name.removeprefix("step_")) % ROWS == 0:
                 shutil.rmtree(kept)
-        resumed[name] = LoggedJob(jobs[name, "cut"].run, "unused", resume=str(copy))
-    for name, outcomes in train_logged(ranks, resumed).items():
+        resumed[name] = OfflineJob(jobs[name, "cut"].run, "unused", resume=str(copy))
+    for name, outcomes in train_offline(ranks, resumed).items():
         whole = jobs[name, "whole"].folder
         expected = json.loads((Path(whole) / "summary.json").read_text())
         assert outcomes[0].error == "", name

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from logged_runs import BATCH, EPOCHS, ROWS, LoggedJob, small_offline, train_logged
+from offline_runs import BATCH, EPOCHS, ROWS, OfflineJob, small_offline, train_offline
 from running import lines, timeless
 
 WORLDS = (1, 2, 4)
@@ -57,10 +57,10 @@ def trained_on_all(folder, wanted, worlds):
     found = {}
     for ranks in worlds:
         names = [name for name in wanted if (ranks < 4 or name in ON_FOUR) and (ranks == 1 or name != "other seed")]
-        jobs = {name: LoggedJob(run_of(folder, name), str(folder / f"{name}-{ranks}")) for name in names}
+        jobs = {name: OfflineJob(run_of(folder, name), str(folder / f"{name}-{ranks}")) for name in names}
         if not jobs:
             continue
-        told = train_logged(ranks, jobs)
+        told = train_offline(ranks, jobs)
         found |= {(name, ranks): (jobs[name], told[name]) for name in jobs}
     return found
 
@@ -157,9 +157,9 @@ def cut(request, tmp_path_factory):
     for name in request.param:
         epochs = EPOCHS // 2 if name in CONTINUOUS else EPOCHS
         run = run_of(folder, name, checkpoint_every=350, log_every=200, epochs=epochs)
-        jobs[name, "whole"] = LoggedJob(run, str(folder / f"{name}-whole"))
-        jobs[name, "cut"] = LoggedJob(run, str(folder / f"{name}-cut"), fails_at=74)
-    told = train_logged(2, jobs)
+        jobs[name, "whole"] = OfflineJob(run, str(folder / f"{name}-whole"))
+        jobs[name, "cut"] = OfflineJob(run, str(folder / f"{name}-cut"), fails_at=74)
+    told = train_offline(2, jobs)
     for (name, how), outcomes in told.items():
         expected = "the test ends this run" if how == "cut" else ""
         assert all((expected in one.error) if expected else not one.error for one in outcomes), (
@@ -177,8 +177,8 @@ def test_resumed_in_the_middle_of_an_epoch_it_ends_as_if_never_stopped(cut, rank
         for kept in (copy / "checkpoints").glob("step_*"):  # which there are depends on the disk
             if int(kept.name.removeprefix("step_")) % ROWS == 0:
                 shutil.rmtree(kept)
-        jobs[name] = LoggedJob(broken.run, "unused", resume=str(copy))
-    told = train_logged(ranks, jobs)
+        jobs[name] = OfflineJob(broken.run, "unused", resume=str(copy))
+    told = train_offline(ranks, jobs)
     for name, (whole, _) in cut.items():
         expected = json.loads((Path(whole.folder) / "summary.json").read_text())
         outcome = told[name][0]

@@ -5,7 +5,7 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from logged_runs import BATCH, ROWS, small_offline
+from offline_runs import BATCH, ROWS, small_offline
 from offline_seams import KINDS, LEARNERS, PADDING, after_step, data, index_of, learner, run_seams
 from running import lines
 from seam_world import same
@@ -14,7 +14,7 @@ from lockstep import World, spawn
 from lockstep.data.dataset import Dataset
 from lockstep.launch.rank_environment import free_port
 from lockstep.record.progress import Progress
-from logged_policies import part
+from offline_policies import part
 
 SEAM_OF = {
     **dict.fromkeys(("counters", "files", "shuffles", "metrics"), "whole_run"),

@@ -18,8 +18,8 @@ from lockstep.torch.offline.cql import ContinuousCQL
 from lockstep.torch.offline.dqn import OfflineDQN
 from lockstep.torch.offline.iql import IQL
 from lockstep.torch.offline.td3_bc import TD3BC
-from lockstep.torch.scoring.logged_policy import save_logged
-from logged_policies import policy_for
+from lockstep.torch.scoring.offline_policy import save_offline_policy
+from offline_policies import policy_for
 
 CONTINUOUS = "td3_bc"
 """The algorithm that stands for those of continuous actions in most seams."""
@@ -70,7 +70,7 @@ def num_scores(one: Any) -> int:
 def save_random_policy(path: Path, run: OfflineRun, dataset: Dataset, seed: int) -> dict[str, np.ndarray]:
     """Write a policy file with random parameters; returns those of the networks that learn."""
     policy = policy_for(run, dataset, seed)
-    save_logged(path, policy)
+    save_offline_policy(path, policy)
     return network(policy)
 
 

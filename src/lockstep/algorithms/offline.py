@@ -35,7 +35,7 @@ METRICS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedConfig:
+class OfflineConfigBase:
     """The settings of every algorithm on logged data. Counts are global: summed over all ranks."""
 
     batch_size: int = 512
@@ -79,7 +79,7 @@ class LoggedConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfflineDQNConfig(LoggedConfig):
+class OfflineDQNConfig(OfflineConfigBase):
     """Q-learning on logged data: of named actions (`dqn`), or of actions that are features (`parametric_dqn`)."""
 
     temperature: float = 0.35
@@ -113,7 +113,7 @@ class OfflineDQNConfig(LoggedConfig):
 
     def __post_init__(self) -> None:
         """Check the values."""
-        LoggedConfig.__post_init__(self)
+        OfflineConfigBase.__post_init__(self)
         checks.at_least(self, 0, "cql_alpha")
         checks.at_least(self, 1, "n_step")
         checks.positive(self, "temperature", "time_diff_unit")
@@ -144,7 +144,7 @@ class OfflineDQNConfig(LoggedConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CloningConfig(LoggedConfig):
+class CloningConfig(OfflineConfigBase):
     """Behaviour cloning: scores are logits of the logged actions, learned by maximum likelihood."""
 
     temperature: float = 1.0
@@ -158,7 +158,7 @@ class CloningConfig(LoggedConfig):
 
     def __post_init__(self) -> None:
         """Check the values."""
-        LoggedConfig.__post_init__(self)
+        OfflineConfigBase.__post_init__(self)
         checks.positive(self, "temperature")
         checks.fraction(self, "gamma")
         if not 0 <= self.label_smoothing < 1:

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.algorithms import checks
-from lockstep.algorithms.offline import LoggedConfig
+from lockstep.algorithms.offline import OfflineConfigBase
 from lockstep.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IQLConfig(LoggedConfig):
+class IQLConfig(OfflineConfigBase):
     """Implicit Q-learning (Kostrikov et al., 2021, arXiv:2110.06169): values of logged actions only."""
 
     batch_size: int = 256
@@ -35,7 +35,7 @@ class IQLConfig(LoggedConfig):
 
     def __post_init__(self) -> None:
         """Check the values."""
-        LoggedConfig.__post_init__(self)
+        OfflineConfigBase.__post_init__(self)
         _check_values(self)
         if not 0 < self.expectile < 1:
             raise ConfigError(f"expectile={self.expectile} must lie between 0 and 1")
@@ -44,7 +44,7 @@ class IQLConfig(LoggedConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TD3BCConfig(LoggedConfig):
+class TD3BCConfig(OfflineConfigBase):
     """TD3 with behaviour cloning (Fujimoto and Gu, 2021, arXiv:2106.06860): a deterministic policy."""
 
     batch_size: int = 256
@@ -71,7 +71,7 @@ class TD3BCConfig(LoggedConfig):
 
     def __post_init__(self) -> None:
         """Check the values."""
-        LoggedConfig.__post_init__(self)
+        OfflineConfigBase.__post_init__(self)
         _check_values(self)
         checks.at_least(self, 0, "alpha", "target_noise", "noise_clip")
         checks.at_least(self, 1, "policy_delay")
@@ -83,7 +83,7 @@ class TD3BCConfig(LoggedConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CQLConfig(LoggedConfig):
+class CQLConfig(OfflineConfigBase):
     """Conservative Q-learning on SAC (Kumar et al., 2020, arXiv:2006.04779): low values of actions outside the log."""
 
     batch_size: int = 256
@@ -113,7 +113,7 @@ class CQLConfig(LoggedConfig):
 
     def __post_init__(self) -> None:
         """Check the values."""
-        LoggedConfig.__post_init__(self)
+        OfflineConfigBase.__post_init__(self)
         _check_values(self)
         checks.at_least(self, 0, "cql_alpha")
         checks.at_least(self, 1, "num_sampled_actions")

@@ -14,7 +14,7 @@ from lockstep.jax.continuous_policy import ContinuousPolicy
 from lockstep.jax.flat import Params
 from lockstep.jax.networks import ActingPolicy, AnyPolicy, Policy, actor_of
 from lockstep.jax.q_networks import QPolicy
-from lockstep.jax.scoring.logged_policy import LoggedPolicy, logged_from_file, save_logged
+from lockstep.jax.scoring.offline_policy import OfflinePolicy, offline_policy_from_file, save_offline_policy
 from lockstep.record.evaluations import Evaluated
 from lockstep.run import AnyRun, NetworkConfig, Run
 from lockstep.session import policy_file
@@ -33,8 +33,8 @@ def save_policy(
     critic_moments: Mapping[str, RunningMoments] | None = None,
 ) -> None:
     """Write a policy file atomically. Raises `RunError` if that fails."""
-    if isinstance(policy, LoggedPolicy):
-        save_logged(path, policy, evaluation)
+    if isinstance(policy, OfflinePolicy):
+        save_offline_policy(path, policy, evaluation)
         return
     assert isinstance(run, Run)
     arrays = {name: np.asarray(array) for name, array in policy.params.items()}
@@ -53,7 +53,7 @@ def _from_file(
     """What `load_policy` returns, of the metadata and arrays of `path`."""
     path = policy_file.file_of(path)
     if policy_file.from_log(metadata):
-        return logged_from_file(path, metadata, arrays), None
+        return offline_policy_from_file(path, metadata, arrays), None
     about, parameters, observation_moments = policy_file.parts_of(path, metadata, arrays)
     policy = _policy_of(about)
     if _shapes(parameters) != _shapes(policy.params):
@@ -104,7 +104,7 @@ def _signature(
     policy: AnyPolicy, observation_moments: RunningMoments | None, of_critic: Mapping[str, RunningMoments] | None
 ) -> PolicySignature:
     shapes = _shapes(policy.params)
-    if isinstance(policy, LoggedPolicy):
+    if isinstance(policy, OfflinePolicy):
         return policy.policy_spec.signature(shapes)
     return policy_file.signature(
         policy_file.policy_spec_of(policy, "", NetworkConfig()), shapes, observation_moments, of_critic

@@ -31,7 +31,7 @@ from lockstep.jax.encoders import (
 from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.jax.q_networks import QNetwork, QPolicy
 from lockstep.jax.recurrent import RecurrentLayers, Sequences
-from lockstep.jax.scoring.logged_policy import LoggedPolicy
+from lockstep.jax.scoring.offline_policy import OfflinePolicy
 from lockstep.jax.user_network import UserNetwork
 from lockstep.run import NetworkConfig
 from lockstep.session.checks import check_critic_observation
@@ -254,7 +254,7 @@ class Policy:
 
 ActingPolicy = Policy | QPolicy | ContinuousPolicy
 """A policy of an algorithm that learns in environments."""
-AnyPolicy = ActingPolicy | LoggedPolicy
+AnyPolicy = ActingPolicy | OfflinePolicy
 """A policy of any algorithm."""
 
 
@@ -284,8 +284,8 @@ class JaxActor:
         self._policy, self._device = policy, device
         self._loaded: Params | None = None
         # A policy that was learned from a log receives raw observations.
-        self._preprocess = policy.preprocess if isinstance(policy, LoggedPolicy) else None
-        self._num_axes = 2 if isinstance(policy, LoggedPolicy) else 1 + len(policy.spec.observation_shape)
+        self._preprocess = policy.preprocess if isinstance(policy, OfflinePolicy) else None
+        self._num_axes = 2 if isinstance(policy, OfflinePolicy) else 1 + len(policy.spec.observation_shape)
         self._apply: Callable[[Params, Any], Array] = jax.jit(self._parameters)
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
@@ -358,7 +358,7 @@ Actor = LinearActor | JaxActor | RecurrentLinearActor | RecurrentJaxActor
 def actor_of(policy: AnyPolicy, device: Any = None) -> Actor:
     """The fastest exact actor on a local device, by default the first; without the noise of noisy layers."""
     chosen = cast(Any, jax.local_devices()[0]) if device is None else device
-    if isinstance(policy, LoggedPolicy):
+    if isinstance(policy, OfflinePolicy):
         return JaxActor(policy, chosen)
     if isinstance(policy, Policy) and policy.state_size > 0:
         linear = chosen.platform == "cpu" and not policy.spec.has_images

@@ -238,15 +238,15 @@ def _loop_of(run: AnyRun) -> tuple[Callable[..., "AnySession"], Callable[[Any], 
 
 
 def _offline_loop_of(run: OfflineRun) -> tuple[Callable[..., "AnySession"], Callable[[Any], None]]:
-    from lockstep.session.logged.session import LoggedSession
+    from lockstep.session.offline.session import OfflineSession
 
     if run.ml_framework == "jax":
-        from lockstep.jax.offline.session import LoggedJax as Backend
+        from lockstep.jax.offline.session import OfflineJax as Backend
         from lockstep.jax.offline.train import train as learn
     else:
-        from lockstep.torch.offline.session import LoggedTorch as Backend
+        from lockstep.torch.offline.session import OfflineTorch as Backend
         from lockstep.torch.offline.train import train as learn
-    return partial(LoggedSession, Backend()), learn
+    return partial(OfflineSession, Backend()), learn
 
 
 class _RestartableLaunch:

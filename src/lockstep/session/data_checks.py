@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.algorithms.offline import CloningConfig, LoggedConfig, OfflineDQNConfig
+from lockstep.algorithms.offline import CloningConfig, OfflineConfigBase, OfflineDQNConfig
 from lockstep.errors import ConfigError
 from lockstep.run import OfflineRun
 from lockstep.world import World
@@ -96,7 +96,7 @@ def _opened(setting: str, name: str, verify: bool) -> "Dataset":
     return Dataset.open(path, verify=verify and "small")
 
 
-def without_next_candidates(config: LoggedConfig) -> list[str]:
+def without_next_candidates(config: OfflineConfigBase) -> list[str]:
     """The settings with which data without possible next actions can be learned from, as far as they must change."""
     if isinstance(config, OfflineDQNConfig) and config.maxq:
         return ["maxq=false", "estimate=false"]

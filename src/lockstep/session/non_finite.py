@@ -150,7 +150,7 @@ def locate_non_finite_replayed(
     return _error(cause, progress, num_envs * world.num_shards, saved, num_steps)
 
 
-def locate_non_finite_logged(
+def locate_non_finite_offline(
     comm: Comm,
     batches: Sequence[SomeBatch],
     progress: Progress,

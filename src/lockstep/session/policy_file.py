@@ -215,7 +215,7 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     tensors = state["tensors"]
     arrays = {name.removeprefix("policy."): tensors[name] for name in tensors if name.startswith("policy.")}
     if isinstance(run, OfflineRun):
-        return _metadata_of_logged(path, state, run_dir), arrays
+        return _metadata_of_offline_policy(path, state, run_dir), arrays
     if isinstance(run.algorithm, PPOConfig):
         moments = [name for name in tensors if name.startswith("observations.") or critic_moments.is_of_critic(name)]
         arrays |= {_NORMALIZER + name.removeprefix("observations."): tensors[name] for name in moments}
@@ -231,8 +231,11 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     return json.loads(json.dumps(spec.to_dict())), arrays  # JSON turns tuples into lists, as in a file
 
 
-def _metadata_of_logged(path: Path, state: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
-    """The metadata of a policy learned from a log, of a checkpoint; before, only the policy files of its run had it."""
+def _metadata_of_offline_policy(path: Path, state: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
+    """The metadata of the policy in a checkpoint of an offline run.
+
+    Checkpoints of earlier versions lack it; it is then that of a policy file of the run.
+    """
     if "policy" in state:
         return state["policy"]
     files = [run_dir / name for name in (POLICY_FILE, BEST_POLICY_FILE)]

@@ -18,7 +18,7 @@ def check_run(run: AnyRun) -> EnvSpec | None:
     """
     check_packages(run)
     if isinstance(run, OfflineRun):
-        _check_logged(run)
+        _check_offline(run)
         return None
     for name, code in (("network.module", run.network.module), ("symmetry", getattr(run.algorithm, "symmetry", None))):
         if code is not None:
@@ -28,9 +28,9 @@ def check_run(run: AnyRun) -> EnvSpec | None:
     return spec
 
 
-def _check_logged(run: OfflineRun) -> None:
+def _check_offline(run: OfflineRun) -> None:
     from lockstep.session.data_checks import check_data
-    from lockstep.session.logged.policy_spec import PolicySpec, check_simulator
+    from lockstep.session.offline.policy_spec import PolicySpec, check_simulator
 
     dataset, _ = check_data(run)
     if run.task is not None:

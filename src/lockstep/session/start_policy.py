@@ -20,7 +20,7 @@ from lockstep.run import AnyRun, OfflineRun, Run
 from lockstep.session import critic_moments, policy_file
 from lockstep.session.data_checks import check_data
 from lockstep.session.encoder_choice import encoder_of, only_convolves
-from lockstep.session.logged import policy_spec
+from lockstep.session.offline import policy_spec
 from lockstep.session.policy_file import PolicySignature, PolicySpec
 
 

@@ -19,7 +19,7 @@ from lockstep.session.policy_file import PolicySignature
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.networks import AnyPolicy, Policy, actor_of
 from lockstep.torch.q_networks import QPolicy
-from lockstep.torch.scoring.logged_policy import LoggedPolicy, logged_from_file, save_logged
+from lockstep.torch.scoring.offline_policy import OfflinePolicy, offline_policy_from_file, save_offline_policy
 
 
 def save_policy(
@@ -32,8 +32,8 @@ def save_policy(
     critic_moments: Mapping[str, RunningMoments] | None = None,
 ) -> None:
     """Write a policy file atomically. Raises `RunError` if it cannot be written."""
-    if isinstance(policy, LoggedPolicy):
-        save_logged(path, policy, evaluation)
+    if isinstance(policy, OfflinePolicy):
+        save_offline_policy(path, policy, evaluation)
         return
     assert isinstance(run, Run)
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in policy.state_dict().items()}
@@ -59,7 +59,7 @@ def _from_file(
     """What `load_policy` returns, of the metadata and arrays of `path`."""
     path = policy_file.file_of(path)
     if policy_file.from_log(metadata):
-        return logged_from_file(path, metadata, _tensors(arrays)), None
+        return offline_policy_from_file(path, metadata, _tensors(arrays)), None
     about, parameters, observation_moments = policy_file.parts_of(path, metadata, arrays)
     policy = (
         Policy(about.spec, about.network)
@@ -112,7 +112,7 @@ def _signature(
     policy: AnyPolicy, observation_moments: RunningMoments | None, of_critic: Mapping[str, RunningMoments] | None
 ) -> PolicySignature:
     shapes = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
-    if isinstance(policy, LoggedPolicy):
+    if isinstance(policy, OfflinePolicy):
         return policy.policy_spec.signature(shapes)
     return policy_file.signature(
         policy_file.policy_spec_of(policy, "", NetworkConfig()), shapes, observation_moments, of_critic

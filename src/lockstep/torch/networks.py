@@ -34,7 +34,7 @@ from lockstep.torch.encoders import (
 )
 from lockstep.torch.q_networks import Head, QNetwork, QPolicy
 from lockstep.torch.recurrent import RecurrentLayers, Sequences
-from lockstep.torch.scoring.logged_policy import LoggedPolicy
+from lockstep.torch.scoring.offline_policy import OfflinePolicy
 from lockstep.torch.transfer import StagingBuffers, to_device
 
 
@@ -211,7 +211,7 @@ class Policy(nn.Module):
 
 ActingPolicy = Policy | QPolicy | ContinuousPolicy
 """A policy of an algorithm that learns in environments."""
-AnyPolicy = ActingPolicy | LoggedPolicy
+AnyPolicy = ActingPolicy | OfflinePolicy
 """A policy of any algorithm: observations to parameters of the action distribution, and a value."""
 
 

@@ -16,11 +16,11 @@ from lockstep.experience.normalize import RunningMoments  # noqa: E402
 from lockstep.jax.export import load_player, load_policy, save_policy, start_from  # noqa: E402
 from lockstep.jax.networks import Policy  # noqa: E402
 from lockstep.jax.q_networks import QPolicy  # noqa: E402
-from lockstep.jax.scoring.logged_policy import policy_of  # noqa: E402
+from lockstep.jax.scoring.offline_policy import policy_of  # noqa: E402
 from lockstep.run import NetworkConfig, OfflineRun, Run  # noqa: E402
 from lockstep.session import policy_file  # noqa: E402
 from lockstep.session.policy_file import POLICY_FILE  # noqa: E402
-from logged_policies import SMALL, spec_for  # noqa: E402
+from offline_policies import SMALL, spec_for  # noqa: E402
 
 BOX = EnvSpec(4, ActionSpec("continuous", (2,), (-1.0, -np.inf), (1.0, np.inf)), "next_step", True, 100.0, 50)
 SPEC = EnvSpec(6, ActionSpec("discrete", (3,)), "same_step", True)

@@ -15,11 +15,11 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.features import Features
 from lockstep.experience.sampling import ClippedGaussian
 from lockstep.jax.offline.scorer import PolicyScorer
-from lockstep.jax.offline.session import LoggedJax
-from lockstep.jax.scoring.logged_policy import policy_of
+from lockstep.jax.offline.session import OfflineJax
+from lockstep.jax.scoring.offline_policy import policy_of
 from lockstep.run import OfflineRun
-from lockstep.session.logged.policy_spec import as_prepared
-from logged_policies import SMALL, spec_for
+from lockstep.session.offline.policy_spec import as_prepared
+from offline_policies import SMALL, spec_for
 
 
 @pytest.mark.parametrize("algo", ["dqn", "iql"])
@@ -31,7 +31,7 @@ def test_estimates_of_a_run_compile_once_and_follow_the_parameters(tmp_path, alg
     data = Dataset.open(make(tmp_path / "data", rows=50))
     run = OfflineRun(data=str(tmp_path / "data"), algo=algo, algorithm=config, network=SMALL, ml_framework="jax")
     policy = policy_of(spec_for(run, data))
-    backend, comm = LoggedJax(), SimpleNamespace(devices=jax.devices("cpu"))
+    backend, comm = OfflineJax(), SimpleNamespace(devices=jax.devices("cpu"))
     traced, outcomes = [], policy.outcomes
     policy.outcomes = lambda *inputs: traced.append(0) or outcomes(*inputs)  # Python runs only to compile
     rows, none = data.rows(np.arange(50)), np.zeros(0, np.int64)

@@ -21,7 +21,7 @@ from lockstep.torch.export import save_policy
 from lockstep.torch.networks import Policy
 from lockstep.torch.q_networks import QPolicy
 from lockstep.train import train
-from logged_policies import policy_for
+from offline_policies import policy_for
 
 PPO = Run(task="CartPole-v1")
 DQN = Run(task="CartPole-v1", algo="dqn", algorithm=DQNConfig())

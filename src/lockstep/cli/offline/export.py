@@ -55,10 +55,10 @@ def _exported(found: "Found", out: Path, to: "Format", data: str | None) -> "Exp
     from lockstep.torch.deploy.acting_export import export_acting
     from lockstep.torch.deploy.offline_export import export
     from lockstep.torch.export import load_policy
-    from lockstep.torch.scoring.logged_policy import LoggedPolicy
+    from lockstep.torch.scoring.offline_policy import OfflinePolicy
 
     policy, observations = load_policy(found.path)
-    if isinstance(policy, LoggedPolicy):
+    if isinstance(policy, OfflinePolicy):
         return export(policy, _data(found.run_dir or found.path, data), out, to)
     if data is not None:
         raise ConfigError(f"--data {data}: {found.path} learned in environments, not from data; leave it out")

@@ -42,7 +42,7 @@ def record_command(args: argparse.Namespace) -> int:
     epsilon, steps = _probability(args.epsilon or "0"), args.steps and number(args.steps, "--steps")
     episodes = None if steps else number(args.episodes or "100", "--episodes")
     seed = number(args.seed, "--seed", least=0)
-    from lockstep.session.logged.recording import Recording, record_at_random
+    from lockstep.session.offline.recording import Recording, record_at_random
     from lockstep.system.exit_signals import exit_on_signal
 
     path, policy, record = Path(args.source), None, record_at_random

@@ -18,7 +18,7 @@ from lockstep.jax import value_losses as losses
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import Params
 from lockstep.jax.offline.batch import LoggedBatch, Part
-from lockstep.jax.offline.learner import LoggedLearner
+from lockstep.jax.offline.learner import OfflineLearner
 from lockstep.jax.offline.losses import discount_of, model_losses
 from lockstep.jax.offline.optimizer import STEP_METRICS, OfflineOptimizer
 from lockstep.jax.scoring import choices
@@ -30,7 +30,7 @@ from lockstep.run import OfflineRun
 _ERROR = {"huber": losses.huber, "mse": losses.squared}
 
 
-class OfflineDQN(LoggedLearner[ScoringPolicy]):
+class OfflineDQN(OfflineLearner[ScoringPolicy]):
     """Q-learning with a target network, and models of the policy's value for the estimates.
 
     State across updates: that of `optimizer`, and `metrics`.

@@ -11,10 +11,10 @@ from lockstep.jax.comm import Comm
 from lockstep.jax.export import load_policy
 from lockstep.jax.hardware import pin
 from lockstep.jax.offline.scorer import PolicyScorer
-from lockstep.jax.scoring.logged_policy import LoggedPolicy
+from lockstep.jax.scoring.offline_policy import OfflinePolicy
 from lockstep.run import OfflineRun
-from lockstep.session.logged.estimate import estimate
-from lockstep.session.logged.policy_spec import check_fits
+from lockstep.session.offline.estimate import estimate
+from lockstep.session.offline.policy_spec import check_fits
 from lockstep.world import World
 
 
@@ -40,7 +40,7 @@ def evaluate_run(run: OfflineRun, path: Path, data: str, world: World) -> Estima
         startup_timeout_s=run.startup_timeout_s,
     ) as comm:  # first: it decides where JAX computes
         policy, _ = load_policy(path)
-        if not isinstance(policy, LoggedPolicy):
+        if not isinstance(policy, OfflinePolicy):
             raise ConfigError(
                 f"{path} holds a policy that did not learn from a log; lockstep evaluate {shlex.quote(str(path))} "
                 "plays it"

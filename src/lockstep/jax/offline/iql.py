@@ -20,7 +20,7 @@ from lockstep.experience.offline_noise import draw_noise
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import Params
 from lockstep.jax.offline.batch import LoggedBatch, Part
-from lockstep.jax.offline.learner import LoggedLearner
+from lockstep.jax.offline.learner import OfflineLearner
 from lockstep.jax.offline.losses import discount_of, model_losses
 from lockstep.jax.offline.optimizer import STEP_METRICS, OfflineOptimizer
 from lockstep.jax.scoring.actor_policy import CRITICS, ActorPolicy
@@ -38,7 +38,7 @@ _METRICS = (
 )
 
 
-class IQL(LoggedLearner[ActorPolicy]):
+class IQL(OfflineLearner[ActorPolicy]):
     """Critics, the value of a state and a Gaussian policy, in one gradient step with one message.
 
     State across updates: that of `optimizer`, and `metrics`.

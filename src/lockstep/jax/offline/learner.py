@@ -8,19 +8,19 @@ import numpy as np
 from lockstep.data.rows import Rows
 from lockstep.jax.comm import Comm
 from lockstep.jax.offline.batch import Part
-from lockstep.jax.offline.non_finite import LoggedLossReader
+from lockstep.jax.offline.non_finite import OfflineLossReader
 from lockstep.jax.offline.optimizer import OfflineOptimizer, State
 from lockstep.jax.scoring.actor_policy import ActorPolicy
 from lockstep.jax.scoring.scoring_policy import ScoringPolicy
 from lockstep.record.metric_means import MetricMeans
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
-from lockstep.session.non_finite import locate_non_finite_logged
+from lockstep.session.non_finite import locate_non_finite_offline
 
 SomePolicy = TypeVar("SomePolicy", ScoringPolicy, ActorPolicy)
 
 
-class LoggedLearner(Generic[SomePolicy]):
+class OfflineLearner(Generic[SomePolicy]):
     """An algorithm on logged data. Its `update` takes one gradient step.
 
     Args:
@@ -67,7 +67,7 @@ class LoggedLearner(Generic[SomePolicy]):
         sums, extra, skipped = self.optimizer.learn(batches, extra_sums, progress)
         if skipped and self._stops:
             pairs = list(zip(parts, batches, strict=True))
-            raise locate_non_finite_logged(self.comm, pairs, progress, LoggedLossReader(self.optimizer))
+            raise locate_non_finite_offline(self.comm, pairs, progress, OfflineLossReader(self.optimizer))
         self.policy.params = self.optimizer.params()
         self.optimizer.add_metrics(self.metrics, sums)
         return sums, extra

@@ -16,7 +16,7 @@ RowsAndPart = tuple[Rows, Part]
 """A shard's rows, as they were read and as they are learned from."""
 
 
-class LoggedLossReader:
+class OfflineLossReader:
     """The `lockstep.session.non_finite.LossReader` of logged data.
 
     Args:

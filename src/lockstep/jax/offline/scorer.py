@@ -18,17 +18,17 @@ from lockstep.estimators.trajectories import Floats
 from lockstep.jax.flat import Params
 from lockstep.jax.scoring import choices
 from lockstep.jax.scoring.actor_policy import ActorPolicy
-from lockstep.jax.scoring.logged_policy import LoggedPolicy
+from lockstep.jax.scoring.offline_policy import OfflinePolicy
 from lockstep.run import OfflineRun
-from lockstep.session.logged.evaluator import MAX_LOG_RATIO, MAX_ROWS, NUM_SAMPLES, Scores
-from lockstep.session.logged.policy_spec import least_at_bound
+from lockstep.session.offline.evaluator import MAX_LOG_RATIO, MAX_ROWS, NUM_SAMPLES, Scores
+from lockstep.session.offline.policy_spec import least_at_bound
 from lockstep.world import stream
 
 _HALF_LOG_TAU = 0.5 * np.log(2 * np.pi)
 
 
 class PolicyScorer:
-    """A policy and its models, as `lockstep.session.logged.evaluator.Scorer`.
+    """A policy and its models, as `lockstep.session.offline.evaluator.Scorer`.
 
     Rows are filled up to `MAX_ROWS`, so that one compilation serves all. After the policy has learned, `load_params`
     makes the newest parameters count.
@@ -39,7 +39,7 @@ class PolicyScorer:
         device: of the computation.
     """
 
-    def __init__(self, policy: LoggedPolicy, run: OfflineRun, device: Any) -> None:
+    def __init__(self, policy: OfflinePolicy, run: OfflineRun, device: Any) -> None:
         self.policy = policy
         self.policy_spec = policy.policy_spec
         self._seed, self._device = run.seed, device

@@ -8,19 +8,19 @@ from lockstep.errors import ConfigError
 from lockstep.jax.comm import Comm
 from lockstep.jax.networks import AnyPolicy
 from lockstep.jax.offline.scorer import PolicyScorer
-from lockstep.jax.scoring.logged_policy import LoggedPolicy
+from lockstep.jax.scoring.offline_policy import OfflinePolicy
 from lockstep.jax.session import Jax
 from lockstep.run import OfflineRun
 
 
-class LoggedJax(Jax):
-    """The `lockstep.session.logged.session.LoggedBackend` of JAX."""
+class OfflineJax(Jax):
+    """The `lockstep.session.offline.session.OfflineBackend` of JAX."""
 
     _scorer: PolicyScorer | None = None
 
     def scorer(self, policy: AnyPolicy, run: OfflineRun, comm: Comm) -> PolicyScorer:
         """The policy with its models, with the current parameters; one for all estimates of a run, compiled once."""
-        assert isinstance(policy, LoggedPolicy)
+        assert isinstance(policy, OfflinePolicy)
         if self._scorer is None or self._scorer.policy is not policy:
             self._scorer = PolicyScorer(policy, run, comm.devices[0])
         self._scorer.load_params()

@@ -8,19 +8,19 @@ from lockstep.jax.comm import Comm
 from lockstep.jax.networks import AnyPolicy
 from lockstep.jax.offline.dqn import OfflineDQN
 from lockstep.jax.offline.iql import IQL
-from lockstep.jax.scoring.logged_policy import LoggedPolicy, policy_of
+from lockstep.jax.scoring.offline_policy import OfflinePolicy, policy_of
 from lockstep.jax.scoring.scoring_policy import ScoringPolicy
 from lockstep.jax.state import Learner
 from lockstep.record.progress import Progress
-from lockstep.session.logged.rows import check_rows
-from lockstep.session.logged.session import LoggedSession
+from lockstep.session.offline.rows import check_rows
+from lockstep.session.offline.session import OfflineSession
 from lockstep.session.session import NUM_STATISTICS
 from lockstep.world import stream_seed
 
-Session = LoggedSession[Comm, AnyPolicy, Learner]
+Session = OfflineSession[Comm, AnyPolicy, Learner]
 
 
-def _learner(session: Session, policy: LoggedPolicy) -> OfflineDQN | IQL:
+def _learner(session: Session, policy: OfflinePolicy) -> OfflineDQN | IQL:
     """The algorithm of the run."""
     if isinstance(policy, ScoringPolicy):
         return OfflineDQN(session.run, policy, session.comm, session.dataset.rows)

@@ -18,7 +18,7 @@ from lockstep.jax.continuous_policy import Critics
 from lockstep.jax.encoders import Mlp, cast_inputs, init_streams, orthogonal
 from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.jax.scoring.networks import ActionOutcomeNetwork
-from lockstep.session.logged.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import PolicySpec
 
 CRITICS = "network.critics"
 """Name of the critics among the parameters."""

@@ -16,7 +16,7 @@ from lockstep.jax.encoders import cast_inputs, init_streams
 from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.jax.scoring import choices
 from lockstep.jax.scoring.networks import OutcomeNetwork, ScoreNetwork
-from lockstep.session.logged.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import PolicySpec
 
 LEFT_OUT = -1e9
 """The score of an action that must not be chosen: it is impossible, or BCQ leaves it out."""

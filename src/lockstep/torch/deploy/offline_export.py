@@ -30,11 +30,11 @@ from lockstep.torch.deploy.program import Program
 from lockstep.torch.deploy.scoring_program import trace_policy
 from lockstep.torch.scoring.actor_policy import ActorPolicy
 from lockstep.torch.scoring.candidates import CandidateNetwork
-from lockstep.torch.scoring.logged_policy import LoggedPolicy, save_logged
+from lockstep.torch.scoring.offline_policy import OfflinePolicy, save_offline_policy
 from lockstep.torch.scoring.policy import ScoringPolicy
 
 
-def export(policy: LoggedPolicy, dataset: Dataset, path: Path, to: Format) -> Exported:
+def export(policy: OfflinePolicy, dataset: Dataset, path: Path, to: Format) -> Exported:
     """Write a policy to a file, atomically, after comparing the file with the policy on rows of the data.
 
     Args:
@@ -51,7 +51,7 @@ def export(policy: LoggedPolicy, dataset: Dataset, path: Path, to: Format) -> Ex
     return _export(policy, trace_policy(policy), dataset, path, to)
 
 
-def export_policy(policy: LoggedPolicy, dataset: Dataset, folder: Path) -> list[str]:
+def export_policy(policy: OfflinePolicy, dataset: Dataset, folder: Path) -> list[str]:
     """Write a policy to `policy.safetensors`, `policy.pt2` and, if the packages are installed, `policy.onnx`.
 
     Returns:
@@ -59,7 +59,7 @@ def export_policy(policy: LoggedPolicy, dataset: Dataset, folder: Path) -> list[
     """
     _check_data(policy, dataset)
     program = trace_policy(policy)
-    save_logged(folder / "policy.safetensors", policy)
+    save_offline_policy(folder / "policy.safetensors", policy)
     lines = [str(folder / "policy.safetensors")]
     for to, suffix in SUFFIXES.items():
         try:
@@ -69,14 +69,14 @@ def export_policy(policy: LoggedPolicy, dataset: Dataset, folder: Path) -> list[
     return lines
 
 
-def _export(policy: LoggedPolicy, program: Program, dataset: Dataset, path: Path, to: Format) -> Exported:
+def _export(policy: OfflinePolicy, program: Program, dataset: Dataset, path: Path, to: Format) -> Exported:
     def compare(run: Callable[[Arrays], Arrays]) -> Exported:
         return _compare(policy, dataset, path, run)
 
     return write_program(program, path, to, _metadata(policy), compare, policy.info.actions)
 
 
-def _metadata(policy: LoggedPolicy) -> dict[str, Any]:
+def _metadata(policy: OfflinePolicy) -> dict[str, Any]:
     """The metadata of the file. Features and actions are listed in the order of the inputs' and outputs' columns."""
     spec, info = policy.policy_spec, policy.info
     metadata: dict[str, Any] = {
@@ -95,7 +95,7 @@ def _metadata(policy: LoggedPolicy) -> dict[str, Any]:
     return metadata | {"action_features": info.action_features, "candidates": info.candidates}
 
 
-def _check_data(policy: LoggedPolicy, dataset: Dataset) -> None:
+def _check_data(policy: OfflinePolicy, dataset: Dataset) -> None:
     spec = policy.policy_spec
     of_policy = [None if features is None else features.digest for features in (spec.state, spec.action)]
     features_of_data = (dataset.state_features, dataset.action_features)
@@ -106,7 +106,7 @@ def _check_data(policy: LoggedPolicy, dataset: Dataset) -> None:
         )
 
 
-def _compare(policy: LoggedPolicy, dataset: Dataset, path: Path, run: Callable[[Arrays], Arrays]) -> Exported:
+def _compare(policy: OfflinePolicy, dataset: Dataset, path: Path, run: Callable[[Arrays], Arrays]) -> Exported:
     raw = dataset.check_rows()
     rows, inputs = raw["row"], _inputs("state", raw["state_value"])
     if isinstance(policy, ActorPolicy):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lockstep.torch.deploy.program import Program, trace
 from lockstep.torch.scoring.actor_policy import ActorPolicy
 from lockstep.torch.scoring.candidates import CandidateNetwork
-from lockstep.torch.scoring.logged_policy import LoggedPolicy, policy_of
+from lockstep.torch.scoring.offline_policy import OfflinePolicy, policy_of
 from lockstep.torch.scoring.policy import ScoringPolicy
 
 _NO_INDEX = 2**62  # larger than the index of any candidate
@@ -118,7 +118,7 @@ class ContinuousActor(nn.Module):
         return {"action": policy.unscaled(policy.network.actor.mode(parameters)), "parameters": parameters}
 
 
-def trace_policy(policy: LoggedPolicy) -> Program:
+def trace_policy(policy: OfflinePolicy) -> Program:
     """Trace a copy of the policy on the CPU. The policy itself is not modified."""
     copy = policy_of(policy.policy_spec)
     copy.load_state_dict(policy.state_dict())

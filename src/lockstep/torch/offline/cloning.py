@@ -18,14 +18,14 @@ from lockstep.run import OfflineRun
 from lockstep.torch.comm import Comm
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.offline.batch import LoggedBatch
-from lockstep.torch.offline.learner import LoggedLearner
+from lockstep.torch.offline.learner import OfflineLearner
 from lockstep.torch.offline.losses import imitation, outcome_losses
 from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks
 from lockstep.torch.scoring.networks import ConstrainedNetwork
 from lockstep.torch.scoring.policy import ScoringPolicy
 
 
-class Cloning(LoggedLearner[ScoringPolicy]):
+class Cloning(OfflineLearner[ScoringPolicy]):
     """Maximum likelihood of the logged actions, and models of the cloned policy's value for the estimates.
 
     State across updates: `policy`, `target` and `optimizer`.

@@ -24,7 +24,7 @@ from lockstep.torch.comm import Comm
 from lockstep.torch.flat import frozen_copy
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.offline.batch import LoggedBatch
-from lockstep.torch.offline.learner import LoggedLearner
+from lockstep.torch.offline.learner import OfflineLearner
 from lockstep.torch.offline.losses import discount_of, model_losses
 from lockstep.torch.offline.noise import Noise
 from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks
@@ -45,7 +45,7 @@ _MOST = 1e6
 """Largest learned weight of the penalty."""
 
 
-class ContinuousCQL(LoggedLearner[ActorPolicy]):
+class ContinuousCQL(OfflineLearner[ActorPolicy]):
     """Critics with a penalty, a squashed Gaussian policy and a temperature, in one gradient step with one message.
 
     All losses are evaluated at the parameters before the step. State across updates: `policy`, `target` and

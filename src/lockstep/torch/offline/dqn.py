@@ -24,7 +24,7 @@ from lockstep.torch import value_losses as losses
 from lockstep.torch.comm import Comm
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.offline.batch import LoggedBatch
-from lockstep.torch.offline.learner import LoggedLearner
+from lockstep.torch.offline.learner import OfflineLearner
 from lockstep.torch.offline.losses import discount_of, imitation, outcome_losses
 from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks
 from lockstep.torch.scoring.choices import ActionMask, Choices
@@ -34,7 +34,7 @@ from lockstep.torch.scoring.policy import ScoringPolicy
 _ERROR = {"huber": losses.huber, "mse": losses.squared}
 
 
-class OfflineDQN(LoggedLearner[ScoringPolicy]):
+class OfflineDQN(OfflineLearner[ScoringPolicy]):
     """Q-learning with a target network, and models of the policy's value for the estimates.
 
     State across updates: `policy`, `target` and `optimizer`.

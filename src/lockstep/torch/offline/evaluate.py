@@ -8,13 +8,13 @@ from lockstep.data.dataset import Dataset
 from lockstep.errors import ConfigError
 from lockstep.estimators.result import Estimates
 from lockstep.run import OfflineRun
-from lockstep.session.logged.estimate import estimate
-from lockstep.session.logged.policy_spec import check_fits
+from lockstep.session.offline.estimate import estimate
+from lockstep.session.offline.policy_spec import check_fits
 from lockstep.torch.comm import Comm
 from lockstep.torch.export import load_policy
 from lockstep.torch.hardware import pin
 from lockstep.torch.offline.scorer import PolicyScorer
-from lockstep.torch.scoring.logged_policy import LoggedPolicy
+from lockstep.torch.scoring.offline_policy import OfflinePolicy
 from lockstep.world import World
 
 
@@ -31,7 +31,7 @@ def evaluate_run(run: OfflineRun, path: Path, data: str, world: World) -> Estima
         ConfigError: the data do not exist or do not fit the policy.
     """
     policy, _ = load_policy(path)
-    if not isinstance(policy, LoggedPolicy):
+    if not isinstance(policy, OfflinePolicy):
         raise ConfigError(
             f"{path} holds a policy that did not learn from a log; lockstep evaluate {shlex.quote(str(path))} plays it"
         )

@@ -21,7 +21,7 @@ from lockstep.run import OfflineRun
 from lockstep.torch.comm import Comm
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.offline.batch import LoggedBatch
-from lockstep.torch.offline.learner import LoggedLearner
+from lockstep.torch.offline.learner import OfflineLearner
 from lockstep.torch.offline.losses import discount_of, model_losses
 from lockstep.torch.offline.noise import Noise
 from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks
@@ -39,7 +39,7 @@ _METRICS = (
 )
 
 
-class IQL(LoggedLearner[ActorPolicy]):
+class IQL(OfflineLearner[ActorPolicy]):
     """Critics, the value of a state and a Gaussian policy, in one gradient step with one message.
 
     State across updates: `policy`, `target` and `optimizer`.

@@ -21,7 +21,7 @@ from lockstep.torch.scoring.policy import ScoringPolicy
 SomePolicy = TypeVar("SomePolicy", ScoringPolicy, ActorPolicy)
 
 
-class LoggedLearner(Generic[SomePolicy]):
+class OfflineLearner(Generic[SomePolicy]):
     """An algorithm on logged data. Its `update` takes one gradient step.
 
     Args:

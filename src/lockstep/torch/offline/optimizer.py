@@ -14,7 +14,7 @@ from torch.nn.utils import vector_to_parameters
 
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
-from lockstep.session.non_finite import locate_non_finite_logged
+from lockstep.session.non_finite import locate_non_finite_offline
 from lockstep.torch.adam import Adam
 from lockstep.torch.batch import RowBatch
 from lockstep.torch.capture import capture_gradient_step
@@ -132,7 +132,7 @@ class OfflineOptimizer:
         *extra, skipped = for_host.cpu().numpy()
         if skipped and self._stop_on_non_finite:
             reader = LossReader(self._loss, self.flat)
-            raise locate_non_finite_logged(self._comm, batches, progress, reader)
+            raise locate_non_finite_offline(self._comm, batches, progress, reader)
         return sums, np.array(extra[: extra_sums.shape[1]]), bool(skipped)
 
     def _schedule_rate(self, progress: Progress) -> None:

@@ -17,20 +17,20 @@ from lockstep.experience.rollout import clipper
 from lockstep.experience.sampling import NoisyDeterministic
 from lockstep.record.run_dir import RUN_FILE
 from lockstep.run import load
-from lockstep.session.logged import recording as logs
-from lockstep.session.logged.policy_spec import as_prepared, bound_margin, least_at_bound
-from lockstep.session.logged.recording import Choice, Names, Recording, draw, names_of
+from lockstep.session.offline import recording as logs
+from lockstep.session.offline.policy_spec import as_prepared, bound_margin, least_at_bound
+from lockstep.session.offline.recording import Choice, Names, Recording, draw, names_of
 from lockstep.session.which_policy import Found
 from lockstep.torch.distributions import Categorical, SquashedGaussian
 from lockstep.torch.export import load_policy
 from lockstep.torch.networks import Policy, actor_of
 from lockstep.torch.scoring.actor_policy import ActionsOfActor
-from lockstep.torch.scoring.logged_policy import LoggedPolicy
+from lockstep.torch.scoring.offline_policy import OfflinePolicy
 from lockstep.world import stream
 
 
 def record(recording: Recording, policy: Found) -> dict[str, Any]:
-    """Write the log of a run's policy. Returns what `lockstep.session.logged.recording.record` does.
+    """Write the log of a run's policy. Returns what `lockstep.session.offline.recording.record` does.
 
     Raises:
         ConfigError: the run cannot be played, or its task or actions cannot be logged.
@@ -54,7 +54,7 @@ def record(recording: Recording, policy: Found) -> dict[str, Any]:
 def _names(spec: EnvSpec, policy: Any) -> Names:
     """Indices as names. A policy learned from a log uses the names of that log, so that both logs can be combined."""
     numbered = names_of(spec)
-    if not isinstance(policy, LoggedPolicy):
+    if not isinstance(policy, OfflinePolicy):
         return numbered
     info, numbers = policy.info, numbered.actions
     if numbers is None:
@@ -83,7 +83,7 @@ def _by_policy(policy: Any, observation_moments: Any, spec: EnvSpec, recording: 
         raise ConfigError(f"--epsilon {epsilon} is for tasks with named actions; leave it out, or use --sampled")
     if recording.how == "sampled":
         _check_draws(distribution, spec.action, recording)
-    if isinstance(policy, LoggedPolicy) and recording.how == "sampled":
+    if isinstance(policy, OfflinePolicy) and recording.how == "sampled":
         _check_density(policy, spec.action, recording)
     clip = clipper(spec.action)
     generator = stream(recording.seed, "record policy")
@@ -118,7 +118,7 @@ def _check_draws(distribution: Any, action: ActionSpec, recording: Recording) ->
         )
 
 
-def _check_density(policy: LoggedPolicy, action: ActionSpec, recording: Recording) -> None:
+def _check_density(policy: OfflinePolicy, action: ActionSpec, recording: Recording) -> None:
     """Raise `ConfigError` if the task would clip numbers that the policy draws: they have the density of others."""
     distribution = policy.distribution
     if not isinstance(distribution, ActionsOfActor) or distribution.deterministic:

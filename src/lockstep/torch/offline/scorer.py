@@ -11,11 +11,11 @@ from torch import Tensor
 from lockstep.data.columns import Ragged
 from lockstep.data.rows import Rows
 from lockstep.run import OfflineRun
-from lockstep.session.logged.evaluator import MAX_LOG_RATIO, NUM_SAMPLES, Scores
+from lockstep.session.offline.evaluator import MAX_LOG_RATIO, NUM_SAMPLES, Scores
 from lockstep.torch.scoring.actor_policy import ActorPolicy
 from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.choices import Candidates
-from lockstep.torch.scoring.logged_policy import LoggedPolicy
+from lockstep.torch.scoring.offline_policy import OfflinePolicy
 from lockstep.world import stream
 
 _Found = tuple[Tensor, Tensor, list[Tensor]]
@@ -23,14 +23,14 @@ _Found = tuple[Tensor, Tensor, list[Tensor]]
 
 
 class PolicyScorer:
-    """A policy and its models, as `lockstep.session.logged.evaluator.Scorer`.
+    """A policy and its models, as `lockstep.session.offline.evaluator.Scorer`.
 
     Args:
         policy: evaluated on the device of its parameters.
         run: the seed of sampled actions.
     """
 
-    def __init__(self, policy: LoggedPolicy, run: OfflineRun) -> None:
+    def __init__(self, policy: OfflinePolicy, run: OfflineRun) -> None:
         self.policy = policy
         self.policy_spec = policy.policy_spec
         self.device = next(policy.network.parameters()).device

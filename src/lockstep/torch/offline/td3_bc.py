@@ -20,7 +20,7 @@ from lockstep.torch.comm import Comm
 from lockstep.torch.flat import divisor, frozen_copy
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.offline.batch import LoggedBatch
-from lockstep.torch.offline.learner import LoggedLearner
+from lockstep.torch.offline.learner import OfflineLearner
 from lockstep.torch.offline.losses import discount_of, model_losses
 from lockstep.torch.offline.noise import Noise
 from lockstep.torch.offline.optimizer import STEP_METRICS, OfflineOptimizer, TargetNetworks
@@ -32,7 +32,7 @@ from lockstep.torch.value_losses import squared, td_target
 _POLICY_METRICS = ("loss/policy", "loss/behaviour")
 
 
-class TD3BC(LoggedLearner[ActorPolicy]):
+class TD3BC(OfflineLearner[ActorPolicy]):
     """Critics, and a deterministic policy that is updated every `policy_delay` steps.
 
     A gradient step sends one message, and one more where it updates the policy, whose loss needs the new critics.

@@ -6,8 +6,8 @@ from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.algorithms.offline_continuous import IQLConfig, TD3BCConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.record.progress import Progress
-from lockstep.session.logged.rows import check_rows
-from lockstep.session.logged.session import LoggedSession
+from lockstep.session.offline.rows import check_rows
+from lockstep.session.offline.session import OfflineSession
 from lockstep.torch.capture import announce_capture
 from lockstep.torch.comm import Comm
 from lockstep.torch.networks import AnyPolicy
@@ -16,15 +16,15 @@ from lockstep.torch.offline.cql import ContinuousCQL
 from lockstep.torch.offline.dqn import OfflineDQN
 from lockstep.torch.offline.iql import IQL
 from lockstep.torch.offline.td3_bc import TD3BC
-from lockstep.torch.scoring.logged_policy import LoggedPolicy, policy_of
+from lockstep.torch.scoring.offline_policy import OfflinePolicy, policy_of
 from lockstep.torch.scoring.policy import ScoringPolicy
 from lockstep.torch.state import Learner
 from lockstep.world import stream_seed
 
-Session = LoggedSession[Comm, AnyPolicy, Learner]
+Session = OfflineSession[Comm, AnyPolicy, Learner]
 
 
-def _learner(session: Session, policy: LoggedPolicy) -> OfflineDQN | Cloning | IQL | TD3BC | ContinuousCQL:
+def _learner(session: Session, policy: OfflinePolicy) -> OfflineDQN | Cloning | IQL | TD3BC | ContinuousCQL:
     """The algorithm of the run."""
     run, comm = session.run, session.comm
     if isinstance(policy, ScoringPolicy):

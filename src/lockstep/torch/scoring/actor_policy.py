@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
 from lockstep.data.info import DatasetInfo
-from lockstep.session.logged.policy_spec import PolicySpec, as_prepared, bounds_of, least_at_bound
+from lockstep.session.offline.policy_spec import PolicySpec, as_prepared, bounds_of, least_at_bound
 from lockstep.torch.encoders import Mlp
 from lockstep.torch.q_networks import initialize
 from lockstep.torch.scoring.candidates import CandidateNetwork

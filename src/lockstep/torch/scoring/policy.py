@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.data.dataset import DatasetInfo
 from lockstep.experience.exploration import EpsilonGreedy
-from lockstep.session.logged.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import PolicySpec
 from lockstep.torch.distributions import Categorical
 from lockstep.torch.q_networks import initialize
 from lockstep.torch.scoring.candidates import CandidateNetwork

@@ -10,8 +10,8 @@ import made_data
 from lockstep.cli import main as cli
 from lockstep.data.dataset import Dataset
 from lockstep.run import OfflineRun, Run, ScoreNetworkConfig, dump, override
-from lockstep.session.logged.policy_spec import PolicySpec
-from lockstep.torch.scoring.logged_policy import save_logged
+from lockstep.session.offline.policy_spec import PolicySpec
+from lockstep.torch.scoring.offline_policy import save_offline_policy
 from lockstep.torch.scoring.policy import ScoringPolicy
 
 
@@ -32,7 +32,7 @@ def run_dir(root: Path, make=made_data.discrete, **changes) -> Path:
     path = root / "run"
     path.mkdir()
     (path / "run.yaml").write_text(dump(run))
-    save_logged(path / "policy.safetensors", ScoringPolicy(about, seed=1))
+    save_offline_policy(path / "policy.safetensors", ScoringPolicy(about, seed=1))
     return path
 
 

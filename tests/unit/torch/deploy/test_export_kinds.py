@@ -16,12 +16,12 @@ from lockstep.data.dataset import Dataset
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.run import NetworkConfig, Run, ScoreNetworkConfig
-from lockstep.session.logged.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import PolicySpec
 from lockstep.torch.export import load_policy, save_policy, start_from
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.networks import Policy
 from lockstep.torch.q_networks import QPolicy
-from lockstep.torch.scoring.logged_policy import save_logged
+from lockstep.torch.scoring.offline_policy import save_offline_policy
 from lockstep.torch.scoring.policy import ScoringPolicy
 
 SPEC = EnvSpec(6, ActionSpec("discrete", (3,)), "same_step", True)
@@ -140,7 +140,7 @@ def test_newer_file_is_rejected(tmp_path):
 def test_log_policy_and_env_policy_cannot_start_each_other(tmp_path):
     from_log = policy_from_log(tmp_path / "data", "dqn", OfflineDQNConfig())
     (tmp_path / "log").mkdir()
-    save_logged(tmp_path / "log" / "policy.safetensors", from_log)
+    save_offline_policy(tmp_path / "log" / "policy.safetensors", from_log)
     run, policy = made(SPEC, DQNConfig())
     save_policy(tmp_path / "policy.safetensors", policy, None, run)
     with pytest.raises(ConfigError, match="it learned from a log, and this run learns from environments"):

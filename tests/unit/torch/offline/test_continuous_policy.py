@@ -16,8 +16,8 @@ from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.sampling import DiagonalGaussian, NoisyDeterministic
 from lockstep.run import OfflineRun, override
-from lockstep.session.logged.estimate import estimate
-from lockstep.session.logged.policy_spec import PolicySpec, check_simulator
+from lockstep.session.offline.estimate import estimate
+from lockstep.session.offline.policy_spec import PolicySpec, check_simulator
 from lockstep.torch.comm import Comm
 from lockstep.torch.deploy.exported_file import run_program
 from lockstep.torch.deploy.offline_export import export
@@ -28,8 +28,8 @@ from lockstep.torch.offline.noise import Noise
 from lockstep.torch.offline.record import _log_density
 from lockstep.torch.offline.scorer import PolicyScorer
 from lockstep.torch.scoring.continuous_networks import GaussianActor, SquashedGaussianActor
-from lockstep.torch.scoring.logged_policy import policy_of, save_logged
-from logged_policies import SMALL
+from lockstep.torch.scoring.offline_policy import policy_of, save_offline_policy
+from offline_policies import SMALL
 from quick import others_slow
 
 HALF_RANGE = torch.tensor([3.0], dtype=torch.float64)
@@ -208,7 +208,7 @@ def test_actions_stay_within_bounds_that_float32_rounds_outwards(tmp_path):
 @pytest.mark.parametrize("algo", ["iql", "td3_bc", "cql"])
 def test_policy_file_is_read_back(tmp_path, algo):
     _, _, policy = made(tmp_path, algo)
-    save_logged(tmp_path / "policy.safetensors", policy)
+    save_offline_policy(tmp_path / "policy.safetensors", policy)
     again, _ = load_policy(tmp_path / "policy.safetensors")
     state = torch.randn(5, 4)
     with torch.no_grad():

@@ -13,10 +13,10 @@ from lockstep.data.features import Features
 from lockstep.errors import ConfigError
 from lockstep.estimators.importance import DECISION, TRAJECTORY
 from lockstep.run import OfflineRun, ScoreNetworkConfig, override
-from lockstep.session.logged import estimate as counterfactual
-from lockstep.session.logged import evaluator as judged
-from lockstep.session.logged.estimate import estimate
-from lockstep.session.logged.policy_spec import PolicySpec, check_fits
+from lockstep.session.offline import estimate as counterfactual
+from lockstep.session.offline import evaluator as judged
+from lockstep.session.offline.estimate import estimate
+from lockstep.session.offline.policy_spec import PolicySpec, check_fits
 from lockstep.session.policy_file import check_start
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.scorer import PolicyScorer

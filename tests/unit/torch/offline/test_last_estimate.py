@@ -73,7 +73,7 @@ def test_every_estimate_has_a_line_of_metrics_also_after_a_resumption(run, here)
 
 
 def test_a_run_that_ends_with_an_estimate_is_not_estimated_twice(run, here, monkeypatch):
-    from lockstep.session.logged import session
+    from lockstep.session.offline import session
 
     steps, estimate = [], session.estimate
     monkeypatch.setattr(session, "estimate", lambda *args, **options: steps.append(1) or estimate(*args, **options))

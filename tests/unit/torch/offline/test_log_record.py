@@ -19,8 +19,8 @@ from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.run import EnvConfig, NetworkConfig, OfflineRun, Run, dump
-from lockstep.session.logged.policy_spec import PolicySpec
-from lockstep.session.logged.recording import Recording, _uniform, record_at_random
+from lockstep.session.offline.policy_spec import PolicySpec
+from lockstep.session.offline.recording import Recording, _uniform, record_at_random
 from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
 from lockstep.session.which_policy import find_policy
 from lockstep.torch.export import load_policy, save_policy

@@ -15,14 +15,14 @@ from lockstep.data.dataset import Dataset
 from lockstep.errors import ConfigError
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
-from lockstep.session.logged.rows import check_rows
 from lockstep.session.non_finite import NonFiniteError, save
+from lockstep.session.offline.rows import check_rows
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.batch import LoggedBatch
 from lockstep.torch.offline.cloning import Cloning
 from lockstep.torch.offline.dqn import OfflineDQN
 from lockstep.torch.offline.optimizer import MAX_EXTRA_SUMS
-from logged_policies import SMALL, draws, part, policy_for
+from offline_policies import SMALL, draws, part, policy_for
 
 ROWS, SHARDS = 16, 2
 CONFIG = OfflineDQNConfig(batch_size=ROWS * SHARDS, max_grad_norm=0.05)

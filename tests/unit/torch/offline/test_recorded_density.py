@@ -17,8 +17,8 @@ from lockstep.errors import ConfigError
 from lockstep.experience.rollout import clipper
 from lockstep.experience.sampling import DiagonalGaussian, NoisyDeterministic
 from lockstep.run import OfflineRun, dump, override
-from lockstep.session.logged.policy_spec import PolicySpec, as_prepared, bound_margin, least_at_bound
-from lockstep.session.logged.recording import Recording
+from lockstep.session.offline.policy_spec import PolicySpec, as_prepared, bound_margin, least_at_bound
+from lockstep.session.offline.recording import Recording
 from lockstep.session.policy_file import POLICY_FILE
 from lockstep.session.which_policy import find_policy
 from lockstep.torch.distributions import SquashedGaussian
@@ -26,8 +26,8 @@ from lockstep.torch.export import save_policy
 from lockstep.torch.offline.record import _by_policy, _log_density, record
 from lockstep.torch.offline.scorer import PolicyScorer
 from lockstep.torch.scoring.continuous_networks import GaussianActor
-from lockstep.torch.scoring.logged_policy import policy_of
-from logged_policies import SMALL
+from lockstep.torch.scoring.offline_policy import policy_of
+from offline_policies import SMALL
 
 NUM_DRAWS = 20_000
 FAR_BOUNDS = (9.7, 10.1)

@@ -14,8 +14,8 @@ from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.data.dataset import Dataset, DatasetInfo
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun, ScoreNetworkConfig
-from lockstep.session.logged.estimate import estimate
-from lockstep.session.logged.session import LoggedSession
+from lockstep.session.offline.estimate import estimate
+from lockstep.session.offline.session import OfflineSession
 from lockstep.torch.comm import Comm
 from lockstep.torch.deploy.exported_file import SUFFIXES, run_program
 from lockstep.torch.deploy.offline_export import export
@@ -23,7 +23,7 @@ from lockstep.torch.deploy.onnx_model import run_onnx
 from lockstep.torch.offline.dqn import OfflineDQN
 from lockstep.torch.offline.scorer import PolicyScorer
 from lockstep.torch.scoring.networks import LEFT_OUT
-from logged_policies import draws, part, policy_for
+from offline_policies import draws, part, policy_for
 from quick import others_slow
 
 ALGORITHMS = {
@@ -186,7 +186,7 @@ def test_possible_actions_is_input_only_if_log_restricts_actions(dataset, said, 
 
 def test_restriction_on_another_node_counts(dataset):
     """Machines may hold parts of a log; the policy file is written by one of them."""
-    session = object.__new__(LoggedSession)
+    session = object.__new__(OfflineSession)
     session.run = OfflineRun(data=str(dataset.path))
     session.world, session._spec, session.summary = World(), None, {}
     session.journal = SimpleNamespace(say=print, warn=print)

@@ -14,7 +14,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.rows import Rows
 from lockstep.estimators.trajectories import Decisions, Floats, Ints, Predicted, discounts
 from lockstep.run import OfflineRun
-from lockstep.session.logged.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import PolicySpec
 
 MAX_ROWS = 8192
 """The largest number of rows in one call of a scorer."""

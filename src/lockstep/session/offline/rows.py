@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.algorithms.offline import LoggedConfig, OfflineDQNConfig
+from lockstep.algorithms.offline import OfflineConfigBase, OfflineDQNConfig
 from lockstep.data.dataset import Dataset
 from lockstep.distributed.comm import Comm
 from lockstep.errors import ConfigError
@@ -38,7 +38,7 @@ def check_rows(run: OfflineRun, dataset: Dataset, comm: Comm, journal: Journal) 
         journal.warn(warning)
 
 
-def _check_candidates(config: LoggedConfig, dataset: Dataset) -> None:
+def _check_candidates(config: OfflineConfigBase, dataset: Dataset) -> None:
     """Refuse rows of candidates that lack possible next actions, if the algorithm needs them."""
     changes = without_next_candidates(config)
     if dataset.info.kind != "parametric" or not changes:

@@ -23,7 +23,7 @@ from lockstep.estimators.estimates import clipping_thresholds, estimates, group_
 from lockstep.estimators.result import Estimates
 from lockstep.estimators.trajectories import Ints, Sums, summed
 from lockstep.run import OfflineRun
-from lockstep.session.logged.evaluator import PolicyEvaluator, Scorer
+from lockstep.session.offline.evaluator import PolicyEvaluator, Scorer
 from lockstep.world import block
 
 _BLOCK = 8192

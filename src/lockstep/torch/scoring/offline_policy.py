@@ -7,26 +7,26 @@ from typing import Any
 from torch import Tensor
 
 from lockstep.record.evaluations import Evaluated
-from lockstep.session.logged.policy_spec import PolicySpec, spec_of
+from lockstep.session.offline.policy_spec import PolicySpec, spec_of
 from lockstep.session.policy_file import damaged_error, write
 from lockstep.torch.scoring.actor_policy import ActorPolicy
 from lockstep.torch.scoring.policy import ScoringPolicy
 
-LoggedPolicy = ScoringPolicy | ActorPolicy
+OfflinePolicy = ScoringPolicy | ActorPolicy
 
 
-def policy_of(policy_spec: PolicySpec, seed: int = 0) -> LoggedPolicy:
+def policy_of(policy_spec: PolicySpec, seed: int = 0) -> OfflinePolicy:
     """A new policy for the kind of actions of its data, with initial parameters drawn from `seed`."""
     return (ActorPolicy if policy_spec.info.kind == "continuous" else ScoringPolicy)(policy_spec, seed)
 
 
-def save_logged(path: Path, policy: LoggedPolicy, evaluation: Evaluated | None = None) -> None:
+def save_offline_policy(path: Path, policy: OfflinePolicy, evaluation: Evaluated | None = None) -> None:
     """Write a policy file atomically. Raises `RunError` if it cannot be written."""
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in policy.state_dict().items()}
     write(path, arrays, None, policy.policy_spec.to_dict(), evaluation)
 
 
-def logged_from_file(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LoggedPolicy:
+def offline_policy_from_file(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> OfflinePolicy:
     """The policy of a file's metadata and tensors; `path` is for messages."""
     policy = policy_of(spec_of(path, metadata))
     try:

@@ -18,15 +18,15 @@ from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
 from lockstep.session.backend import Backend, SomeComm, SomeLearner, SomePolicy
 from lockstep.session.data_checks import check_data
-from lockstep.session.logged.estimate import estimate
-from lockstep.session.logged.evaluator import Scorer
-from lockstep.session.logged.policy_spec import PolicySpec, check_simulator
+from lockstep.session.offline.estimate import estimate
+from lockstep.session.offline.evaluator import Scorer
+from lockstep.session.offline.policy_spec import PolicySpec, check_simulator
 from lockstep.session.session import BaseSession
 from lockstep.system.files import shown_path, write_atomically
 from lockstep.world import World
 
 
-class LoggedBackend(Backend[SomeComm, SomePolicy, SomeLearner], Protocol):
+class OfflineBackend(Backend[SomeComm, SomePolicy, SomeLearner], Protocol):
     """What a run on logged data needs of a framework beyond `Backend`."""
 
     def scorer(self, policy: SomePolicy, run: OfflineRun, comm: SomeComm) -> Scorer:
@@ -38,7 +38,7 @@ class LoggedBackend(Backend[SomeComm, SomePolicy, SomeLearner], Protocol):
         ...
 
 
-class LoggedSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
+class OfflineSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
     """One run on logged data on this rank, as a context manager. All methods are collective.
 
     Args:
@@ -58,12 +58,12 @@ class LoggedSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
 
     def __init__(
         self,
-        backend: LoggedBackend[SomeComm, SomePolicy, SomeLearner],
+        backend: OfflineBackend[SomeComm, SomePolicy, SomeLearner],
         run: OfflineRun,
         world: World | None = None,
         **options: Any,
     ) -> None:
-        self.backend = self._logged_backend = backend
+        self.backend = self._offline_backend = backend
         super().__init__(run, world, **options)
 
     def open_data(self) -> Reader:
@@ -110,7 +110,7 @@ class LoggedSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
     def estimate(self) -> None:
         """Estimate the current policy from the log; the line of metrics at this step has the result."""
         previous = self.timers.enter(EVALUATE)
-        scorer = self._logged_backend.scorer(self._policy, self.run, self.comm)
+        scorer = self._offline_backend.scorer(self._policy, self.run, self.comm)
         found = estimate(scorer, self._eval_dataset, self.comm, self.run, heartbeat=lambda: self.timers.enter(EVALUATE))
         self.journal.estimates, self._estimates = found.metrics(), found
         self._estimated_at = self.progress.env_steps
@@ -136,7 +136,7 @@ class LoggedSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner]):
             return
         if self.run.model_path is not None and self.world.rank == 0:
             self.timers.enter(CHECKPOINT)
-            for line in self._logged_backend.export(self._policy, self.dataset, Path(self.run.model_path)):
+            for line in self._offline_backend.export(self._policy, self.dataset, Path(self.run.model_path)):
                 self.journal.say(line)
         if self._estimates is not None:
             self.journal.say(self._estimates.line())

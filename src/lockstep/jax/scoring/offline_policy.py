@@ -12,24 +12,26 @@ from lockstep.jax.scoring.actor_policy import ActorPolicy
 from lockstep.jax.scoring.scoring_policy import ScoringPolicy
 from lockstep.record.evaluations import Evaluated
 from lockstep.run import JAX_OFFLINE_ALGORITHMS
-from lockstep.session.logged.policy_spec import PolicySpec, spec_of
+from lockstep.session.offline.policy_spec import PolicySpec, spec_of
 from lockstep.session.policy_file import damaged_error, write
 
-LoggedPolicy = ScoringPolicy | ActorPolicy
+OfflinePolicy = ScoringPolicy | ActorPolicy
 
 
-def policy_of(policy_spec: PolicySpec, seed: int = 0) -> LoggedPolicy:
+def policy_of(policy_spec: PolicySpec, seed: int = 0) -> OfflinePolicy:
     """A new policy for the kind of actions of its data, with initial parameters drawn from `seed`."""
     return (ActorPolicy if policy_spec.info.kind == "continuous" else ScoringPolicy)(policy_spec, seed)
 
 
-def save_logged(path: Path, policy: LoggedPolicy, evaluation: Evaluated | None = None) -> None:
+def save_offline_policy(path: Path, policy: OfflinePolicy, evaluation: Evaluated | None = None) -> None:
     """Write a policy file atomically. Raises `RunError` if it cannot be written."""
     arrays = {name: np.asarray(array) for name, array in policy.params.items()}
     write(path, arrays, None, policy.policy_spec.to_dict(), evaluation)
 
 
-def logged_from_file(path: Path, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> LoggedPolicy:
+def offline_policy_from_file(
+    path: Path, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> OfflinePolicy:
     """The policy of a file's metadata and arrays; `path` is for messages."""
     policy_spec = spec_of(path, metadata)
     if policy_spec.algo not in JAX_OFFLINE_ALGORITHMS:

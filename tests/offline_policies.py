@@ -8,10 +8,10 @@ import numpy as np
 from lockstep.data.dataset import Dataset
 from lockstep.data.rows import Rows
 from lockstep.run import OfflineRun, ScoreNetworkConfig
-from lockstep.session.logged.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import PolicySpec
 
 if TYPE_CHECKING:
-    from lockstep.torch.scoring.logged_policy import LoggedPolicy
+    from lockstep.torch.scoring.offline_policy import OfflinePolicy
 
 SMALL = ScoreNetworkConfig(hidden=(8, 5))
 
@@ -28,9 +28,9 @@ def spec_for(run: OfflineRun, dataset: Dataset) -> PolicySpec:
     )
 
 
-def policy_for(run: OfflineRun, dataset: Dataset, seed: int = 0) -> "LoggedPolicy":
+def policy_for(run: OfflineRun, dataset: Dataset, seed: int = 0) -> "OfflinePolicy":
     """The torch policy that learns, with its initial parameters."""
-    from lockstep.torch.scoring.logged_policy import policy_of
+    from lockstep.torch.scoring.offline_policy import policy_of
 
     return policy_of(spec_for(run, dataset), seed)
 

@@ -54,7 +54,7 @@ def small_offline(path: Path | str, **changes: Any) -> OfflineRun:
 
 
 @dataclass
-class LoggedJob:
+class OfflineJob:
     """One run to be made inside ranks."""
 
     run: OfflineRun
@@ -68,7 +68,7 @@ class LoggedJob:
 
 
 @dataclass
-class LoggedOutcome:
+class OfflineOutcome:
     """What one rank saw of a run."""
 
     summary: dict[str, Any]
@@ -81,13 +81,13 @@ class LoggedOutcome:
     """Parameters of the target network before the first step, where there is one."""
 
 
-def train_logged(ranks: int, jobs: dict[Any, LoggedJob]) -> dict[Any, list[LoggedOutcome]]:
+def train_offline(ranks: int, jobs: dict[Any, OfflineJob]) -> dict[Any, list[OfflineOutcome]]:
     """Every job on `ranks` ranks, in the same processes; for each what its ranks saw."""
     told = spawn(_train_each, ranks, (jobs,), timeout_s=600)
     return {name: [outcomes[name] for outcomes in told] for name in jobs}
 
 
-def _train_each(rank: int, jobs: dict[Any, LoggedJob]) -> dict[Any, LoggedOutcome]:
+def _train_each(rank: int, jobs: dict[Any, OfflineJob]) -> dict[Any, OfflineOutcome]:
     frameworks = {job.run.ml_framework for job in jobs.values()}
     for name in frameworks:
         import_module(f"{name}_offline").prepare(rank)
@@ -95,11 +95,11 @@ def _train_each(rank: int, jobs: dict[Any, LoggedJob]) -> dict[Any, LoggedOutcom
     return {name: train_one(World(rank=rank, size=size, port=job.port), job) for name, job in jobs.items()}
 
 
-def train_one(world: World, job: LoggedJob) -> LoggedOutcome:
+def train_one(world: World, job: OfflineJob) -> OfflineOutcome:
     """Train, watching what the learner is given."""
     from lockstep.train import train
 
-    found = LoggedOutcome({}, "", [], Counter(), False, {})
+    found = OfflineOutcome({}, "", [], Counter(), False, {})
     with _watched(job, found) as kept:
         try:
             init_from = job.init_from[world.rank] if job.init_from else None
@@ -115,12 +115,12 @@ def train_one(world: World, job: LoggedJob) -> LoggedOutcome:
     return found
 
 
-def _backend(job: LoggedJob) -> Any:
+def _backend(job: OfflineJob) -> Any:
     return import_module(f"{job.run.ml_framework}_offline")
 
 
 @contextmanager
-def _watched(job: LoggedJob, found: LoggedOutcome) -> Iterator[dict[str, Any]]:
+def _watched(job: OfflineJob, found: OfflineOutcome) -> Iterator[dict[str, Any]]:
     backend, module = _backend(job), import_module(f"lockstep.{job.run.ml_framework}.offline.train")
     class_name = LEARNERS[job.run.algo]
     real, kept = getattr(module, class_name), {}
