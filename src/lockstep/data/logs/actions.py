@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from lockstep.data.logs.maps import MapDecoder, Maps, Where, as_entries, error_text, is_text, maps_of_series
+from lockstep.data.logs.maps import MapDecoder, Maps, SourceRows, as_entries, error_text, is_text, maps_of_series
 from lockstep.errors import ConfigError
 
 Actions = Maps | pl.Series
@@ -35,7 +35,7 @@ class ActionNames:
     """Whether a list is the numbers of a continuous action, not the one-hot list of a name. None: not known yet; the
     first lists decide."""
 
-    def of_index(self, index: Any, where: Where, row: int, column: str) -> str:
+    def of_index(self, index: Any, where: SourceRows, row: int, column: str) -> str:
         """The name of action number `index`."""
         if isinstance(index, float) and index.is_integer():
             index = int(index)
@@ -55,7 +55,7 @@ class ActionNames:
             return text
         return self.names[int(text)]
 
-    def names_of_mask(self, mask: Any, where: Where, row: int, column: str) -> list[str]:
+    def names_of_mask(self, mask: Any, where: SourceRows, row: int, column: str) -> list[str]:
         """The names of the actions of a mask of 0 and 1."""
         if not all(isinstance(value, (int, float)) and value in (0, 1) for value in mask):
             where.refuse(row, f"{column} is {mask}; a list holds names, maps, or a 0 or 1 for each action")
@@ -65,7 +65,7 @@ class ActionNames:
             )
         return [str(i) if self.names is None else self.names[i] for i, value in enumerate(mask) if value]
 
-    def check(self, found: pl.Series, where: Where, column: str) -> pl.Series:
+    def check(self, found: pl.Series, where: SourceRows, column: str) -> pl.Series:
         """The names, unchanged (String). Raises `ConfigError` for an unknown action."""
         if self.names is not None:
             known = found.is_in(self.names) | found.is_null()
@@ -73,7 +73,7 @@ class ActionNames:
             where.refuse_first(~known, lambda row: f'{column} "{found[row]}" {wanted}')
         return found
 
-    def check_no_numbers(self, text: str, where: Where, row: int, column: str) -> None:
+    def check_no_numbers(self, text: str, where: SourceRows, row: int, column: str) -> None:
         """Raise `ConfigError` for numbers as Python prints them, which would be a name, unless names are known."""
         numbers = _printed_numbers(text) if self.names is None else None
         if numbers is not None:
@@ -91,7 +91,7 @@ class ActionDecoder:
     def __init__(self, names: ActionNames) -> None:
         self._names, self._maps = names, MapDecoder()
 
-    def __call__(self, texts: Sequence[Any], where: Where, column: str) -> Actions:
+    def __call__(self, texts: Sequence[Any], where: SourceRows, column: str) -> Actions:
         """Read the JSON of n actions; `null`, an empty name and an empty map are no action."""
         codes, distinct, first = factorize(texts)
         some = next((text for text in distinct if text.strip() not in (b"null", b'""')), b"")
@@ -113,7 +113,7 @@ class ActionDecoder:
             self._names.numeric_lists = not all(map(_is_one_hot, map(_decoded, distinct)))
         return self._names.numeric_lists
 
-    def _name(self, text: bytes, where: Where, row: int, column: str) -> str | None:
+    def _name(self, text: bytes, where: SourceRows, row: int, column: str) -> str | None:
         try:
             value = msgspec.json.decode(text)
         except ValueError as error:
@@ -128,7 +128,7 @@ class ActionDecoder:
         return None if value is None else self._names.of_index(value, where, row, column)
 
 
-def actions_of_series(series: pl.Series, names: ActionNames, where: Where, column: str, *, text: bool) -> Actions:
+def actions_of_series(series: pl.Series, names: ActionNames, where: SourceRows, column: str, *, text: bool) -> Actions:
     """Actions from a column of a table; `text`: of a CSV, where indices and names have the same type."""
     dtype = series.dtype
     if dtype == pl.Null:
@@ -163,7 +163,7 @@ def actions_of_series(series: pl.Series, names: ActionNames, where: Where, colum
     return maps_of_series(series, where, column)
 
 
-def one_hot(values: list[Any], names: ActionNames, where: Where, row: int, column: str) -> str | None:
+def one_hot(values: list[Any], names: ActionNames, where: SourceRows, row: int, column: str) -> str | None:
     """The name of the action of a one-hot list; None if it is empty."""
     marked = names.names_of_mask(values, where, row, column) if values else []
     if values and len(marked) != 1:
@@ -188,7 +188,7 @@ def _printed_numbers(cell: str) -> list[float] | None:
     return numbers if len(numbers) > 1 or separator is not None else None
 
 
-def _maps_of_lists(texts: Sequence[bytes], where: Where, column: str) -> Maps:
+def _maps_of_lists(texts: Sequence[bytes], where: SourceRows, column: str) -> Maps:
     """Continuous actions logged as lists of K numbers: maps with the ids `action_0` to `action_(K - 1)`."""
     try:
         found = _NUMBERS.decode(b"[" + b",".join(texts) + b"]")

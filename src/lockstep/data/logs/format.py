@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from lockstep.data.logs.frame import RawRows
-    from lockstep.data.logs.schema import Schema
+    from lockstep.data.logs.schema import LogSchema
 
 KINDS = ("discrete", "parametric", "continuous")
 
@@ -60,14 +60,14 @@ def read_log(
     """
     import_optional("polars", "offline")
     from lockstep.data.logs.files import find_files
-    from lockstep.data.logs.schema import Schema
+    from lockstep.data.logs.schema import LogSchema
 
     if kind is not None and kind not in KINDS:
         raise ConfigError(f"kind={kind} is not known; there are {', '.join(KINDS)}")
     if kind in ("parametric", "continuous") and actions is not None:
         raise ConfigError(f"actions={','.join(actions)} are names, and kind={kind} has none; leave one out")
     files, in_folders = find_files([Path(path) for path in paths])
-    schema = Schema.of(columns, actions, numeric_lists=True if kind == "continuous" else False if kind else None)
+    schema = LogSchema.of(columns, actions, numeric_lists=True if kind == "continuous" else False if kind else None)
     return Log(files, in_folders, schema, kind or ("discrete" if actions is not None else None))
 
 
@@ -92,7 +92,7 @@ class Log:
         done_bytes: read so far by `frames`.
     """
 
-    def __init__(self, files: list[Path], in_folders: set[Path], schema: "Schema", kind: str | None) -> None:
+    def __init__(self, files: list[Path], in_folders: set[Path], schema: "LogSchema", kind: str | None) -> None:
         from lockstep.data.logs.minari import size_of
 
         self.paths, self._in_folders, self._schema = files, in_folders, schema

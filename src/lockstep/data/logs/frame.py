@@ -8,7 +8,7 @@ import polars as pl
 
 from lockstep.data.logs.actions import CONTINUOUS, Actions
 from lockstep.data.logs.column_names import ACTIONS, LOG_PROBABILITY_ROUNDING
-from lockstep.data.logs.maps import Maps, Where
+from lockstep.data.logs.maps import Maps, SourceRows
 
 _WANTED = {"discrete": "names", "parametric": "maps of features"}
 
@@ -17,7 +17,7 @@ _WANTED = {"discrete": "names", "parametric": "maps of features"}
 class RawRows:
     """Unchecked rows of a reader, without the columns that the log lacks."""
 
-    where: Where
+    where: SourceRows
     file: int
     """Index of the file among those of the log."""
     scalars: dict[str, pl.Series] = field(default_factory=dict[str, pl.Series])
@@ -96,7 +96,7 @@ def _check_kind(found: RawRows, kind: str) -> None:
                 _refuse_kind(found.where, int(np.argmax(some)), name, kind)
 
 
-def _refuse_kind(where: Where, row: int, name: str, kind: str) -> None:
+def _refuse_kind(where: SourceRows, row: int, name: str, kind: str) -> None:
     other = "parametric" if kind == "discrete" else "discrete"
     hint = f"; {CONTINUOUS}" if kind == "parametric" and name in ACTIONS else ""
     where.refuse(row, f"{name} holds {_WANTED[other]}, but actions of this log are {_WANTED[kind]} ({kind}){hint}")

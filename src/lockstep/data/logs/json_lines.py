@@ -18,8 +18,8 @@ from lockstep.data.logs.column_names import ACTIONS, FLAGS, LISTS, MAPS, NUMBERS
 from lockstep.data.logs.files import LineBlocks
 from lockstep.data.logs.frame import RawRows
 from lockstep.data.logs.lists import lists_of_json
-from lockstep.data.logs.maps import MapDecoder, Maps, Where, error_text
-from lockstep.data.logs.schema import ALIASES, WHOLE, Schema
+from lockstep.data.logs.maps import MapDecoder, Maps, SourceRows, error_text
+from lockstep.data.logs.schema import ALIASES, WHOLE, LogSchema
 from lockstep.errors import ConfigError
 
 _FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 16, 1 << 24
@@ -37,7 +37,7 @@ _OTHER_NAMES = frozenset({*ALIASES, *ALIASES.values()})  # rows may have one or 
 class JsonLines:
     """Reads JSON logs of one schema; keeps feature ids for all files."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: LogSchema) -> None:
         self._schema = schema
         self._maps = {name: MapDecoder() for name in MAPS}
         self._actions = {name: ActionDecoder(schema.names) for name in ACTIONS}
@@ -66,7 +66,7 @@ class JsonLines:
                 if name not in _OTHER_NAMES:
                     available[name] = None
             self._schema.note_others([*available], path)
-            found = self._found(rows, Where(path, number), file, own)
+            found = self._found(rows, SourceRows(path, number), file, own)
             yield found
             width = 1 + sum(2 * len(maps.ids) for maps in found.maps.values())
             wanted = min(_MOST_ROWS, _CELLS // width) * len(block) // len(rows)
@@ -105,7 +105,7 @@ class JsonLines:
         made = msgspec.defstruct("Row", fields, gc=False, eq=False, kw_only=True)
         return msgspec.json.Decoder(made), own
 
-    def _found(self, rows: list[Any], where: Where, file: int, own: dict[str, dict[str, str]]) -> RawRows:
+    def _found(self, rows: list[Any], where: SourceRows, file: int, own: dict[str, dict[str, str]]) -> RawRows:
         def column(name: str) -> list[Any]:
             return list(map(attrgetter(name), rows))
 
@@ -124,7 +124,7 @@ class JsonLines:
                 found.lists[name] = lists_of_json(texts, self._schema.names, where, name)
         return found
 
-    def _map(self, texts: list[Any], where: Where, name: str) -> Maps:
+    def _map(self, texts: list[Any], where: SourceRows, name: str) -> Maps:
         if _all_null(texts):
             return Maps((), np.empty((len(texts), 0)), np.zeros(len(texts), np.bool_))
         return self._maps[name](texts, where, name)
@@ -192,11 +192,11 @@ def _decoded(decoder: Any, block: bytes, path: Path, line: int) -> list[Any]:
     except ValueError:
         for i, text in enumerate(block.split(b"\n")):
             if text.strip():
-                _decode_one(decoder, text, Where(path, np.array([line + i])))
+                _decode_one(decoder, text, SourceRows(path, np.array([line + i])))
         raise
 
 
-def _decode_one(decoder: Any, text: bytes, where: Where) -> None:
+def _decode_one(decoder: Any, text: bytes, where: SourceRows) -> None:
     try:
         decoder.decode(text)
     except msgspec.ValidationError as error:
@@ -247,7 +247,7 @@ def _all_null(texts: list[Any]) -> bool:
     return texts.count(_NULL) == len(texts)
 
 
-def _scalars(column: Callable[[str], list[Any]], where: Where, *, second: bool) -> dict[str, pl.Series]:
+def _scalars(column: Callable[[str], list[Any]], where: SourceRows, *, second: bool) -> dict[str, pl.Series]:
     """Scalar columns; `second`: propensities may be named `action_probability`."""
     ids = column("mdp_id")
     ids = ids if all(type(one) is str for one in ids) else [str(one) for one in ids]

@@ -13,7 +13,16 @@ import polars as pl
 from numpy.typing import NDArray
 
 from lockstep.data.logs.actions import ActionNames, factorize
-from lockstep.data.logs.maps import Maps, Where, as_entries, error_text, flatten, is_text, maps_of_dicts, maps_of_series
+from lockstep.data.logs.maps import (
+    Maps,
+    SourceRows,
+    as_entries,
+    error_text,
+    flatten,
+    is_text,
+    maps_of_dicts,
+    maps_of_series,
+)
 from lockstep.errors import ConfigError
 
 _FIRST = re.compile(rb"\s*\[\s*([^\s\]])")
@@ -22,7 +31,7 @@ _LISTS = msgspec.json.Decoder(_Lists)
 _LIST = msgspec.json.Decoder(list[dict[str, float | None]] | None)
 
 
-def lists_of_json(texts: Sequence[Any], names: ActionNames, where: Where, column: str) -> pl.Series:
+def lists_of_json(texts: Sequence[Any], names: ActionNames, where: SourceRows, column: str) -> pl.Series:
     """Read the JSON of n lists; `null` is no list. List(String), or List(Struct) with a field for each feature."""
     codes, different, first = factorize(texts)
     some = next((found[1] for text in different if (found := _FIRST.match(text))), b"")
@@ -34,7 +43,7 @@ def lists_of_json(texts: Sequence[Any], names: ActionNames, where: Where, column
     return made.gather(codes)
 
 
-def lists_of_series(series: pl.Series, names: ActionNames, where: Where, column: str) -> pl.Series:
+def lists_of_series(series: pl.Series, names: ActionNames, where: SourceRows, column: str) -> pl.Series:
     """Lists from a column of a table: lists of names, masks, lists of maps, or JSON text."""
     dtype = series.dtype
     if dtype == pl.Null:
@@ -81,13 +90,13 @@ def lists(children: pl.Series, counts: NDArray[np.int64], null: NDArray[np.bool_
     return whole.gather(pl.select(pl.when(~pl.Series(null)).then(pl.Series(index))).to_series())
 
 
-def _check_names(series: pl.Series, names: ActionNames, where: Where, column: str) -> None:
+def _check_names(series: pl.Series, names: ActionNames, where: SourceRows, column: str) -> None:
     if names.names is not None:
         children, row = flatten(series)
         names.check(children, where.take(row), column)
 
 
-def _names(text: bytes, names: ActionNames, where: Where, row: int, column: str) -> list[str] | None:
+def _names(text: bytes, names: ActionNames, where: SourceRows, row: int, column: str) -> list[str] | None:
     try:
         found = msgspec.json.decode(text)
     except ValueError as error:
@@ -102,7 +111,7 @@ def _names(text: bytes, names: ActionNames, where: Where, row: int, column: str)
     return names.names_of_mask(listed, where, row, column)
 
 
-def _maps_of_json(texts: Sequence[bytes], where: Where, column: str) -> pl.Series:
+def _maps_of_json(texts: Sequence[bytes], where: SourceRows, column: str) -> pl.Series:
     try:
         found = _LISTS.decode(b"[" + b",".join(texts) + b"]")
     except ValueError:
@@ -128,7 +137,7 @@ def _marked(
     marks: NDArray[np.float64],
     counts: NDArray[np.int64],
     null: NDArray[np.bool_],
-    context: tuple[ActionNames, Where, str],
+    context: tuple[ActionNames, SourceRows, str],
 ) -> pl.Series:
     names, where, column = context
     row = np.repeat(np.arange(len(counts)), counts)

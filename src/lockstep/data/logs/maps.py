@@ -25,8 +25,8 @@ _KEY_VALUE = {"key", "value"}
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """File and row numbers, for error messages."""
+class SourceRows:
+    """The file and the row numbers from which n rows were read, for error messages."""
 
     path: Path
     row: NDArray[np.int64]
@@ -42,9 +42,9 @@ class Where:
             row = int(cast(int, bad.arg_max()))
             self.refuse(row, what(row))
 
-    def take(self, index: NDArray[np.int64]) -> "Where":
-        """The file and row numbers of some of these rows; rows may repeat."""
-        return Where(self.path, self.row[index])
+    def take(self, index: NDArray[np.int64]) -> "SourceRows":
+        """Select some of these rows, which may repeat."""
+        return SourceRows(self.path, self.row[index])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Maps:
             for k, name in enumerate(self.ids)
         }
 
-    def check(self, where: Where, name: str) -> "Maps":
+    def check(self, where: SourceRows, name: str) -> "Maps":
         """The maps, unchanged. Raises `ConfigError` for an infinite value."""
         if (bad := np.isinf(self.values)).any():
             row, k = (int(i) for i in np.argwhere(bad)[0])
@@ -95,7 +95,7 @@ class MapDecoder:
         self._get: list[Any] = []
         self._decoder: Any = None
 
-    def __call__(self, texts: Sequence[Any], where: Where, name: str) -> Maps:
+    def __call__(self, texts: Sequence[Any], where: SourceRows, name: str) -> Maps:
         """Read the JSON of n maps (bytes or `msgspec.Raw`); `null` is no map."""
         text = b"[" + b",".join(texts) + b"]"
         if self._decoder is not None:
@@ -161,7 +161,7 @@ def maps_of_dicts(dicts: Sequence[dict[str, float | None] | None]) -> Maps:
     return Maps(tuple(ids), values, given)
 
 
-def maps_of_series(series: pl.Series, where: Where, name: str) -> Maps:
+def maps_of_series(series: pl.Series, where: SourceRows, name: str) -> Maps:
     """Maps from a column of a table: a MAP, a list of key and value, a struct with a field per id, or JSON text."""
     dtype = series.dtype
     if dtype == pl.Null:
@@ -188,7 +188,7 @@ def as_entries(series: pl.Series) -> pl.Series | None:
     return series if is_pair else None
 
 
-def numbers(series: pl.Series, where: Where, name: str) -> NDArray[np.float64]:
+def numbers(series: pl.Series, where: SourceRows, name: str) -> NDArray[np.float64]:
     """A column of numbers as float64, NaN where there is none. Raises `ConfigError` for text and for NaN."""
     if not (series.dtype.is_numeric() or series.dtype == pl.Null):
         raise ConfigError(f"{where.path}: column {name} is {series.dtype}; it must be a number")
@@ -210,14 +210,14 @@ def error_text(error: Exception) -> str:
     return str(error).partition(" - at `")[0]
 
 
-def _of_struct(series: pl.Series, where: Where, name: str) -> Maps:
+def _of_struct(series: pl.Series, where: SourceRows, name: str) -> Maps:
     fields = [field.name for field in cast(pl.Struct, series.dtype).fields]
     values = [numbers(series.struct.field(field), where, f"{name}[{field}]") for field in fields]
     made = np.column_stack(values) if values else np.empty((len(series), 0))
     return Maps(tuple(fields), made, series.is_not_null().to_numpy())
 
 
-def _of_entries(series: pl.Series, where: Where, name: str) -> Maps:
+def _of_entries(series: pl.Series, where: SourceRows, name: str) -> Maps:
     if (alike := _uniform(series)) is not None:
         return alike
     given = series.is_not_null().to_numpy()

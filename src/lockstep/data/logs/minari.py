@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from lockstep.data.logs.files import is_minari
 from lockstep.data.logs.frame import RawRows
-from lockstep.data.logs.maps import Maps, Where
-from lockstep.data.logs.schema import Schema
+from lockstep.data.logs.maps import Maps, SourceRows
+from lockstep.data.logs.schema import LogSchema
 from lockstep.data.packages import import_optional
 from lockstep.errors import ConfigError
 
@@ -28,7 +28,7 @@ def size_of(path: Path) -> int:
 
 
 def read_minari(
-    path: Path, file: int, schema: Schema, advance: Callable[[int], None], *, several: bool = False
+    path: Path, file: int, schema: LogSchema, advance: Callable[[int], None], *, several: bool = False
 ) -> Iterator[RawRows]:
     """All steps of a data set; `mdp_id` is the number of the episode; `several` data sets have their names before it.
 
@@ -51,14 +51,14 @@ def read_minari(
         held.append(episode)
         steps += len(episode.rewards)
         if steps >= rows:
-            yield _found(held, Where(path, np.arange(done + 1, done + steps + 1)), file, context)
+            yield _found(held, SourceRows(path, np.arange(done + 1, done + steps + 1)), file, context)
             held, steps, done = [], 0, done + steps
             advance(size * done // total)
     if steps:
-        yield _found(held, Where(path, np.arange(done + 1, done + steps + 1)), file, context)
+        yield _found(held, SourceRows(path, np.arange(done + 1, done + steps + 1)), file, context)
 
 
-def _found(episodes: list[Any], where: Where, file: int, context: tuple[Any, Schema, str]) -> RawRows:
+def _found(episodes: list[Any], where: SourceRows, file: int, context: tuple[Any, LogSchema, str]) -> RawRows:
     action, schema, prefix_of_id = context
     lengths = [len(episode.rewards) for episode in episodes]
     found = RawRows(where, file)
@@ -90,12 +90,12 @@ def _found(episodes: list[Any], where: Where, file: int, context: tuple[Any, Sch
     return found
 
 
-def _maps(values: NDArray[np.float64], first: int, where: Where, name: str) -> Maps:
+def _maps(values: NDArray[np.float64], first: int, where: SourceRows, name: str) -> Maps:
     ids = tuple(str(first + k) for k in range(values.shape[1]))
     return Maps(ids, _finite(values, where, name), np.ones(len(values), np.bool_))
 
 
-def _finite(values: NDArray[np.float64], where: Where, name: str) -> NDArray[np.float64]:
+def _finite(values: NDArray[np.float64], where: SourceRows, name: str) -> NDArray[np.float64]:
     if (bad := ~np.isfinite(values)).any():
         row, k = (int(i) for i in np.argwhere(bad)[0])
         where.refuse(row, f"{name}, number {k}, is {values[row, k]}")

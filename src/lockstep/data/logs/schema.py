@@ -26,8 +26,8 @@ _MOST_NAMES = 20
 
 
 @dataclass(slots=True)
-class Schema:
-    """Finds the columns of the schema in a log, and collects notes for the user.
+class LogSchema:
+    """The schema of a log with the user's column names: finds its columns in files, and collects notes for the user.
 
     Attributes:
         overrides: the user's column names, by schema name.
@@ -43,7 +43,7 @@ class Schema:
     @classmethod
     def of(
         cls, columns: Mapping[str, Any] | None, actions: Sequence[str] | None, *, numeric_lists: bool | None = None
-    ) -> "Schema":
+    ) -> "LogSchema":
         """From the user's settings, `numeric_lists` as in `ActionNames`. Raises `ConfigError` if they are invalid."""
         if actions is not None and len(set(actions)) != len(actions):
             raise ConfigError(f"actions={','.join(actions)} names one twice; each needs a name of its own")

@@ -17,8 +17,8 @@ from lockstep.data.logs.column_names import ACTIONS, FLAGS, LISTS, MAPS, NUMBERS
 from lockstep.data.logs.files import COMPRESSIONS, LineBlocks, kind_of, read_bytes
 from lockstep.data.logs.frame import RawRows
 from lockstep.data.logs.lists import lists_of_series
-from lockstep.data.logs.maps import Maps, Where, is_text, maps_of_series, numbers
-from lockstep.data.logs.schema import WHOLE, Schema
+from lockstep.data.logs.maps import Maps, SourceRows, is_text, maps_of_series, numbers
+from lockstep.data.logs.schema import WHOLE, LogSchema
 from lockstep.errors import ConfigError
 
 _MOST_ROWS, _CELLS = 100_000, 1 << 23
@@ -33,7 +33,7 @@ _TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
 class Tables:
     """Reads Parquet and CSV logs of one schema."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: LogSchema) -> None:
         self._schema = schema
 
     def read(self, path: Path, file: int, advance: Callable[[int], None]) -> Iterator[RawRows]:
@@ -78,7 +78,7 @@ class Tables:
 
     def _found(self, rows: pl.DataFrame, path: Path, done: int, file: int, text: bool) -> RawRows:
         """The rows after the first `done`, without the blank lines of a CSV; line 1 is its heading."""
-        rows, where = _without_blank(rows, Where(path, np.arange(done + 1, done + len(rows) + 1) + text), text)
+        rows, where = _without_blank(rows, SourceRows(path, np.arange(done + 1, done + len(rows) + 1) + text), text)
         schema, available = self._schema, rows.columns
         called = {name: schema.column_of(name, available) for name in SCHEMA}
         here = {name: rows[column] for name, column in called.items() if column is not None}
@@ -103,7 +103,7 @@ class Tables:
                 found.lists[name] = lists_of_series(here[name], schema.names, where, name)
         return found
 
-    def _map(self, rows: pl.DataFrame, where: Where, name: str, text: bool) -> Maps | None:
+    def _map(self, rows: pl.DataFrame, where: SourceRows, name: str, text: bool) -> Maps | None:
         """A map with a column for each id; None for other columns."""
         spread = self._schema.spread_columns(name, rows.columns)
         if not spread:
@@ -113,7 +113,7 @@ class Tables:
         return Maps.of_columns(tuple(spread), values, optional=name in ACTIONS)
 
 
-def _without_blank(rows: pl.DataFrame, where: Where, text: bool) -> tuple[pl.DataFrame, Where]:
+def _without_blank(rows: pl.DataFrame, where: SourceRows, text: bool) -> tuple[pl.DataFrame, SourceRows]:
     if not text:
         return rows, where
     blank = rows.select(pl.all_horizontal(pl.all().is_null())).to_series()
@@ -122,13 +122,13 @@ def _without_blank(rows: pl.DataFrame, where: Where, text: bool) -> tuple[pl.Dat
     return rows.filter(~blank), where.take(np.flatnonzero(~blank.to_numpy()))
 
 
-def _id(series: pl.Series, where: Where, name: str, text: bool) -> pl.Series:
+def _id(series: pl.Series, where: SourceRows, name: str, text: bool) -> pl.Series:
     if series.dtype.is_integer() or is_text(series.dtype):
         return series.cast(pl.String)
     raise ConfigError(f"{where.path}: column {name} is {series.dtype}; it must be text, or a whole number")
 
 
-def _whole(series: pl.Series, where: Where, name: str, text: bool) -> pl.Series:
+def _whole(series: pl.Series, where: SourceRows, name: str, text: bool) -> pl.Series:
     if text:
         return _cast(series, pl.Int64(), where, name, WHOLE)
     if not series.dtype.is_integer():
@@ -136,13 +136,13 @@ def _whole(series: pl.Series, where: Where, name: str, text: bool) -> pl.Series:
     return _cast(series, pl.Int64(), where, name, "a whole number below 2**63")
 
 
-def _number(series: pl.Series, where: Where, name: str, text: bool) -> pl.Series:
+def _number(series: pl.Series, where: SourceRows, name: str, text: bool) -> pl.Series:
     if text:
         series = _cast(series, pl.Float64(), where, name, "a number")
     return pl.Series(name, numbers(series, where, name), nan_to_null=True)
 
 
-def _flag(series: pl.Series, where: Where, name: str, text: bool) -> pl.Series:
+def _flag(series: pl.Series, where: SourceRows, name: str, text: bool) -> pl.Series:
     if series.dtype == pl.Boolean or series.dtype == pl.Null:
         return series.cast(pl.Boolean)
     words = series.cast(pl.String).str.to_lowercase()
@@ -151,7 +151,7 @@ def _flag(series: pl.Series, where: Where, name: str, text: bool) -> pl.Series:
     return words.is_in(_TRUE) & pl.select(pl.when(words.is_not_null()).then(pl.lit(value=True))).to_series()
 
 
-def _cast(series: pl.Series, dtype: pl.DataType, where: Where, name: str, what: str) -> pl.Series:
+def _cast(series: pl.Series, dtype: pl.DataType, where: SourceRows, name: str, what: str) -> pl.Series:
     made = series.cast(dtype, strict=False)
     bad = made.is_null() & series.is_not_null()
     if bad.any():

@@ -15,15 +15,15 @@ from lockstep.data.preparation.hashing import Words, hash_lists
 from lockstep.data.preparation.lists import Lists
 from lockstep.errors import ConfigError
 
-Where = Callable[[int], str]
-"""File and line of a row."""
+RowName = Callable[[int], str]
+"""Names the file and the row of the log from which a row of the block was read."""
 _Bools = NDArray[np.bool_]
 _Index = NDArray[np.int64]
 _TOLERANCE = 1e-5
 """Relative tolerance: a state logged twice, once in half precision, counts as equal."""
 
 
-def check_once(block: Block, last: _Bools, where: Where) -> None:
+def check_once(block: Block, last: _Bools, where: RowName) -> None:
     """Reject two rows of a trajectory with the same sequence number."""
     number = block.columns["sequence_number"]
     twice = np.flatnonzero(~last[:-1] & (number[1:] == number[:-1]))
@@ -39,7 +39,7 @@ def check_once(block: Block, last: _Bools, where: Where) -> None:
         )
 
 
-def check_marks(columns: dict[str, NDArray[Any]], onward: _Bools, where: Where) -> None:
+def check_marks(columns: dict[str, NDArray[Any]], onward: _Bools, where: RowName) -> None:
     """Reject a marked end of an episode that another decision of the trajectory follows."""
     for name in ("terminated", "truncated"):
         if name in columns and (bad := np.flatnonzero(onward & (columns[name] == 1))).size:
@@ -49,7 +49,7 @@ def check_marks(columns: dict[str, NDArray[Any]], onward: _Bools, where: Where) 
             )
 
 
-def check_numbers(block: Block, kept: _Bools, where: Where) -> None:
+def check_numbers(block: Block, kept: _Bools, where: RowName) -> None:
     """Require a reward of every decision, and every metric that any row has; a metric named reward is ignored."""
     metrics = (name for name in block.columns if name.startswith("metric:") and name != "metric:reward")
     for name in ("reward", *metrics):
@@ -63,7 +63,7 @@ def check_numbers(block: Block, kept: _Bools, where: Where) -> None:
             raise ConfigError(f"{where(int(bad[0]))}: {what} {value:g} is too large for 32 bits; scale or correct it")
 
 
-def check_next(block: Block, following: _Index, where: Where) -> _Bools:
+def check_next(block: Block, following: _Index, where: RowName) -> _Bools:
     """Compare logged next columns with the next row. Returns the rows [n] whose next row is missing from the log."""
     columns, rows = block.columns, len(block)
     gaps = np.zeros(rows, np.bool_)
@@ -88,7 +88,9 @@ def check_next(block: Block, following: _Index, where: Where) -> _Bools:
     return gaps
 
 
-def check_lists(own: Lists, next_lists: Lists, following: _Index, where: Where, hashes: Callable[[Any], Words]) -> None:
+def check_lists(
+    own: Lists, next_lists: Lists, following: _Index, where: RowName, hashes: Callable[[Any], Words]
+) -> None:
     """Compare logged possible next actions with the possible actions of the row that follows."""
     at = np.flatnonzero(following >= 0)
     at = at[(next_lists.lengths[at] > 0) & (own.lengths[at + 1] > 0)]

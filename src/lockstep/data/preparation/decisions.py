@@ -23,7 +23,7 @@ LEAST_PROPENSITY = float(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
+class PreparedSchema:
     """Features, metrics and actions of prepared rows."""
 
     state: Features
@@ -67,7 +67,7 @@ class Decisions:
     lists: Index
 
 
-def decisions(block: Block, successors: NextRows, schema: Schema, key: NDArray[np.uint64]) -> Decisions:
+def decisions(block: Block, successors: NextRows, schema: PreparedSchema, key: NDArray[np.uint64]) -> Decisions:
     """Columns of the kept rows; `key` holds the keys of all rows [n, 2]."""
     rows = np.flatnonzero(successors.kept)
     after = successors.following[rows]
@@ -100,7 +100,7 @@ def _take_some(table: NDArray[Any], after: Index, some: Index) -> NDArray[Any]:
     return found
 
 
-def _numbers(block: Block, successors: NextRows, schema: Schema, rows: Index) -> Columns:
+def _numbers(block: Block, successors: NextRows, schema: PreparedSchema, rows: Index) -> Columns:
     source = block.columns
     trajectory = np.cumsum(successors.first)[rows]
     change = np.ones(len(rows), np.int64)
@@ -114,7 +114,7 @@ def _numbers(block: Block, successors: NextRows, schema: Schema, rows: Index) ->
     }
 
 
-def _propensities(block: Block, schema: Schema, rows: Index) -> Columns:
+def _propensities(block: Block, schema: PreparedSchema, rows: Index) -> Columns:
     """The probability of each action, or the logarithm of the density of a continuous one; NaN where unknown.
 
     The density of an action that is clipped is that of another one, and says nothing of the probability of the bound.
@@ -129,7 +129,7 @@ def _propensities(block: Block, schema: Schema, rows: Index) -> Columns:
     return {"propensity": np.maximum(probability, LEAST_PROPENSITY).astype(np.float32)}
 
 
-def _clipped(block: Block, schema: Schema) -> NDArray[np.bool_]:
+def _clipped(block: Block, schema: PreparedSchema) -> NDArray[np.bool_]:
     """Whether any number of an action lies outside of its bounds [n]."""
     assert schema.action is not None
     table = block.table("action", schema.action.ids)
@@ -147,7 +147,7 @@ def _next_decision(block: Block, successors: NextRows, rows: Index) -> tuple[Ind
     return np.flatnonzero(follows), np.flatnonzero(logged)
 
 
-def _discrete(block: Block, successors: NextRows, schema: Schema, rows: Index) -> tuple[Columns, int, Index]:
+def _discrete(block: Block, successors: NextRows, schema: PreparedSchema, rows: Index) -> tuple[Columns, int, Index]:
     actions = np.append(schema.renumbered, np.int32(-1))
     action = actions[block.columns["action"]]
     follows, logged = _next_decision(block, successors, rows)
@@ -174,7 +174,7 @@ def _discrete(block: Block, successors: NextRows, schema: Schema, rows: Index) -
     return columns, added, np.zeros(0, np.int64)
 
 
-def _parametric(block: Block, successors: NextRows, schema: Schema, rows: Index) -> tuple[Columns, int, Index]:
+def _parametric(block: Block, successors: NextRows, schema: PreparedSchema, rows: Index) -> tuple[Columns, int, Index]:
     features = schema.action
     assert features is not None
     raw = block.table("action", features.ids)
@@ -206,7 +206,7 @@ def _parametric(block: Block, successors: NextRows, schema: Schema, rows: Index)
     return columns, added, lists[rows]
 
 
-def _continuous(block: Block, successors: NextRows, schema: Schema, rows: Index) -> tuple[Columns, int, Index]:
+def _continuous(block: Block, successors: NextRows, schema: PreparedSchema, rows: Index) -> tuple[Columns, int, Index]:
     features = schema.action
     assert features is not None
     action = features.normalize(block.table("action", features.ids))

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from lockstep.data.logs.column_names import LISTS
 from lockstep.data.preparation.blocks import Block
 from lockstep.data.preparation.contradictions import (
-    Where,
+    RowName,
     check_lists,
     check_marks,
     check_next,
@@ -100,10 +100,10 @@ def order(block: Block) -> Index:
     return found
 
 
-def next_rows(block: Block, rules: Rules, where: Where, hashes: Callable[[Any], Words]) -> NextRows:
+def next_rows(block: Block, rules: Rules, where: RowName, hashes: Callable[[Any], Words]) -> NextRows:
     """Find the successor of each row of whole trajectories, in order; the block has an entry for each of `LISTS`.
 
-    `where` names file and line of a row; `hashes` gives lanes [2, m] of the items of lists.
+    `where` names the file and the row of the log that a row is from; `hashes` gives lanes [2, m] of the items of lists.
 
     Raises:
         ConfigError: rows contradict each other.
@@ -155,7 +155,7 @@ def next_rows(block: Block, rules: Rules, where: Where, hashes: Callable[[Any], 
     )
 
 
-def _last(block: Block, where: Where) -> Bools:
+def _last(block: Block, where: RowName) -> Bools:
     """Rows that end a trajectory."""
     first, second = block.columns["hash_0"], block.columns["hash_1"]
     last = np.ones(len(block), np.bool_)
@@ -195,7 +195,7 @@ def _marked(columns: dict[str, NDArray[Any]], follows: Bools, *, null: bool) -> 
     return ((truncated == 0) | (null & (truncated == -1))) & ~(follows & (truncated[after] == 1))
 
 
-def _cut(decision: Bools, first: Bools, ends: Bools, limit: int | None, where: Where) -> Bools:
+def _cut(decision: Bools, first: Bools, ends: Bools, limit: int | None, where: RowName) -> Bools:
     """Last decisions of trajectories that reached the step limit, of those that `ends` [n] holds."""
     if limit is None:
         return np.zeros(len(decision), np.bool_)

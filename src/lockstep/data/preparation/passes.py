@@ -16,7 +16,7 @@ from lockstep.data.formulas import LARGEST
 from lockstep.data.info import DatasetInfo
 from lockstep.data.logs.column_names import LISTS, LOG_PROBABILITY_ROUNDING
 from lockstep.data.preparation.blocks import Block, Encoder, item_hashes, name_hashes
-from lockstep.data.preparation.decisions import Decisions, Schema, decisions
+from lockstep.data.preparation.decisions import Decisions, PreparedSchema, decisions
 from lockstep.data.preparation.digest import Digest, Sums
 from lockstep.data.preparation.hashing import Words
 from lockstep.data.preparation.lists import Lists, no_lists, pad_columns
@@ -163,7 +163,7 @@ class Preparation:
         place = {name: number for number, name in enumerate(self._actions)}
         renumbered = np.array([place[name] for name in names], np.int32)
         metrics = tuple(name for name in by_name(scan.contents.names("metric")) if name != "reward")
-        self.schema = Schema(features[0], metrics, features[1], self._actions, renumbered, scan.continuous)
+        self.schema = PreparedSchema(features[0], metrics, features[1], self._actions, renumbered, scan.continuous)
         shared = None if scan.contents.differ or scan.contents.shared is None else self._items(scan.contents.shared)
         self._rules = Rules(scan.contents.mark, max_episode_steps, shared)
         self._digest = Digest(scan.contents.columns, names, self._hashes)

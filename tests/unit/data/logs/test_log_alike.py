@@ -6,14 +6,14 @@ import numpy as np
 import polars as pl
 import pytest
 
-from lockstep.data.logs.maps import Where, maps_of_series
+from lockstep.data.logs.maps import SourceRows, maps_of_series
 
 ENTRY = pl.List(pl.Struct({"key": pl.String, "value": pl.Float64}))
 
 
 def read(rows):
     entries = [None if row is None else [{"key": key, "value": value} for key, value in row] for row in rows]
-    where = Where(Path("log.parquet"), np.arange(1, len(rows) + 1))
+    where = SourceRows(Path("log.parquet"), np.arange(1, len(rows) + 1))
     return maps_of_series(pl.Series("state_features", entries, dtype=ENTRY), where, "state_features")
 
 

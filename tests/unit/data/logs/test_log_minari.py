@@ -129,12 +129,12 @@ def test_non_finite_observation_is_rejected(made):
     good = list(dataset.iterate_episodes())
     good[1].observations[1, 2] = np.nan
     found = minari_log._found
-    from lockstep.data.logs.maps import Where
-    from lockstep.data.logs.schema import Schema
+    from lockstep.data.logs.maps import SourceRows
+    from lockstep.data.logs.schema import LogSchema
 
-    where = Where(folder, np.arange(1, 15))
+    where = SourceRows(folder, np.arange(1, 15))
     with pytest.raises(ConfigError, match="row 4: state, number 2, is nan"):
-        found(good, where, 0, (dataset.action_space, Schema(), ""))
+        found(good, where, 0, (dataset.action_space, LogSchema(), ""))
 
 
 @pytest.mark.parametrize("order", [1, -1])
