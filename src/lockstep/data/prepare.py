@@ -137,7 +137,7 @@ def prepare_dataset(
                 job.write(writer, memory, progress)
                 info = job.info(rules)
                 writer.finish(info, *features, check=job.check_rows(), about=about)
-            for line in (*log.notes, *job.messages(job.first_skipped)):
+            for line in (*log.notes, *job.messages(job.first_left_out)):
                 show(line)
     return out
 

@@ -12,7 +12,7 @@ Rows are ordered by trajectory and sequence number. The rules:
   last decision of every trajectory is terminal.
 - With a limit of N steps, a trajectory that ends with its N-th decision was truncated: it is not terminal, unless
   `terminated` is true, or `truncated` false in a log without `terminated`: an episode may end with its last step.
-- A decision that is not terminal and whose next state is unknown is skipped, and counted.
+- A decision that is not terminal and whose next state is unknown is left out, and counted.
 - Missing or empty possible actions of a decision are the `possible_next_actions` of the previous row, or else the list
   that all rows of the log share.
 - The time to the next decision is logged, or the difference of sequence numbers, or 1 where nothing follows.
@@ -78,7 +78,7 @@ class NextRows:
     """[n], the list of possible next actions; -1 where unknown or terminal."""
     cut: int
     """Trajectories truncated by the step limit."""
-    skipped: int
+    left_out: int
     """Decisions with an unknown outcome."""
     gaps: int
     """Rows whose next row is missing from the log."""
@@ -127,8 +127,8 @@ def next_rows(block: Block, rules: Rules, where: RowName, hashes: Callable[[Any]
     terminal = _terminal(block, rules, ends, (following >= 0, has_list, has_next_list))
     check_marks(columns, onward, where)
     over = _marked(columns, following >= 0, null=False)
-    cut = _cut(decision, first, ends & ~over, rules.max_episode_steps, where)
-    terminal &= ~cut
+    at_limit = _at_limit(decision, first, ends & ~over, rules.max_episode_steps, where)
+    terminal &= ~at_limit
     known = columns.get("has_next_state", np.zeros(rows, np.bool_)) | (following >= 0)
     kept = decision & (terminal | known)
     continues = np.zeros(rows, np.bool_)
@@ -146,7 +146,7 @@ def next_rows(block: Block, rules: Rules, where: RowName, hashes: Callable[[Any]
         _time_diff(columns, following),
         Lists(own_index, lists.offsets, lists.items),
         next_index,
-        int(cut.sum()),
+        int(at_limit.sum()),
         int((decision & ~kept).sum()),
         int(gaps.sum()),
         int((decision & ~has_list).sum()),
@@ -195,7 +195,7 @@ def _marked(columns: dict[str, NDArray[Any]], follows: Bools, *, null: bool) -> 
     return ((truncated == 0) | (null & (truncated == -1))) & ~(follows & (truncated[after] == 1))
 
 
-def _cut(decision: Bools, first: Bools, ends: Bools, limit: int | None, where: RowName) -> Bools:
+def _at_limit(decision: Bools, first: Bools, ends: Bools, limit: int | None, where: RowName) -> Bools:
     """Last decisions of trajectories that reached the step limit, of those that `ends` [n] holds."""
     if limit is None:
         return np.zeros(len(decision), np.bool_)

@@ -138,8 +138,8 @@ class _Group:
     successors: NextRows
     found: Decisions
     sums: Sums
-    first_skipped: str
-    """File and row of its first skipped decision, for a message; empty without one."""
+    first_left_out: str
+    """File and row of its first decision that is left out, for a message; empty without one."""
 
 
 class Preparation:
@@ -170,12 +170,12 @@ class Preparation:
         self._check = Sample(CHECK_ROWS, ("row", "state", "action"))
         self._reward_sum = 0.0
         self._some_impossible = False
-        self.first_skipped = ""
+        self.first_left_out = ""
         self._as_logged = shared is not None
         self.counts = Counts()
 
     def write(self, writer: DatasetWriter, memory: int, progress: Report | None) -> None:
-        """Write all rows. Raises `ConfigError` if rows contradict each other, or all are skipped."""
+        """Write all rows. Raises `ConfigError` if rows contradict each other, or all are left out."""
         spill, done = self._scan.spill, 0
         assert spill is not None
         threads = min(usable_cores(), _MOST_THREADS)
@@ -221,7 +221,7 @@ class Preparation:
         )
 
     def messages(self, example: str = "") -> list[str]:
-        """The summary for the user; `example` names a skipped decision."""
+        """The summary for the user; `example` names a decision that is left out."""
         has_lists = not self.schema.continuous and bool(self._scan.contents.columns & set(LISTS))  # [] may mark an end
         lines = summary_lines(self.counts, self._rules, self.schema.kind, has_lists=has_lists, example=example)
         logged = self._scan.contents.columns
@@ -280,11 +280,11 @@ class Preparation:
         successors = next_rows(block, self._rules, where, self._hashes)
         sums = self._digest.sums(block, key, np.flatnonzero(successors.following < 0))
         found = decisions(block, successors, self.schema, key)
-        first_skipped = ""
-        if successors.skipped:
-            skipped = np.flatnonzero(block.columns["has_action"] & ~successors.kept)
-            first_skipped = f" (such as that of {where(int(skipped[0]))})"
-        return _Group(len(block), block.take(found.rows), successors, found, sums, first_skipped)
+        first_left_out = ""
+        if successors.left_out:
+            left_out = np.flatnonzero(block.columns["has_action"] & ~successors.kept)
+            first_left_out = f" (such as that of {where(int(left_out[0]))})"
+        return _Group(len(block), block.take(found.rows), successors, found, sums, first_left_out)
 
     def _check_numbers(self, block: Block, where: Callable[[int], str]) -> None:
         """Refuse a continuous action that lacks a number, or has one that no policy could take."""
@@ -305,7 +305,7 @@ class Preparation:
     def _append(self, writer: DatasetWriter, group: "_Group") -> None:
         rows = group.found.columns
         self._digest.add(group.sums)
-        self.first_skipped = self.first_skipped or group.first_skipped
+        self.first_left_out = self.first_left_out or group.first_left_out
         self._reward_sum = float(np.cumsum(np.append(self._reward_sum, rows["reward"].astype(np.float64)))[-1])
         if self.schema.kind == "discrete":
             self._some_impossible |= not rows["possible_actions"].all()

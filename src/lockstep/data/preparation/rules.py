@@ -33,7 +33,7 @@ class Counts:
     terminal: int = 0
     cut: int = 0
     """Trajectories truncated by the step limit."""
-    skipped: int = 0
+    left_out: int = 0
     """Decisions that are not terminal and whose next state is unknown."""
     gaps: int = 0
     """Rows whose next row is missing."""
@@ -64,7 +64,7 @@ class Counts:
         self.added += found.added
         self.raised += int((columns["propensity"] == LEAST_PROPENSITY).sum()) if "propensity" in columns else 0
         self.cut += successors.cut
-        self.skipped += successors.skipped
+        self.left_out += successors.left_out
         self.gaps += successors.gaps
         self.filled += successors.filled
         self.final_states += successors.final_states
@@ -87,12 +87,15 @@ class Counts:
         return 10 * self.num_longest_terminal >= max(self.trajectories, 10 * least)
 
     def plain(self) -> dict[str, Any]:
-        """For `dataset.json`, where `skipped` is called `left_out`."""
-        return {"left_out" if name == "skipped" else name: count for name, count in asdict(self).items()}
+        """For `dataset.json`."""
+        return asdict(self)
 
 
 def summary_lines(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, example: str = "") -> list[str]:
-    """Lines for the user; `has_lists`: the log names possible actions; `example`: place of a skipped decision."""
+    """Lines for the user.
+
+    `has_lists`: the log names possible actions; `example`: the file and row of a decision that is left out, in words.
+    """
     c, limit = counts, rules.max_episode_steps
     found = [
         f"{c.kept} decisions in {c.trajectories} trajectories of {c.shortest} to {c.longest}, {kind} actions",
@@ -116,9 +119,9 @@ def summary_lines(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, e
         )
     if not c.terminal:
         found.append("no decision is terminal: values bootstrap at the end of every trajectory")
-    if c.skipped:
+    if c.left_out:
         found.append(
-            f"left out: {c.skipped} decisions{example}. Nothing tells what followed: they are the last of their "
+            f"left out: {c.left_out} decisions{example}. Nothing tells what followed: they are the last of their "
             "trajectory, are not terminal, and have no next_state_features; log these, or mark the end (terminated)"
         )
     if c.gaps:

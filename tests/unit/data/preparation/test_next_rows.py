@@ -110,13 +110,13 @@ def test_marked_last_decision_is_terminal(mark, over, open_):
     assert log.following() == [2, None, 4, None]
 
 
-def test_decision_without_outcome_is_skipped_but_its_state_is_used():
+def test_decision_without_outcome_is_left_out_but_its_state_is_used():
     rows = [("x", i, {"possible_actions": ["a"]}) for i in range(3)]
     log = Log(*rows, ("y", 0, {"possible_actions": []}), mark="possible_actions")
     assert log.of("kept") == [True, True, False, True]
     assert log.of("continues") == [True, False, False, False], "the row after the second is not kept"
     assert log.following() == [2, 3, None, None]
-    assert log.line.skipped == 1
+    assert log.line.left_out == 1
 
 
 @pytest.mark.parametrize("mark", ["possible_actions", "possible_next_actions", "last_row"])

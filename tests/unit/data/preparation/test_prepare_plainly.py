@@ -55,7 +55,7 @@ def offered(row):
 
 
 def plainly(rows):
-    """The successor of each row by an independent implementation of the rules; skipped rows are absent."""
+    """The successor of each row by an independent implementation of the rules; rows that are left out are absent."""
     trajectories, found = {}, {}
     for one in sorted(rows, key=lambda one: one["sequence_number"]):
         trajectories.setdefault(one["mdp_id"], []).append(one)
