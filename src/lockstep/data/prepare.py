@@ -132,7 +132,7 @@ def prepare_dataset(
             features = _features(scan.features(), options, show)
             job = Preparation(scan, log, options.max_episode_steps, options.actions, features)
             _check_metrics(job.schema.metrics, options.metrics, log.paths[0])
-            check_space(directory, scan.rows * job.row_bytes)
+            check_space(directory, scan.num_rows * job.row_bytes)
             with DatasetWriter(out, job.schema.kind, job.schema.sizes, replace=replace) as writer:
                 job.write(writer, memory, progress)
                 info = job.info(rules)

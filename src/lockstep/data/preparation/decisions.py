@@ -56,13 +56,13 @@ class Decisions:
 
     Attributes:
         columns: see `lockstep.data.columns`; `trajectory` counts from 0.
-        rows: [k], their indices among the rows of the block.
+        kept_rows: [k], their indices among the rows of the block.
         added: rows whose action was not among the logged possible ones.
         lists: parametric: [k], the logged list of each row; -1 where the action was added to it.
     """
 
     columns: Columns
-    rows: Index
+    kept_rows: Index
     added: int
     lists: Index
 

@@ -47,7 +47,7 @@ class Scan:
     sample: Sample
     spill: Spill | None
     num_samples: int
-    rows: int
+    num_rows: int
     continuous: bool
     """Whether actions are any numbers within bounds."""
 
@@ -61,19 +61,19 @@ def scan_log(log: Any, directory: Path | None, num_samples: int, memory: int, pr
     """Read a log; write its rows to a directory, if given."""
     encoder, contents = Encoder(log.kind), LogContents()
     prefixes = ("state",) if log.kind == "discrete" else ("state", "action", "has_action", LISTS[0])
-    sample, rows = Sample(num_samples, prefixes), 0
+    sample, num_rows = Sample(num_samples, prefixes), 0
     spill = None if directory is None else Spill(directory, max(memory // _PENDING, 1))
     for frame, done in prefetch(_with_progress(log)):
         block = encoder.encode(frame)
         contents.add(block)
         sample.add(block, keys(block))
-        rows += len(block)
+        num_rows += len(block)
         part = min(done / max(log.total_bytes, 1), 1.0)
         if spill is not None and spill.add(block):
             assert directory is not None
             check_space(directory, spill.bytes * (1 / max(part, 0.01) - 1))
         if progress is not None:
-            progress(PassProgress("reading", rows, done, log.total_bytes))
+            progress(PassProgress("reading", num_rows, done, log.total_bytes))
     if spill is not None:
         spill.flush()
     continuous = log.kind == "parametric" and contents.continuous if log.continuous is None else log.continuous
@@ -84,7 +84,7 @@ def scan_log(log: Any, directory: Path | None, num_samples: int, memory: int, pr
         )
     _check_named_alike(log, contents, encoder)
     _check_next_ids(log, contents)
-    return Scan(encoder, contents, sample, spill, num_samples, rows, continuous)
+    return Scan(encoder, contents, sample, spill, num_samples, num_rows, continuous)
 
 
 def _check_named_alike(log: Any, contents: LogContents, encoder: Encoder) -> None:
@@ -132,7 +132,7 @@ def _with_progress(log: Any) -> Iterator[tuple[Any, int]]:
 
 @dataclass(slots=True)
 class _Group:
-    rows: int
+    num_rows: int
     """Rows of the log."""
     kept: Block
     successors: NextRows
@@ -182,9 +182,9 @@ class Preparation:
         size = min(memory // (_GROUP * threads), max(_SMALL, spill.bytes // _GROUPS))
         for group in in_order(self._group, spill.groups(size), threads):
             self._append(writer, group)
-            done += group.rows
+            done += group.num_rows
             if progress is not None:
-                progress(PassProgress("preparing", done, spill.bytes * done // max(spill.rows, 1), spill.bytes))
+                progress(PassProgress("preparing", done, spill.bytes * done // max(spill.num_rows, 1), spill.bytes))
         if not self.counts.kept:
             raise ConfigError(
                 f"{self._paths[0]}: no decision can be learned from: none is terminal, and no next state is known; "
@@ -284,7 +284,7 @@ class Preparation:
         if successors.left_out:
             left_out = np.flatnonzero(block.columns["has_action"] & ~successors.kept)
             first_left_out = f" (such as that of {where(int(left_out[0]))})"
-        return _Group(len(block), block.take(found.rows), successors, found, sums, first_left_out)
+        return _Group(len(block), block.take(found.kept_rows), successors, found, sums, first_left_out)
 
     def _check_numbers(self, block: Block, where: Callable[[int], str]) -> None:
         """Refuse a continuous action that lacks a number, or has one that no policy could take."""
@@ -310,7 +310,7 @@ class Preparation:
         if self.schema.kind == "discrete":
             self._some_impossible |= not rows["possible_actions"].all()
         rows["trajectory"] += self.counts.trajectories
-        group.kept.columns["row"] = self.counts.kept + np.arange(len(group.found.rows))
+        group.kept.columns["row"] = self.counts.kept + np.arange(len(group.found.kept_rows))
         self._check.add(group.kept, rows["key"])
         self._as_logged &= bool((group.found.lists >= 0).all())
         self.counts.add(group.successors, group.found)

@@ -55,8 +55,8 @@ class Counts:
     def add(self, successors: NextRows, found: Decisions) -> None:
         """Count a group of whole trajectories; `found.columns["trajectory"]` continues from previous groups."""
         columns = found.columns
-        self.kept += len(found.rows)
-        if len(found.rows):
+        self.kept += len(found.kept_rows)
+        if len(found.kept_rows):
             self.trajectories = int(columns["trajectory"][-1]) + 1
         self.terminal += int(columns["terminal"].sum())
         known = columns.get("has_next_action")

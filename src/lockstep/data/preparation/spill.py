@@ -69,7 +69,7 @@ class Spill:
         self._pending = list[Block]()
         self._held = 0
         self._runs = list[_Run]()
-        self.rows = 0
+        self.num_rows = 0
         self.bytes = 0
         """Bytes of all rows so far, in memory or on the disk."""
 
@@ -79,7 +79,7 @@ class Spill:
         size = _size(block)
         self._held += size
         self.bytes += size
-        self.rows += len(block)
+        self.num_rows += len(block)
         if self._held < self._limit:
             return False
         self.flush()
@@ -108,13 +108,13 @@ class Spill:
 
     def groups(self, size: int) -> Iterator[tuple[int, int]]:
         """Ranges [first, last) of bins with at most `size` bytes each, or a single bin."""
-        rows = max(size * self.rows // max(self.bytes, 1), 1)
+        max_rows = max(size * self.num_rows // max(self.bytes, 1), 1)
         totals = np.zeros(_BINS, np.int64)
         for run in self._runs:
             totals += np.diff(run.begins)
         first, held = 0, 0
         for place, number in enumerate(map(int, totals)):
-            if held and held + number > rows:
+            if held and held + number > max_rows:
                 yield first, place
                 first, held = place, 0
             held += number
