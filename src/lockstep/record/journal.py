@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.algorithms.replay import ReplayConfig
 from lockstep.distributed.timers import PHASES
 from lockstep.distributed.watch import Observed
 from lockstep.errors import ConfigError, RunError
@@ -75,8 +74,6 @@ class Journal:
         self._sums = np.zeros(3)
         self._logged = (0, 0.0)
         self._best = self._best_before = -np.inf
-        # Steps that take no time for learning: their speed says nothing about the rest of the run.
-        self._random_steps = run.algorithm.learning_starts if isinstance(run.algorithm, ReplayConfig) else -1
         self._skips_reported = False
         self._trackers = Trackers(run.trackers if world.rank == 0 else (), run, run_dir.path, self.warn)
 
@@ -181,7 +178,8 @@ class Journal:
                 return_mean=metrics.get("episode/return_mean_100"),
                 unit=self._unit,
                 device_memory=max(device_memory),
-                eta=progress.env_steps > self._random_steps,
+                # Steps that only fill a replay take no time for learning: their speed says nothing about the rest.
+                eta="optim/learning_rate" in metrics,
             )
 
     def _report_skips(self, step: int, metrics: Mapping[str, float]) -> None:

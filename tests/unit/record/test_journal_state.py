@@ -10,7 +10,7 @@ from lockstep.record.checkpoint import read_state, write_state
 from lockstep.record.journal import Journal
 from lockstep.record.progress import Progress
 from lockstep.record.run_dir import RunDir
-from lockstep.run import Run, override
+from lockstep.run import Run
 from lockstep.world import World
 
 RUN = Run(task="CartPole-v1")
@@ -109,17 +109,16 @@ def test_line_of_gpus_has_their_memory(journal, tmp_path, capsys):
     assert "GPU 1.5 GiB" in capsys.readouterr().out
 
 
-def test_the_speed_of_random_actions_is_no_eta(tmp_path, capsys):
-    run = override(Run(task="Pendulum-v1"), {"algo": "sac", "learning_starts": 10})
-    one = Journal(run, World(), RunDir.create(tmp_path / "sac", run), started_by_lockstep=True)
-    progress = Progress(100)
-    for _ in range(2):
+def test_the_speed_without_gradient_steps_is_no_eta(journal, capsys):
+    """A replay is filled, at the start of a run or when it is resumed without the one it had."""
+    one, progress = journal("eta"), Progress(100)
+    for metrics in ({}, {"optim/learning_rate": 1e-3}, {}):
         rollout(one, progress, [1.0])
-        log(one, progress)
-    one.close()
-    random, learning = (line for line in capsys.readouterr().out.splitlines() if " steps/s" in line)
-    assert "ETA" not in random
+        one.log(progress, metrics, one.rows(NO_PHASES, 0.5))
+    filling, learning, filling_again = (line for line in capsys.readouterr().out.splitlines() if " steps/s" in line)
+    assert "ETA" not in filling
     assert "ETA" in learning
+    assert "ETA" not in filling_again
 
 
 def test_a_run_whose_gradient_steps_are_all_left_out_says_so_once(journal, capsys):
