@@ -4,7 +4,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _REDRAW_S = 0.1
 _MOST_DIGITS = 15
 """Digits before the point of a number that is written in full, less one."""
+_LEARNED = "optim/learning_rate"
+"""A metric of a run with a replay, in every log line with gradient steps since the line before."""
 _DUMB = ("dumb", "unknown")
 """Values of `TERM` for terminals that only append; Rich draws nothing live on them."""
 
@@ -150,6 +152,11 @@ def describe(
     if eta and steps_per_second > 0:
         parts.append(f"ETA {duration(max(total_steps - steps, 0) / steps_per_second)}")
     return "  ".join(parts)
+
+
+def tells_speed(metrics: Mapping[str, Any], *, has_replay: bool) -> bool:
+    """Whether the speed of a log line tells when the run ends: not that of steps that only fill a replay."""
+    return not has_replay or _LEARNED in metrics
 
 
 def significant(value: float) -> str:

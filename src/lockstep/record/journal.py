@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.algorithms.replay import ReplayConfig
 from lockstep.distributed.timers import PHASES
 from lockstep.distributed.watch import Observed
 from lockstep.errors import ConfigError, RunError
-from lockstep.record.console import Console, significant
+from lockstep.record.console import Console, significant, tells_speed
 from lockstep.record.episodes import KEPT, WIDTH, RecentEpisodes, merge
 from lockstep.record.failure import archive_failure, read_failure, record_failure
 from lockstep.record.partial_files import remove_partial_files
@@ -178,8 +179,7 @@ class Journal:
                 return_mean=metrics.get("episode/return_mean_100"),
                 unit=self._unit,
                 device_memory=max(device_memory),
-                # Steps that only fill a replay take no time for learning: their speed says nothing about the rest.
-                eta="optim/learning_rate" in metrics,
+                eta=tells_speed(metrics, has_replay=isinstance(self._run.algorithm, ReplayConfig)),
             )
 
     def _report_skips(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -10,7 +10,7 @@ from lockstep.record.checkpoint import read_state, write_state
 from lockstep.record.journal import Journal
 from lockstep.record.progress import Progress
 from lockstep.record.run_dir import RunDir
-from lockstep.run import Run
+from lockstep.run import Run, override
 from lockstep.world import World
 
 RUN = Run(task="CartPole-v1")
@@ -21,9 +21,9 @@ NO_PHASES = dict.fromkeys(PHASES, 0.0)
 def journal(tmp_path):
     opened = []
 
-    def open_one(name):
-        run_dir = RunDir.join(tmp_path / name) if (tmp_path / name).exists() else RunDir.create(tmp_path / name, RUN)
-        opened.append(Journal(RUN, World(), run_dir, started_by_lockstep=True))
+    def open_one(name, run=RUN):
+        run_dir = RunDir.join(tmp_path / name) if (tmp_path / name).exists() else RunDir.create(tmp_path / name, run)
+        opened.append(Journal(run, World(), run_dir, started_by_lockstep=True))
         return opened[-1]
 
     yield open_one
@@ -111,7 +111,7 @@ def test_line_of_gpus_has_their_memory(journal, tmp_path, capsys):
 
 def test_the_speed_without_gradient_steps_is_no_eta(journal, capsys):
     """A replay is filled, at the start of a run or when it is resumed without the one it had."""
-    one, progress = journal("eta"), Progress(100)
+    one, progress = journal("eta", override(RUN, {"algo": "dqn"})), Progress(100)
     for metrics in ({}, {"optim/learning_rate": 1e-3}, {}):
         rollout(one, progress, [1.0])
         one.log(progress, metrics, one.rows(NO_PHASES, 0.5))
@@ -119,6 +119,13 @@ def test_the_speed_without_gradient_steps_is_no_eta(journal, capsys):
     assert "ETA" not in filling
     assert "ETA" in learning
     assert "ETA" not in filling_again
+
+
+def test_an_algorithm_without_replay_has_an_eta_whatever_its_metrics(journal, capsys):
+    one, progress = journal("own_metrics"), Progress(100)
+    rollout(one, progress, [1.0])
+    one.log(progress, {"loss/policy": 0.5}, one.rows(NO_PHASES, 0.5))
+    assert "ETA" in capsys.readouterr().out
 
 
 def test_a_run_whose_gradient_steps_are_all_left_out_says_so_once(journal, capsys):

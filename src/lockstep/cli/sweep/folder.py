@@ -105,15 +105,14 @@ class SweepFolder:
                 "settings: choose another directory with --run-dir"
             )
 
-    def total_steps(self, member: Member) -> int | None:
-        """The environment steps of a run of an earlier start; None if its config has none, or is gone."""
-        from lockstep.run import Run, load
+    def load_config(self, member: Member) -> "AnyRun | None":
+        """The config of a run of an earlier start; None if it is gone, or no config any more."""
+        from lockstep.run import load
 
         try:
-            run = load(self.config_path(member))
+            return load(self.config_path(member))
         except ConfigError:
             return None
-        return run.total_steps if isinstance(run, Run) else None
 
     def write_config(self, member: Member, run: "AnyRun") -> None:
         """Write the config of a run that has none."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.algorithms.replay import ReplayConfig
 from lockstep.cli.sweep.folder import SweepFolder
 from lockstep.cli.sweep.processes import Process, StartProcess, start_here
 from lockstep.cli.sweep.progress import ProgressLines
@@ -21,7 +22,7 @@ from lockstep.launch.signals import caught_signals, signal_name
 from lockstep.record.evaluations import mean_return
 from lockstep.record.follow import JsonLinesFollower
 from lockstep.record.run_dir import EVALUATIONS_FILE, METRICS_FILE
-from lockstep.run import Run
+from lockstep.run import AnyRun, Run
 
 _POLL_S = 0.1
 _READ_EVERY_S = 1.0
@@ -166,7 +167,7 @@ class Pool:
             elif member.status == "queued":
                 self._prepare(member)
             else:  # not checked again: what this machine lacks now does not undo a run that has ended
-                member.total_steps = self.folder.total_steps(member)
+                _note_config(member, self.folder.load_config(member))
         self.members += members
         self._trials[trial] = _TrialState(members)
         self._queue.extend(member for member in members if member.status == "queued")
@@ -188,7 +189,7 @@ class Pool:
             member.status, member.reason = "failed", str(error)
             self.folder.record("end", member, code=ConfigError.exit_code, status="failed", reason=member.reason)
             return
-        member.total_steps = run.total_steps if isinstance(run, Run) else None
+        _note_config(member, run)
         self.folder.write_config(member, run)
 
     def _start(self, member: Member, slot: Slot) -> None:
@@ -298,3 +299,9 @@ class Pool:
             one.signalled = True
             if one.process.poll() is None:
                 one.process.send_signal(number)
+
+
+def _note_config(member: Member, run: AnyRun | None) -> None:
+    """Note how long a run is, and whether it fills a replay; a run on logged data counts no environment steps."""
+    if isinstance(run, Run):
+        member.total_steps, member.has_replay = run.total_steps, isinstance(run.algorithm, ReplayConfig)

@@ -36,6 +36,8 @@ class Member:
     """The run directory."""
     total_steps: int | None = None
     """Environment steps of the run, if its config has them."""
+    has_replay: bool = False
+    """Whether the run fills a replay before it learns."""
     status: Status = "queued"
     reason: str | None = None
     """Why it failed."""

@@ -14,6 +14,7 @@ from lockstep.config import settings
 from lockstep.config.settings import value_of
 from lockstep.distributed.timers import PHASES
 from lockstep.record.checkpoint import FOLDER
+from lockstep.record.console import tells_speed
 from lockstep.record.evaluations import mean_return
 from lockstep.record.failure import read_failure
 from lockstep.record.file_numbers import number_of, whole_number_of
@@ -28,8 +29,6 @@ _FIRST = (RETURN, "episode/return_mean_100", "estimate/weighted_sequential_dr", 
 _HIDDEN = ("progress/", "episode/count")
 _WINDOW = 10
 """Log intervals over which phases and the speed of the ETA are measured."""
-_LEARNED = "optim/learning_rate"
-"""A metric of every line with gradient steps since the line before."""
 _UNEVEN = 0.05
 """Difference in the share of waiting from which the slowest rank is named."""
 
@@ -170,10 +169,10 @@ class WatchedRun:
 
     def _recent_lines(self) -> list[tuple[int, float]]:
         """Step and seconds of the last lines, the newest first; with a replay buffer only since learning goes on."""
-        from_replay = "algorithm.learning_starts" in self.config
+        has_replay = "algorithm.learning_starts" in self.config
         found: list[tuple[int, float]] = []
         for line in reversed(self._metrics.lines[-_WINDOW - 1 :]):
-            if from_replay and _LEARNED not in line:
+            if not tells_speed(line, has_replay=has_replay):
                 break
             step, elapsed = whole_number_of(line.get("step")), number_of(line.get("time_s"))
             if step is not None and elapsed is not None:

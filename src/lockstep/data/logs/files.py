@@ -144,8 +144,9 @@ class LineBlocks:
 
 def _logs_in(folder: Path) -> list[Path]:
     """The logs below a folder, in the order of names."""
-    datasets = {path for path in folder.rglob("*") if is_minari(path)}
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != _MINARI_NAMESPACE)
+    paths = list(folder.rglob("*"))
+    datasets = {path for path in paths if is_minari(path)}
+    files = (path for path in paths if path.is_file() and path.name != _MINARI_NAMESPACE)
     found = [*datasets, *(path for path in files if datasets.isdisjoint(path.parents))]
     return sorted(path for path in found if _is_log(path, folder))
 

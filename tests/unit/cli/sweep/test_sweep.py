@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep import recipes
 from lockstep.cli.sweep import pool, slots, train_command
 from lockstep.cli.sweep.progress import ProgressLines
 from lockstep.cli.sweep.slots import Needs, Slot, make_slots
@@ -421,6 +422,20 @@ def test_progress_of_a_run_whose_lines_are_damaged_or_without_returns(monkeypatc
     lines.draw()
     lines.close()
     assert "seed_0: 250 / 1 000 steps" in file.getvalue() and "\x1b" not in file.getvalue(), "a terminal without cursor"
+
+
+def test_no_eta_of_a_run_while_its_replay_is_filled():
+    lines = ProgressLines(io.StringIO())
+    member = Member(Trial("", {}), 0, "seed_0", Path("nowhere"), total_steps=1000, has_replay=True)
+    filling = {"step": 250, "time/steps_per_second": 50.0}
+    lines.update(member, [filling], [])
+    assert "50 steps/s" in lines._texts["seed_0"] and "ETA" not in lines._texts["seed_0"]
+    lines.update(member, [filling, filling | {"optim/learning_rate": 1e-3}], [])
+    assert "ETA 15 s" in lines._texts["seed_0"]
+    pool._note_config(member, recipes.load("cartpole"))
+    assert not member.has_replay
+    pool._note_config(member, recipes.load("cartpole_dqn"))
+    assert member.has_replay
 
 
 def test_terminal_has_a_line_per_run_as_far_as_it_is_high(monkeypatch):
