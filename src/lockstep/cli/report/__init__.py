@@ -36,7 +36,7 @@ def _add_prediction_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("with --predict").add_argument
     add("--ranks-per-host", metavar="N", default="8", help="of the predicted worlds (default: 8)")
     add("--envs-per-rank", metavar="N", help="for weak scaling (default: as many as the first measurement has)")
-    add("--num-envs", metavar="N", help="for strong scaling (default: 4 for each of the most ranks)")
+    add("--num-envs", metavar="N", help="for strong scaling (default: those of the first measurement, at least 4096)")
     add("--cores-per-host", metavar="N", help="of the predicted worlds (default: one for each rank)")
     add("--round-trip-ms", metavar="MS", help="between hosts (default: the median of runs on several hosts)")
     add("--bandwidth-gbit", metavar="GBIT", help="that a host can send per second (default: the least measured)")
