@@ -32,13 +32,16 @@ def smaller_capacity(capacity: int, share: float, *, num_shards: int, batch_size
     return fitting if fitting >= batch_size else None
 
 
-def check_memory(capacity: int, wanted: int, *, copy: int, num_shards: int = 1, batch_size: int = 1) -> None:
+def check_memory(
+    capacity: int, wanted: int, *, copy: int, may_map: bool = True, num_shards: int = 1, batch_size: int = 1
+) -> None:
     """Check that the replay buffers of this host fit in memory; called on every rank before any allocates.
 
     Args:
         capacity: the setting.
         wanted: bytes of all parts on this host, by `replay_bytes`.
         copy: bytes that checkpoints copy before writing: all of these parts, mapped or not, or 0 without them.
+        may_map: whether the observations, which take memory, could be in files.
         num_shards: of which a smaller capacity has to be a multiple.
         batch_size: the least capacity.
 
@@ -52,10 +55,10 @@ def check_memory(capacity: int, wanted: int, *, copy: int, num_shards: int = 1, 
     fitting = smaller_capacity(capacity, free / needed, num_shards=num_shards, batch_size=batch_size)
     if fitting is not None:
         ways.append(f"algorithm.capacity={fitting} or less")
-    if wanted >= copy:  # it is not in files yet
+    if may_map:
         ways.append("algorithm.replay_path for files instead" + (", with checkpoint_replay=false" if copy else ""))
     raise ConfigError(
         f"algorithm.capacity={capacity} needs {in_words(needed)} of memory on this host"
         f"{' with the copy for checkpoints' if copy else ''}, and {in_words(free)} are free; use "
-        f"{', '.join(ways) or 'a machine with more'}"
+        f"{', or '.join(ways) or 'a machine with more'}"
     )

@@ -62,6 +62,7 @@ def check_host(run: Run, spec: EnvSpec, world: World, *, on_device: bool = False
         config.capacity,
         memory,
         copy=whole + from_device if config.checkpoint_replay else 0,
+        may_map=config.replay_path is None and not on_device,
         num_shards=world.num_shards,
         batch_size=config.batch_size,
     )

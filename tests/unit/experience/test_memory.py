@@ -91,8 +91,8 @@ def test_a_replay_that_does_not_fit_is_refused_with_one_that_does(machine):
         check_memory(1000, 800 * MB, copy=800 * MB)
     assert str(caught.value) == (
         "algorithm.capacity=1000 needs 1.68 GB of memory on this host with the copy for checkpoints, and 1.05 GB are "
-        "free; use algorithm.checkpoint_replay=false, algorithm.capacity=625 or less, algorithm.replay_path for files "
-        "instead, with checkpoint_replay=false"
+        "free; use algorithm.checkpoint_replay=false, or algorithm.capacity=625 or less, or algorithm.replay_path for "
+        "files instead, with checkpoint_replay=false"
     )
     with pytest.raises(ConfigError, match=r"needs 2\.10 GB of memory on this host, and .* use algorithm\.capacity=500"):
         check_memory(1000, 2000 * MB, copy=0)
@@ -105,12 +105,10 @@ def test_a_replay_that_does_not_fit_is_refused_with_one_that_does(machine):
     assert "use algorithm.checkpoint_replay" not in str(caught.value)  # alone it would not help
 
 
-def test_checkpoints_copy_mapped_files_too(machine):
-    with pytest.raises(
-        ConfigError, match=r"1\.26 GB .* with the copy for checkpoints.*checkpoint_replay=false"
-    ) as caught:
-        check_memory(1000, 1 * MB, copy=1200 * MB)
-    assert "replay_path" not in str(caught.value)  # it is in files already
+@pytest.mark.parametrize(("kept", "copy"), [(1 * MB, 1200 * MB), (1200 * MB, 0)])
+def test_files_are_no_way_out_of_observations_that_are_not_in_memory(machine, kept, copy):
+    with pytest.raises(ConfigError, match=r"1\.26 GB .*; use .*capacity=\d+ or less$"):
+        check_memory(1000, kept, copy=copy, may_map=False)
 
 
 PONG = EnvSpec(

@@ -130,18 +130,23 @@ def test_a_host_counts_the_parts_of_its_ranks():
 def test_memory_is_asked_for_what_this_host_holds(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        host_checks, "check_memory", lambda capacity, wanted, *, copy, **_: asked.append((wanted, copy))
+        host_checks,
+        "check_memory",
+        lambda capacity, wanted, *, copy, may_map, **_: asked.append((wanted, copy, may_map)),
     )
     here = World(rank=2, size=4, local_rank=0, local_size=2)
     check_host(RUN, VECTOR, here)
     check_host(override(RUN, {"checkpoint_replay": "false"}), VECTOR, here)
     whole = bytes_of_host(RUN, VECTOR, here)
-    assert asked == [(whole, whole), (whole, 0)]
+    assert asked == [(whole, whole, True), (whole, 0, True)]
     in_files = override(RUN, {"replay_path": "/tmp"})
     check_host(in_files, VECTOR, here)
-    assert asked[2] == (bytes_of_host(in_files, VECTOR, here), whole), "the copy for a checkpoint lies in memory"
+    in_memory = bytes_of_host(in_files, VECTOR, here)
+    assert asked[2] == (in_memory, whole, False), "the copy for a checkpoint lies in memory"
+    check_host(RUN, VECTOR, here, on_device=True)
+    assert asked[3] == (in_memory, whole + (whole - in_memory), False), "observations on devices could not be in files"
     check_host(Run(task="a"), VECTOR, here)
-    assert len(asked) == 3, "there is no replay"
+    assert len(asked) == 4, "there is no replay"
 
 
 def test_a_directory_that_cannot_hold_the_replay_is_refused(tmp_path):
