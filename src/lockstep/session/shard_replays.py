@@ -199,7 +199,8 @@ def announce_replay(
     if c.checkpoint_replay and on_device:
         text += f", up to {in_words(2 * whole - memory)} more for the copy that checkpoints take"
     elif c.checkpoint_replay:
-        text += ", as much again for the copy that checkpoints take"
+        more = "as much again" if memory == whole else f"{in_words(whole)} more"  # the copy includes mapped files
+        text += f", {more} for the copy that checkpoints take"
     if storage.decision:
         text += f"; replay_device={c.replay_device}: {storage.decision}"
     if c.replay_path is not None:

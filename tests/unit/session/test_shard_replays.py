@@ -1,6 +1,7 @@
 """The replay buffers of a rank's shards."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,9 +10,11 @@ from lockstep import World
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.experience.memory import in_words
 from lockstep.run import Run
 from lockstep.session.gradient_schedule import TAKEN, GradientSchedule
-from lockstep.session.shard_replays import ShardReplays, importance_weights
+from lockstep.session.host_checks import bytes_of_host
+from lockstep.session.shard_replays import ShardReplays, announce_replay, importance_weights
 
 SPEC = EnvSpec(3, ActionSpec("continuous", (2,), (-1.0,) * 2, (1.0,) * 2), "same_step", True)
 WORLD = World().with_shards(2)
@@ -52,6 +55,17 @@ def test_noise_of_gradient_steps_is_standard_normal():
         assert (part**4).mean() == pytest.approx(3.0, abs=0.3), "not of a normal distribution"
     draws = np.stack([part.ravel() for part in (*first, *second)])
     np.testing.assert_allclose(np.corrcoef(draws), np.eye(4), atol=0.04, err_msg="two parts share noise")
+
+
+def test_the_memory_of_a_checkpoint_s_copy_is_told(tmp_path):
+    told, files = [], {"replay_path": str(tmp_path)}
+    journal = SimpleNamespace(say=told.append)
+    for settings in ({}, files, {"checkpoint_replay": False}):
+        announce_replay(journal, run_of(**settings), SPEC, WORLD)
+    sizes = [in_words(bytes_of_host(run_of(**files), SPEC, WORLD, mapped=mapped)) for mapped in (False, True)]
+    assert f"{sizes[0]} of memory on this host, as much again for the copy" in told[0]
+    assert f"{sizes[1]} of memory on this host, {sizes[0]} more for the copy that checkpoints take, " in told[1]
+    assert "copy" not in told[2]
 
 
 @pytest.mark.parametrize(("num_critics", "count"), [(10, 2), (4, 3)])
