@@ -27,10 +27,10 @@ def check_world(run: "AnyRun", world: "World", num_shards: int | None = None) ->
     shards = run.with_shards(world, num_shards)
     run.minibatch_rows(shards)
     from lockstep.run import Run
-    from lockstep.session.data_checks import check_rows
+    from lockstep.session.data_checks import check_enough_rows
 
     if not isinstance(run, Run):
-        check_rows(run, shards)
+        check_enough_rows(run, shards)
     else:
         _check_agents(run, shards)
         if world.launcher != "ray":  # its ranks are on other machines, and check those

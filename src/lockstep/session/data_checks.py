@@ -131,11 +131,12 @@ def _check_taken_alone(run: OfflineRun, judged_on: "DatasetInfo") -> None:
         )
 
 
-def check_rows(run: OfflineRun, world: World) -> None:
+def check_enough_rows(run: OfflineRun, world: World) -> None:
     """Raise `ConfigError` for more shards than there are rows."""
     rows = _opened("data", run.data, verify=False).info.num_rows
     if rows < world.num_shards:
+        setting = "--set num_shards=" if world.pinned else "--ranks "
         raise ConfigError(
             f"{run.data} has {rows} rows for {world.num_shards} shards: a shard would have nothing to learn from; use "
-            f"at most --ranks {rows}"
+            f"{setting}{rows} or fewer"
         )

@@ -19,7 +19,7 @@ from lockstep.launch.world_checks import check_world
 from lockstep.run import OfflineRun, Run, override
 from lockstep.session import checks, host_checks, placement
 from lockstep.session.checks import check_task
-from lockstep.session.data_checks import check_data
+from lockstep.session.data_checks import check_data, check_enough_rows
 from lockstep.session.host_checks import bytes_of_host, check_host, check_model_path
 from lockstep.session.run_checks import check_run
 from lockstep.world import World
@@ -224,6 +224,16 @@ def test_estimates_that_are_asked_for_on_data_without_candidates_are_refused(can
     with pytest.raises(ConfigError, match=r"estimate_every=1 needs .* alone: --set estimate_every=null$"):
         check_data(override(run, {"estimate_every": 1}))
     check_data(override(run, {"estimate_every": 1, "eval_data": known}))
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "way_out"), [(None, "use --ranks 3 or fewer"), (4, "use --set num_shards=3 or fewer")]
+)
+def test_more_shards_than_rows_are_refused_with_the_setting_that_changes_them(tmp_path, num_shards, way_out):
+    run, world = OfflineRun(data=str(made_data.discrete(tmp_path / "data", rows=3))), World(size=4)
+    check_enough_rows(run, World(size=3).with_shards(None))
+    with pytest.raises(ConfigError, match=f"has 3 rows for 4 shards: .*; {way_out}$"):
+        check_enough_rows(run, world.with_shards(num_shards))
 
 
 def test_a_package_that_estimates_need_is_asked_for_before(tmp_path, monkeypatch):
