@@ -160,6 +160,11 @@ class KeysAreMissing(Grid):
         return {"cell": self.cell}
 
 
+class KeysOfTwoTypes(KeysAreMissing):
+    def observe(self):
+        return {"cell": self.cell, 1: self.steps}
+
+
 class TwoKeys(KeysAreMissing):
     """Without a fault."""
 

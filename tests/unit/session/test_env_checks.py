@@ -62,6 +62,7 @@ def test_the_report_has_the_sizes_of_the_policy_s_and_of_the_critic_s_observatio
         ("FractionsOfBytes", "reset returned an observation of type float64, and observation_space says uint8: fract"),
         ("ChoiceOutOfRange", "reset returned 7 as observation, which Discrete(5) does not hold"),
         ("KeysAreMissing", "reset returned a dict of cell as observation; return a dict of cell, steps"),
+        ("KeysOfTwoTypes", "reset returned a dict of 1, cell as observation; return a dict of cell, steps"),
         ("NanSeen", "reset returned an observation that holds nan at index 1; return finite numbers"),
         ("NanReward", "step returned nan as reward; return a finite number"),
         ("HugeReward", "step returned 1e+300 as reward; return a number that float32 can hold"),

@@ -53,7 +53,7 @@ def check_observation(
     if _is(space, spaces.Dict):
         keys: set[Any] = set(observation) if _is(observation, dict) else set()
         if keys != set(space.spaces):
-            found = f"a dict of {', '.join(map(str, sorted(keys)))}" if keys else describe_value(observation)
+            found = f"a dict of {', '.join(sorted(map(str, keys)))}" if keys else describe_value(observation)
             report.fatal(f"{method} returned {found} as {part}; return a dict of {', '.join(space.spaces)}")
         for key, inner in space.spaces.items():
             check_observation(observation[key], inner, method, report, f"{part}[{key!r}]")
