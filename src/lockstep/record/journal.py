@@ -192,7 +192,10 @@ class Journal:
             )
 
     def reaches(self, stop_return: float | None) -> bool:
-        """Whether the last evaluation reached a return, which solves the task; not without one of both."""
+        """Whether the last evaluation reached a return, which solves the task.
+
+        False if there is no such return, or no evaluation yet.
+        """
         mean: float | None = self.summary["eval_return_mean"]
         return stop_return is not None and mean is not None and mean >= stop_return
 
@@ -318,8 +321,9 @@ class Journal:
         """Write something optional: a full disk only causes a warning. Returns whether it was written."""
         try:
             write()
-        except (RunError, OSError) as full:
-            self.warn(str(full))
+        except (RunError, OSError) as error:
+            unnamed = f"a file in {self.path} could not be written"  # an error of the system may name no file
+            self.warn(f"{unnamed} ({error.strerror or error})" if isinstance(error, OSError) else str(error))
             return False
         return True
 

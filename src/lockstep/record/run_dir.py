@@ -376,7 +376,7 @@ def _make_default(name: str, made: list[Path]) -> Path:
             candidate.mkdir()
             made.append(candidate)
             return candidate
-    raise ConfigError(f"run_dir={first} and 999 like it exist; choose one with --run-dir")
+    raise ConfigError(f"run_dir={first} and 998 like it exist; choose one with --run-dir")
 
 
 def _make(path: Path, made: list[Path]) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lockstep.distributed.timers import PHASES
+from lockstep.errors import RunError
 from lockstep.record.checkpoint import read_state, write_state
 from lockstep.record.journal import Journal
 from lockstep.record.progress import Progress
@@ -136,3 +137,17 @@ def test_a_run_whose_gradient_steps_are_all_left_out_says_so_once(journal, capsy
     said = capsys.readouterr()
     assert (said.out + said.err).count("warning: every gradient step before step 20 was left out") == 1
     assert (said.out + said.err).count("was left out") == 1
+
+
+def test_a_warning_of_what_was_not_written_names_the_run_and_the_reason(journal, tmp_path, capsys):
+    one = journal("full")
+
+    def fail(error):
+        raise error
+
+    assert one.write_or_warn(lambda: None)
+    assert not one.write_or_warn(lambda: fail(OSError(28, "No space left on device")))
+    assert not one.write_or_warn(lambda: fail(RunError("video.gif could not be drawn")))
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "warning: " in line)
+    assert first.endswith(f"warning: a file in {tmp_path / 'full'} could not be written (No space left on device)")
+    assert second.endswith("warning: video.gif could not be drawn")

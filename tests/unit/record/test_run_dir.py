@@ -77,6 +77,11 @@ def test_default_names_are_made_of_the_task_and_unique(tmp_path, monkeypatch):
     assert made == [first, Path(f"{first}-2"), Path(f"{first}-3")]
     assert RunDir.create(None, {"lr": 1e-3}, name="mine").path.name == "mine-20260101-000000"
     assert RunDir.create(None).path.name == "run-20260101-000000"
+    for attempt in range(4, 1000):
+        Path(f"{first}-{attempt}").mkdir()
+    others = len(list(Path("runs").glob("lockstep-*"))) - 1
+    with pytest.raises(ConfigError, match=rf"run_dir={first} and {others} like it exist; choose one with --run-dir"):
+        RunDir.create(None, RUN)
 
 
 def test_a_directory_that_holds_files_is_refused_and_kept(tmp_path):
