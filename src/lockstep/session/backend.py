@@ -24,7 +24,7 @@ SomeLearner = TypeVar("SomeLearner", contravariant=True)
 
 
 class Backend(Protocol[SomeComm, SomePolicy, SomeLearner]):
-    """The framework-specific part of a session; stateless."""
+    """The framework-specific part of a session."""
 
     def open(self, run: AnyRun, world: World, timers: Timers) -> SomeComm:
         """Set deterministic modes before any computation, and make the collectives; not yet entered."""

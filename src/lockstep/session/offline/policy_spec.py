@@ -71,7 +71,7 @@ class PolicySpec:
         meaning = {
             "state features": self.state,
             "action features": self.action,
-            "actions features": self.info.actions,
+            "actions": self.info.actions,
         }
         return PolicySignature(FROM_LOG + self.algo, shapes, meaning, normalizes=False)
 

@@ -255,6 +255,9 @@ def test_data_that_do_not_fit_policy_are_rejected(tmp_path):
         check_fits(moved, mine)
     with pytest.raises(ConfigError, match="differs from this run's in state features"):
         check_start(path, moved.signature(shapes), about.signature(shapes))
+    others = replace(about, info=replace(mine.info, actions=("left", "right")))
+    with pytest.raises(ConfigError, match="differs from this run's in actions; use"):
+        check_start(path, others.signature(shapes), about.signature(shapes))
 
 
 def test_heartbeat_is_called_after_each_block(tmp_path, monkeypatch):
