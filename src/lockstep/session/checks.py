@@ -127,7 +127,7 @@ def _check_actor_critic(run: Run, spec: EnvSpec) -> None:
     if run.ml_framework == "jax":
         learns_on_device(run)  # raises if env.placement=device does not fit other settings
     network = run.network
-    for name, default in (("module", None), ("shared", None), ("initial_log_std", 0.0)):
+    for name, default in (("module", None), ("shared", None)):
         if getattr(network, name) not in (default, False):
             raise ConfigError(
                 f"network.{name}={as_text(getattr(network, name))} is not a setting of algo={run.algo}; leave it out"
@@ -153,11 +153,11 @@ def check_drawing(run: AnyRun) -> None:
         env.close()
     if not picture or np.shape(picture[0])[2:] != (3,):
         raise ConfigError(f"a video was asked for, and task={run.task} draws no pictures (render_mode=rgb_array)")
-    kind = np.asarray(picture[0]).dtype
-    if kind != np.uint8:
+    dtype = np.asarray(picture[0]).dtype
+    if dtype != np.uint8:
         raise ConfigError(
-            f"a video was asked for, and render() of task={run.task} returns {kind} instead of uint8; colours go from "
-            "0 to 255"
+            f"a video was asked for, and render() of task={run.task} returns {dtype} instead of uint8; colours go "
+            "from 0 to 255"
         )
 
 

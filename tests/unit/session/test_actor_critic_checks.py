@@ -44,6 +44,7 @@ def test_unsupported_task_is_refused(algo, changes, words):
         ({"network.shared": "true"}, ["network.shared=true", "leave it out"]),
         ({"network.module": "mine:Net"}, ["network.module=mine:Net", "leave it out"]),
         ({"network.state_dependent_std": "true"}, ["state_dependent_std"]),
+        ({"network.initial_log_std": "-1"}, ["initial_log_std=-1", "continuous actions of PPO", "algo=sac"]),
     ],
 )
 def test_unsupported_network_is_refused(changes, words):
