@@ -122,6 +122,7 @@ def _check_seeds(driver: EnvDriver, first: Any) -> None:
         return
     how = "draw from self.np_random after super().reset(seed=seed)" if not driver.vectorized else "draw from the seeds"
     if not _same(first, again):
+        report.repeatable = False
         report.warn(
             f"reset(seed={SEEDS[0]}) gave two different first observations: no run can be repeated, nor go on as if it "
             f"had not stopped; {how} alone"
@@ -136,10 +137,11 @@ def _check_seeds(driver: EnvDriver, first: Any) -> None:
 
 def _check_repeatable(driver: EnvDriver) -> None:
     report = driver.report
-    if any("two different first observations" in warning for warning in report.warnings):
+    if not report.repeatable:
         return
     played = [_play(driver, lambda: driver.reset(SEEDS[1])) for _ in range(2)]
     if report.finite and (step := _first_difference(*played)) is not None:
+        report.repeatable = False
         report.warn(
             f"step {step} after reset(seed={SEEDS[1]}) gave something else the second time, with the same actions: no "
             "run can be repeated; draw what is random in step from the generator that reset seeds"
@@ -163,9 +165,9 @@ def _check_state(driver: EnvDriver, another: Callable[[], EnvDriver]) -> None:
         what = re.sub(r"^layers/\d+/state/", "", " ".join(str(error).split()))
         report.fatal(f"state returned what no checkpoint can hold: {what}")
     saved = snapshot(saved)
-    whole = _play(driver, lambda: None)
-    if any("the same actions" in warning or "two different" in warning for warning in report.warnings):
+    if not report.repeatable:
         return
+    whole = _play(driver, lambda: None)
     other = another()
     try:
         other.reset(SEEDS[3])

@@ -29,6 +29,8 @@ class Report:
     """Whether the environment can be saved in mid-episode; `None` if not checked."""
     finite: bool = True
     """Whether all numbers so far were finite; NaN cannot be compared."""
+    repeatable: bool = True
+    """Whether the same seeds and actions have given the same so far."""
 
     reported: set[str] = field(default_factory=set[str])
     """Subjects of the faults and warnings so far; each is reported once."""
