@@ -32,7 +32,7 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Data
         ConfigError: data are missing or damaged, or do not fit each other or the algorithm.
     """
     dataset = _opened("data", run.data, verify)
-    judged_on = dataset if run.eval_data is None else _opened("eval_data", run.eval_data, verify)
+    eval_dataset = dataset if run.eval_data is None else _opened("eval_data", run.eval_data, verify)
     info = dataset.info
     if run.algo not in _ALGORITHMS_OF[info.kind]:
         raise ConfigError(
@@ -40,12 +40,12 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Data
             f"{' or '.join(_ALGORITHMS_OF[info.kind])}"
         )
     for name in ("kind", "state_features", "actions", "action_features", "metrics"):
-        if getattr(info, name) != getattr(judged_on.info, name):
+        if getattr(info, name) != getattr(eval_dataset.info, name):
             raise ConfigError(
                 f"eval_data={run.eval_data} differs from data={run.data} in {name}; prepare it with "
                 f"--like {shlex.quote(run.data)}"
             )
-    if (judged_on.state_features, judged_on.action_features) != (dataset.state_features, dataset.action_features):
+    if (eval_dataset.state_features, eval_dataset.action_features) != (dataset.state_features, dataset.action_features):
         raise ConfigError(
             f"eval_data={run.eval_data} is normalized differently from data={run.data}; prepare it with "
             f"--like {shlex.quote(run.data)}"
@@ -57,12 +57,12 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Data
 
         import_optional("scipy", "offline")  # now rather than at the estimates, hours later
     if info.kind == "parametric" and not info.has_possible_actions:
-        _check_taken_alone(run, judged_on.info)
+        _check_without_candidates(run, eval_dataset.info)
     if run.eval_data is not None:
         check_choices(
-            judged_on.info, f"eval_data={run.eval_data}", "prepare a log that has them, or leave eval_data out"
+            eval_dataset.info, f"eval_data={run.eval_data}", "prepare a log that has them, or leave eval_data out"
         )
-    return dataset, judged_on
+    return dataset, eval_dataset
 
 
 def check_choices(info: "DatasetInfo", named: str, way_out: str) -> None:
@@ -97,21 +97,22 @@ def _opened(setting: str, name: str, verify: bool) -> "Dataset":
 
 
 def without_next_candidates(config: OfflineConfigBase) -> list[str]:
-    """The settings with which data without possible next actions can be learned from, as far as they must change."""
+    """The settings to change so that data without possible next actions can be learned from."""
     if isinstance(config, OfflineDQNConfig) and config.maxq:
         return ["maxq=false", "estimate=false"]
     return ["estimate=false"] if config.estimate else []
 
 
-def taken_alone(changes: list[str]) -> str:
+def learn_from_taken(changes: list[str]) -> str:
     """The way out of data that lack possible actions, by these settings."""
-    return f"learn from the actions that were taken alone: {' '.join(f'--set {change}' for change in changes)}"
+    return f"learn only from the actions that were taken: {' '.join(f'--set {change}' for change in changes)}"
 
 
-def _check_taken_alone(run: OfflineRun, judged_on: "DatasetInfo") -> None:
-    """Raise `ConfigError` if candidates of which only those that were taken are known are not enough to learn from."""
+def _check_without_candidates(run: OfflineRun, eval_info: "DatasetInfo") -> None:
+    """Raise `ConfigError` if a log without candidates, except those that were taken, is not enough to learn from."""
     config, lacks = run.algorithm, f"{run.data} does not say which actions were possible (possible_actions)"
-    if isinstance(config, CloningConfig):  # the logged one of one candidate is certain, whatever the network says
+    if isinstance(config, CloningConfig):
+        # with the logged action as the only candidate its probability is 1, whatever the network outputs
         raise ConfigError(
             f"{lacks}, and algo={run.algo} learns to choose among them; the log must have possible_actions"
         )
@@ -121,13 +122,13 @@ def _check_taken_alone(run: OfflineRun, judged_on: "DatasetInfo") -> None:
     if config.cql_alpha > 0:
         needs.append(f"cql_alpha={config.cql_alpha:g}")
         changes.append("cql_alpha=0")
-    if run.estimate_every is not None and not judged_on.has_possible_actions:
+    if run.estimate_every is not None and not eval_info.has_possible_actions:
         needs.append(f"estimate_every={run.estimate_every}")
         changes.append("estimate_every=null")
     if needs:
         raise ConfigError(
             f"{lacks}, and {', '.join(needs)} need{'s' * (len(needs) == 1)} that; the log must have possible_actions, "
-            f"or {taken_alone(changes)}"
+            f"or {learn_from_taken(changes)}"
         )
 
 

@@ -188,11 +188,11 @@ def candidates(tmp_path):
 @pytest.mark.parametrize(
     ("config", "way_out"),
     [
-        (OfflineDQNConfig(), "maxq=true, estimate=true need.* alone: --set maxq=false --set estimate=false$"),
-        (OfflineDQNConfig(estimate=False), "maxq=true needs.* alone: --set maxq=false --set estimate=false$"),
+        (OfflineDQNConfig(), "maxq=true, estimate=true need.* that were taken: --set maxq=false --set estimate=false$"),
+        (OfflineDQNConfig(estimate=False), "maxq=true needs.* that were taken: --set maxq=false --set estimate=false$"),
         (
             dataclasses.replace(SARSA, cql_alpha=1.0),
-            "cql_alpha=1 needs.* the log must have.* alone: --set cql_alpha=0$",
+            "cql_alpha=1 needs.* the log must have.* that were taken: --set cql_alpha=0$",
         ),
         (OfflineDQNConfig(cql_alpha=1.0), "maxq=true, .* --set maxq=false --set estimate=false --set cql_alpha=0$"),
         (SARSA, None),
@@ -221,7 +221,7 @@ def test_estimates_that_are_asked_for_on_data_without_candidates_are_refused(can
     ):
         check_data(override(run, {"eval_data": without}))
     run = OfflineRun(data=without, algo="parametric_dqn", algorithm=SARSA)
-    with pytest.raises(ConfigError, match=r"estimate_every=1 needs .* alone: --set estimate_every=null$"):
+    with pytest.raises(ConfigError, match=r"estimate_every=1 needs .* that were taken: --set estimate_every=null$"):
         check_data(override(run, {"estimate_every": 1}))
     check_data(override(run, {"estimate_every": 1, "eval_data": known}))
 

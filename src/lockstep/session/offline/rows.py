@@ -9,7 +9,7 @@ from lockstep.distributed.comm import Comm
 from lockstep.errors import ConfigError
 from lockstep.record.journal import Journal
 from lockstep.run import OfflineRun
-from lockstep.session.data_checks import check_boost, taken_alone, without_next_candidates
+from lockstep.session.data_checks import check_boost, learn_from_taken, without_next_candidates
 
 _CHUNK = 1 << 20
 """Rows of a column that are read at once."""
@@ -49,7 +49,7 @@ def _check_candidates(config: OfflineConfigBase, dataset: Dataset) -> None:
         if len(empty):
             raise ConfigError(
                 f"row {part.start + empty[0]} of {dataset.path} is followed by another, but has no "
-                f"possible_next_actions; complete the log, or {taken_alone(changes)}"
+                f"possible_next_actions; complete the log, or {learn_from_taken(changes)}"
             )
 
 
