@@ -30,7 +30,7 @@ from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.dqn import OfflineDQN
-from lockstep.torch.scoring.policy import PolicySpec, ScoringPolicy
+from lockstep.torch.scoring.policy import OfflinePolicySpec, ScoringPolicy
 from lockstep.world import stream
 
 BATCH, ACTIONS, ACTION_SIZE, EPISODE = 1024, 4, 2, 100
@@ -94,7 +94,7 @@ def learner_step(dataset: Dataset, reader: Reader) -> Callable[[], object]:
     parametric = dataset.info.kind == "parametric"
     config = OfflineDQNConfig(batch_size=BATCH, estimate=False)
     run = OfflineRun(data="any", algo="parametric_dqn" if parametric else "dqn", algorithm=config)
-    about = PolicySpec(
+    about = OfflinePolicySpec(
         info=dataset.info,
         state=dataset.state_features,
         action=dataset.action_features,

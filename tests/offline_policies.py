@@ -8,7 +8,7 @@ import numpy as np
 from lockstep.data.dataset import Dataset
 from lockstep.data.rows import Rows
 from lockstep.run import OfflineRun, ScoreNetworkConfig
-from lockstep.session.offline.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import OfflinePolicySpec
 
 if TYPE_CHECKING:
     from lockstep.torch.scoring.offline_policy import OfflinePolicy
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 SMALL = ScoreNetworkConfig(hidden=(8, 5))
 
 
-def spec_for(run: OfflineRun, dataset: Dataset) -> PolicySpec:
+def spec_for(run: OfflineRun, dataset: Dataset) -> OfflinePolicySpec:
     """Everything about the policy of a run but its parameters."""
-    return PolicySpec(
+    return OfflinePolicySpec(
         info=dataset.info,
         state=dataset.state_features,
         action=dataset.action_features,

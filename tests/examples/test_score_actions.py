@@ -15,7 +15,7 @@ from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.dataset import Dataset
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.run import NetworkConfig, OfflineRun, ScoreNetworkConfig
-from lockstep.session.offline.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import OfflinePolicySpec
 from lockstep.torch.deploy.acting_export import export_acting
 from lockstep.torch.deploy.offline_export import export
 from lockstep.torch.networks import Policy
@@ -37,7 +37,7 @@ def exported(path, kind):
     columns = made_data.discrete_columns() if kind == "discrete" else made_data.parametric_columns()
     said = {} if kind == "discrete" else {"candidates": LISTED}
     data = Dataset.open(made_data.write(path / "data", columns, **said))
-    about = PolicySpec(
+    about = OfflinePolicySpec(
         info=data.info,
         state=data.state_features,
         action=data.action_features,

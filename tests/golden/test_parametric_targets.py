@@ -17,7 +17,7 @@ from lockstep.data.features import Feature, Features  # noqa: E402
 from lockstep.data.info import DatasetInfo  # noqa: E402
 from lockstep.data.rows import Rows  # noqa: E402
 from lockstep.run import OfflineRun, ScoreNetworkConfig  # noqa: E402
-from lockstep.session.offline.policy_spec import PolicySpec  # noqa: E402
+from lockstep.session.offline.policy_spec import OfflinePolicySpec  # noqa: E402
 from lockstep.torch.comm import Comm  # noqa: E402
 from lockstep.torch.offline.batch import LoggedBatch  # noqa: E402
 from lockstep.torch.offline.dqn import OfflineDQN  # noqa: E402
@@ -63,7 +63,7 @@ def set_linear(network, of_state, of_action):
 def learner(config=BASE, **settings):
     run = OfflineRun(data="none", algo="parametric_dqn", algorithm=config, network=ScoreNetworkConfig(hidden=()))
     features = [Features({name: Feature(type="do_not_preprocess")}) for name in "09"]
-    about = PolicySpec(
+    about = OfflinePolicySpec(
         info=INFO, state=features[0], action=features[1], network=run.network, algo=run.algo, algorithm=config
     )
     dqn = OfflineDQN(run, ScoringPolicy(about), Comm(device="cpu"))

@@ -16,7 +16,7 @@ from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.dataset import Dataset
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun, ScoreNetworkConfig
-from lockstep.session.offline.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import OfflinePolicySpec
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.dqn import OfflineDQN
 from lockstep.torch.scoring.policy import ScoringPolicy
@@ -197,7 +197,7 @@ def test_gradient_steps_are_those_of_the_equations(tmp_path, variant):
         data="none", algo="parametric_dqn", algorithm=c, network=ScoreNetworkConfig(hidden=(9, 5)), epochs=4
     )
     features = {"state": dataset.state_features, "action": dataset.action_features}
-    about = PolicySpec(info=dataset.info, **features, network=run.network, algo=run.algo, algorithm=c)
+    about = OfflinePolicySpec(info=dataset.info, **features, network=run.network, algo=run.algo, algorithm=c)
     policy, random = ScoringPolicy(about, seed=1), np.random.default_rng(0)
     reference, progress, half = Reference(policy, c), Progress(STEPS * BATCH), BATCH // SHARDS
     with Comm(World().with_shards(SHARDS), device="cpu") as comm:

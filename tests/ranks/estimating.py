@@ -10,7 +10,7 @@ from lockstep import World
 from lockstep.data.dataset import Dataset
 from lockstep.run import OfflineRun, ScoreNetworkConfig, override
 from lockstep.session.offline import estimate as counterfactual
-from lockstep.session.offline.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import OfflinePolicySpec
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.scorer import PolicyScorer
 from lockstep.torch.scoring.policy import ScoringPolicy
@@ -36,7 +36,7 @@ def judge(world: World, paths: list[str]) -> dict[str, Any]:
     algo = "dqn" if dataset.info.kind == "discrete" else "parametric_dqn"
     run = OfflineRun(data="data", algo=algo, network=ScoreNetworkConfig(hidden=(8,)))
     run = override(run, {"policy": "softmax", "seed": 3})
-    about = PolicySpec(
+    about = OfflinePolicySpec(
         info=dataset.info,
         state=dataset.state_features,
         action=dataset.action_features,

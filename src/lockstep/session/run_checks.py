@@ -30,8 +30,8 @@ def check_run(run: AnyRun) -> EnvSpec | None:
 
 def _check_offline(run: OfflineRun) -> None:
     from lockstep.session.data_checks import check_data
-    from lockstep.session.offline.policy_spec import PolicySpec, check_simulator
+    from lockstep.session.offline.policy_spec import OfflinePolicySpec, check_simulator
 
     dataset, _ = check_data(run)
     if run.task is not None:
-        check_simulator(PolicySpec.of_run(run, dataset, env_spec(run.task, run.env)), run.task)
+        check_simulator(OfflinePolicySpec.of_run(run, dataset, env_spec(run.task, run.env)), run.task)

@@ -34,7 +34,7 @@ def check_start_policy(path: Path, run: AnyRun) -> None:
     policy_file.check_algo(path, algo, policy_file.FROM_LOG + run.algo if isinstance(run, OfflineRun) else run.algo)
     if isinstance(run, OfflineRun):
         theirs = policy_spec.spec_of(path, metadata)
-        ours = policy_spec.PolicySpec.of_run(run, check_data(run)[0], None)
+        ours = policy_spec.OfflinePolicySpec.of_run(run, check_data(run)[0], None)
         policy_file.check_start(path, theirs.signature({}), ours.signature({}))
         return
     policy, _, observation_moments = policy_file.parts_of(path, metadata, arrays)

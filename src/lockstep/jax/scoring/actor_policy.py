@@ -18,7 +18,7 @@ from lockstep.jax.continuous_policy import Critics
 from lockstep.jax.encoders import Mlp, cast_inputs, init_streams, orthogonal
 from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.jax.scoring.networks import ActionOutcomeNetwork
-from lockstep.session.offline.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import OfflinePolicySpec
 
 CRITICS = "network.critics"
 """Name of the critics among the parameters."""
@@ -47,7 +47,7 @@ class ActorPolicy:
         params: the current parameters; assigned after each update.
     """
 
-    def __init__(self, policy_spec: PolicySpec, seed: int = 0) -> None:
+    def __init__(self, policy_spec: OfflinePolicySpec, seed: int = 0) -> None:
         info, config, network = policy_spec.info, policy_spec.algorithm, policy_spec.network
         assert isinstance(config, IQLConfig)
         self.policy_spec = policy_spec

@@ -12,13 +12,13 @@ from lockstep.jax.scoring.actor_policy import ActorPolicy
 from lockstep.jax.scoring.scoring_policy import ScoringPolicy
 from lockstep.record.evaluations import Evaluated
 from lockstep.run import JAX_OFFLINE_ALGORITHMS
-from lockstep.session.offline.policy_spec import PolicySpec, spec_of
+from lockstep.session.offline.policy_spec import OfflinePolicySpec, spec_of
 from lockstep.session.policy_file import damaged_error, write
 
 OfflinePolicy = ScoringPolicy | ActorPolicy
 
 
-def policy_of(policy_spec: PolicySpec, seed: int = 0) -> OfflinePolicy:
+def policy_of(policy_spec: OfflinePolicySpec, seed: int = 0) -> OfflinePolicy:
     """A new policy for the kind of actions of its data, with initial parameters drawn from `seed`."""
     return (ActorPolicy if policy_spec.info.kind == "continuous" else ScoringPolicy)(policy_spec, seed)
 

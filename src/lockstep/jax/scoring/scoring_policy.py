@@ -16,7 +16,7 @@ from lockstep.jax.encoders import cast_inputs, init_streams
 from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.jax.scoring import choices
 from lockstep.jax.scoring.networks import OutcomeNetwork, ScoreNetwork
-from lockstep.session.offline.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import OfflinePolicySpec
 
 LEFT_OUT = -1e9
 """The score of an action that must not be chosen: it is impossible, or BCQ leaves it out."""
@@ -39,7 +39,7 @@ class ScoringPolicy:
         params: the current parameters; assigned after each update.
     """
 
-    def __init__(self, policy_spec: PolicySpec, seed: int = 0) -> None:
+    def __init__(self, policy_spec: OfflinePolicySpec, seed: int = 0) -> None:
         info, config = policy_spec.info, policy_spec.algorithm
         assert isinstance(config, OfflineDQNConfig)
         self.policy_spec = policy_spec

@@ -14,7 +14,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.rows import Rows
 from lockstep.estimators.trajectories import Decisions, Floats, Ints, Predicted, discounts
 from lockstep.run import OfflineRun
-from lockstep.session.offline.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import OfflinePolicySpec
 
 MAX_ROWS = 8192
 """The largest number of rows in one call of a scorer."""
@@ -38,7 +38,7 @@ class Scores(NamedTuple):
 class Scorer(Protocol):
     """A policy with its models, as each backend computes them."""
 
-    policy_spec: PolicySpec
+    policy_spec: OfflinePolicySpec
     """Everything about the policy but its parameters."""
 
     def score(self, rows: Rows, *, with_ratio: bool, unlogged: NDArray[np.int64]) -> Scores:

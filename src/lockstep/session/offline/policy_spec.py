@@ -22,7 +22,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicySpec:
+class OfflinePolicySpec:
     """Everything that defines a policy except its parameters."""
 
     info: DatasetInfo
@@ -37,7 +37,7 @@ class PolicySpec:
     """Of the simulator, if there is one."""
 
     @classmethod
-    def of_run(cls, run: OfflineRun, dataset: Dataset, spec: EnvSpec | None) -> "PolicySpec":
+    def of_run(cls, run: OfflineRun, dataset: Dataset, spec: EnvSpec | None) -> "OfflinePolicySpec":
         """Of the policy that a run learns from `dataset`; `spec` is of its simulator, if it names one."""
         return cls(
             info=dataset.info,
@@ -89,7 +89,7 @@ class PolicySpec:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "PolicySpec":
+    def from_dict(cls, data: Mapping[str, Any]) -> "OfflinePolicySpec":
         """From the result of `to_dict`."""
         algo = str(data["algo"]).removeprefix(FROM_LOG)
         return cls(
@@ -103,17 +103,17 @@ class PolicySpec:
         )
 
 
-def spec_of(path: Path, metadata: Mapping[str, Any]) -> PolicySpec:
-    """The `PolicySpec` that a file's metadata describes. Raises `ConfigError` if it describes none."""
+def spec_of(path: Path, metadata: Mapping[str, Any]) -> OfflinePolicySpec:
+    """The `OfflinePolicySpec` that a file's metadata describes. Raises `ConfigError` if it describes none."""
     with damage_named(path):
         newer = metadata["format"] > FORMAT
-        spec = None if newer else PolicySpec.from_dict(metadata)
+        spec = None if newer else OfflinePolicySpec.from_dict(metadata)
     if spec is None:
         raise newer_format_error(path, metadata)
     return spec
 
 
-def check_fits(policy_spec: PolicySpec, dataset: Dataset) -> None:
+def check_fits(policy_spec: OfflinePolicySpec, dataset: Dataset) -> None:
     """Raise `ConfigError` if the policy cannot be judged by the data.
 
     Their states, actions or metrics differ from those that it learned from, or the log has none of its candidates.
@@ -149,7 +149,7 @@ def _check_alike(what: str, logged: Sequence[str], learned: Sequence[str], datas
         )
 
 
-def check_simulator(policy_spec: PolicySpec, task: str) -> None:
+def check_simulator(policy_spec: OfflinePolicySpec, task: str) -> None:
     """Raise `ConfigError` if a simulator's observations or actions do not match those of the log."""
     spec, info = policy_spec.spec, policy_spec.info
     if spec is None:
@@ -172,7 +172,7 @@ def check_simulator(policy_spec: PolicySpec, task: str) -> None:
         )
 
 
-def _check_order(policy_spec: PolicySpec, task: str) -> None:
+def _check_order(policy_spec: OfflinePolicySpec, task: str) -> None:
     """Raise `ConfigError` if the log names what a simulator numbers: names are in alphabetical order."""
     info = policy_spec.info
     named = [("state features", "state_features", info.state_features, "")]
@@ -200,7 +200,7 @@ def _check_order(policy_spec: PolicySpec, task: str) -> None:
         )
 
 
-def _check_bounds(policy_spec: PolicySpec, task: str) -> None:
+def _check_bounds(policy_spec: OfflinePolicySpec, task: str) -> None:
     """Raise `ConfigError` if a simulator does not take the continuous actions of the log."""
     assert policy_spec.spec is not None and policy_spec.action is not None
     action, size = policy_spec.spec.action, policy_spec.info.action_size

@@ -20,7 +20,7 @@ from lockstep.session.backend import Backend, SomeComm, SomeLearner, SomePolicy
 from lockstep.session.data_checks import check_data
 from lockstep.session.offline.estimate import estimate
 from lockstep.session.offline.evaluator import Scorer
-from lockstep.session.offline.policy_spec import PolicySpec, check_simulator
+from lockstep.session.offline.policy_spec import OfflinePolicySpec, check_simulator
 from lockstep.session.session import BaseSession
 from lockstep.system.files import shown_path, write_atomically
 from lockstep.world import World
@@ -53,7 +53,7 @@ class OfflineSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner])
     """
 
     dataset: Dataset
-    policy_spec: PolicySpec
+    policy_spec: OfflinePolicySpec
     _eval_dataset: Dataset
 
     def __init__(
@@ -75,7 +75,7 @@ class OfflineSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner])
         run, problem, restricted = self.run, "", False
         try:
             self.dataset, self._eval_dataset = check_data(run, verify=self.world.local_rank == 0)
-            self.policy_spec = PolicySpec.of_run(run, self.dataset, self._spec)
+            self.policy_spec = OfflinePolicySpec.of_run(run, self.dataset, self._spec)
             check_simulator(self.policy_spec, run.task or "")
             restricted = self.dataset.info.restricts_actions
         except ConfigError as error:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
 from lockstep.data.info import DatasetInfo
-from lockstep.session.offline.policy_spec import PolicySpec, as_prepared, bounds_of, least_at_bound
+from lockstep.session.offline.policy_spec import OfflinePolicySpec, as_prepared, bounds_of, least_at_bound
 from lockstep.torch.encoders import Mlp
 from lockstep.torch.q_networks import initialize
 from lockstep.torch.scoring.candidates import CandidateNetwork
@@ -38,7 +38,7 @@ class ContinuousNetworks(nn.Module):
             penalty; empty but for CQL.
     """
 
-    def __init__(self, policy_spec: PolicySpec) -> None:
+    def __init__(self, policy_spec: OfflinePolicySpec) -> None:
         super().__init__()
         info, config, algorithm = policy_spec.info, policy_spec.network, policy_spec.algorithm
         assert isinstance(algorithm, IQLConfig | TD3BCConfig | CQLConfig)
@@ -77,7 +77,7 @@ class ActorPolicy(nn.Module):
         distribution: chooses a simulator's actions from the result of `forward`.
     """
 
-    def __init__(self, policy_spec: PolicySpec, seed: int = 0) -> None:
+    def __init__(self, policy_spec: OfflinePolicySpec, seed: int = 0) -> None:
         super().__init__()
         info, config = policy_spec.info, policy_spec.algorithm
         assert policy_spec.action is not None

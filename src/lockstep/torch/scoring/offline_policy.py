@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from lockstep.record.evaluations import Evaluated
-from lockstep.session.offline.policy_spec import PolicySpec, spec_of
+from lockstep.session.offline.policy_spec import OfflinePolicySpec, spec_of
 from lockstep.session.policy_file import damaged_error, write
 from lockstep.torch.scoring.actor_policy import ActorPolicy
 from lockstep.torch.scoring.policy import ScoringPolicy
@@ -15,7 +15,7 @@ from lockstep.torch.scoring.policy import ScoringPolicy
 OfflinePolicy = ScoringPolicy | ActorPolicy
 
 
-def policy_of(policy_spec: PolicySpec, seed: int = 0) -> OfflinePolicy:
+def policy_of(policy_spec: OfflinePolicySpec, seed: int = 0) -> OfflinePolicy:
     """A new policy for the kind of actions of its data, with initial parameters drawn from `seed`."""
     return (ActorPolicy if policy_spec.info.kind == "continuous" else ScoringPolicy)(policy_spec, seed)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.data.dataset import DatasetInfo
 from lockstep.experience.exploration import EpsilonGreedy
-from lockstep.session.offline.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import OfflinePolicySpec
 from lockstep.torch.distributions import Categorical
 from lockstep.torch.q_networks import initialize
 from lockstep.torch.scoring.candidates import CandidateNetwork
@@ -39,7 +39,7 @@ class ScoringPolicy(nn.Module):
         distribution: chooses a simulator's actions from the result of `forward`.
     """
 
-    def __init__(self, policy_spec: PolicySpec, seed: int = 0) -> None:
+    def __init__(self, policy_spec: OfflinePolicySpec, seed: int = 0) -> None:
         super().__init__()
         info, config = policy_spec.info, policy_spec.algorithm
         assert isinstance(config, OfflineDQNConfig | CloningConfig)

@@ -10,7 +10,7 @@ import made_data
 from lockstep.cli import main as cli
 from lockstep.data.dataset import Dataset
 from lockstep.run import OfflineRun, Run, ScoreNetworkConfig, dump, override
-from lockstep.session.offline.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import OfflinePolicySpec
 from lockstep.torch.scoring.offline_policy import save_offline_policy
 from lockstep.torch.scoring.policy import ScoringPolicy
 
@@ -21,7 +21,7 @@ def run_dir(root: Path, make=made_data.discrete, **changes) -> Path:
     algo = "dqn" if dataset.info.kind == "discrete" else "parametric_dqn"
     run = OfflineRun(data=str(root / "data"), algo=algo, network=ScoreNetworkConfig(hidden=(8,)), device="cpu")
     run = override(run, {"policy": "softmax"} | changes)
-    about = PolicySpec(
+    about = OfflinePolicySpec(
         info=dataset.info,
         state=dataset.state_features,
         action=dataset.action_features,

@@ -16,7 +16,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.run import NetworkConfig, Run, ScoreNetworkConfig
-from lockstep.session.offline.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import OfflinePolicySpec
 from lockstep.torch.export import load_policy, save_policy, start_from
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.networks import Policy
@@ -157,6 +157,8 @@ def policy_from_log(path, algo, config):
     data = Dataset.open(made_data.discrete(path))
     info, network = data.info, ScoreNetworkConfig(hidden=(8,))
     return ScoringPolicy(
-        PolicySpec(info=info, state=data.state_features, action=None, network=network, algo=algo, algorithm=config),
+        OfflinePolicySpec(
+            info=info, state=data.state_features, action=None, network=network, algo=algo, algorithm=config
+        ),
         seed=1,
     )

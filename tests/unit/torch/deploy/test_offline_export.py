@@ -18,7 +18,7 @@ from lockstep.data.feature_file import features_to_dict
 from lockstep.data.features import Feature, Features
 from lockstep.errors import ConfigError, RunError
 from lockstep.run import OfflineRun, ScoreNetworkConfig, dump
-from lockstep.session.offline.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import OfflinePolicySpec
 from lockstep.torch.deploy.exported_file import EXTRA_FILE, SUFFIXES, run_program
 from lockstep.torch.deploy.offline_export import export, export_policy
 from lockstep.torch.deploy.onnx_model import run_onnx
@@ -91,7 +91,7 @@ def prepared(path, kind, rows=300):
 
 
 def policy_of(dataset, seed=1, algorithm=None, **changes):
-    about = PolicySpec(
+    about = OfflinePolicySpec(
         info=dataset.info,
         state=dataset.state_features,
         action=dataset.action_features,

@@ -17,7 +17,7 @@ from lockstep.errors import ConfigError
 from lockstep.experience.sampling import DiagonalGaussian, NoisyDeterministic
 from lockstep.run import OfflineRun, override
 from lockstep.session.offline.estimate import estimate
-from lockstep.session.offline.policy_spec import PolicySpec, check_simulator
+from lockstep.session.offline.policy_spec import OfflinePolicySpec, check_simulator
 from lockstep.torch.comm import Comm
 from lockstep.torch.deploy.exported_file import run_program
 from lockstep.torch.deploy.offline_export import export
@@ -43,7 +43,7 @@ def made(tmp_path, algo="iql", rows=400, **settings):
         made_data.continuous(path, rows)
     dataset = Dataset.open(path)
     run = override(OfflineRun(data=str(path), algo=algo, network=SMALL), settings)
-    about = PolicySpec(
+    about = OfflinePolicySpec(
         info=dataset.info,
         state=dataset.state_features,
         action=dataset.action_features,

@@ -16,7 +16,7 @@ from lockstep.run import OfflineRun, ScoreNetworkConfig, override
 from lockstep.session.offline import estimate as counterfactual
 from lockstep.session.offline import evaluator as judged
 from lockstep.session.offline.estimate import estimate
-from lockstep.session.offline.policy_spec import PolicySpec, check_fits
+from lockstep.session.offline.policy_spec import OfflinePolicySpec, check_fits
 from lockstep.session.policy_file import check_start
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.scorer import PolicyScorer
@@ -32,7 +32,7 @@ def run_of(dataset, **changes):
 
 
 def policy_of(dataset, run, seed=1):
-    about = PolicySpec(
+    about = OfflinePolicySpec(
         info=dataset.info,
         state=dataset.state_features,
         action=dataset.action_features,

@@ -19,7 +19,7 @@ from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.run import EnvConfig, NetworkConfig, OfflineRun, Run, dump
-from lockstep.session.offline.policy_spec import PolicySpec
+from lockstep.session.offline.policy_spec import OfflinePolicySpec
 from lockstep.session.offline.recording import Recording, _uniform, record_at_random
 from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
 from lockstep.session.which_policy import find_policy
@@ -160,7 +160,7 @@ def test_propensities_of_epsilon_greedy(tmp_path, how, epsilon, random):
 def learned(path, run):
     """A run directory of a policy that has nothing learned yet from the data of `run`."""
     dataset = Dataset.open(Path(run.data))
-    about = PolicySpec(
+    about = OfflinePolicySpec(
         info=dataset.info,
         state=dataset.state_features,
         action=dataset.action_features,

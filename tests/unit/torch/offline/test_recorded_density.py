@@ -17,7 +17,7 @@ from lockstep.errors import ConfigError
 from lockstep.experience.rollout import clipper
 from lockstep.experience.sampling import DiagonalGaussian, NoisyDeterministic
 from lockstep.run import OfflineRun, dump, override
-from lockstep.session.offline.policy_spec import PolicySpec, as_prepared, bound_margin, least_at_bound
+from lockstep.session.offline.policy_spec import OfflinePolicySpec, as_prepared, bound_margin, least_at_bound
 from lockstep.session.offline.recording import Recording
 from lockstep.session.policy_file import POLICY_FILE
 from lockstep.session.which_policy import find_policy
@@ -91,7 +91,7 @@ def a_run(tmp_path, algo, mean, log_std, spec=None):
     path = made_data.continuous(tmp_path / "data", 50, state_size=3, action_size=1)
     run = override(OfflineRun(data=str(path), algo=algo, task="Pendulum-v1", network=SMALL), {"policy": "sampled"})
     dataset = Dataset.open(path)
-    about = PolicySpec(
+    about = OfflinePolicySpec(
         info=dataset.info,
         state=dataset.state_features,
         action=dataset.action_features,
