@@ -365,7 +365,7 @@ def _errors_named(what: str, where: str) -> Generator[None]:
 
 
 def _of_shape(shape: tuple[int, ...], observation: np.ndarray, name: str, method: str) -> np.ndarray:
-    """The same observation. Raises `RunError` if its shape differs: numpy would repeat a single number silently."""
+    """The same observation. Raises `RunError` if its shape differs: numpy would broadcast a single number silently."""
     if observation.shape != shape:
         raise RunError(
             f"{name} gave an observation of the shape {list(observation.shape)} in {method}, and its observation_space "

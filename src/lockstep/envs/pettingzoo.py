@@ -264,7 +264,7 @@ class ParallelEnvs:
         if agent not in observed:
             raise RunError(f"environment {e}: there is no observation of agent {agent}, which is one of its agents")
         flat, shape = self._flatten(observed[agent]), self._observation.shape[1:]
-        if flat.shape != shape:  # numpy would repeat a single number
+        if flat.shape != shape:  # numpy would broadcast a single number silently
             raise RunError(
                 f"environment {e}: the observation of agent {agent} has the shape {list(flat.shape)} when flat, that "
                 f"of its space {list(shape)}"

@@ -43,7 +43,7 @@ class ActorWithState:
         self.begins = np.ones(shape, bool)
 
     def finite_state(self) -> np.ndarray:
-        """The state before a rollout; what an observation that was not finite has made not finite becomes 0."""
+        """The state before a rollout, with non-finite values, which follow from non-finite observations, set to 0."""
         if not np.isfinite(self.state).all():
             self.state = np.nan_to_num(self.state, nan=0.0, posinf=0.0, neginf=0.0)
         return self.state

@@ -17,7 +17,7 @@ from lockstep.world import World, block, stream_seed
 MAX_ENVS = 64
 """Environments of one shard stepped at once; further episodes are played one after another."""
 MAX_STEPS = 100_000
-"""Longest episode of a task without a limit: the most likely actions may lead round in circles for ever."""
+"""Longest episode of a task without a limit: the most likely actions may repeat for ever."""
 
 
 class EvaluationStopped(Exception):  # noqa: N818  # not an error

@@ -45,7 +45,7 @@ class Rows(Protocol):
 
 
 MakeRows = Callable[[tuple[int, ...], np.dtype[Any]], Rows]
-"""Makes rows of a shape and a type."""
+"""Makes rows of a shape and a dtype."""
 
 
 class HostRows:
@@ -102,9 +102,9 @@ class Frames:
         make_rows: MakeRows | None = None,
     ) -> None:
         self.num_rows, self._depth, self._shape = num_rows, spec.frames, spec.observation_shape
-        shape, self._kind = (num_envs * num_rows, *_row_shape(spec)), np.dtype(spec.observation_dtype)
-        self._rows = _host_rows(shape, self._kind, path) if make_rows is None else make_rows(shape, self._kind)
-        self._newest = np.zeros((num_envs, *shape[1:]), self._kind)
+        shape, self._dtype = (num_envs * num_rows, *_row_shape(spec)), np.dtype(spec.observation_dtype)
+        self._rows = _host_rows(shape, self._dtype, path) if make_rows is None else make_rows(shape, self._dtype)
+        self._newest = np.zeros((num_envs, *shape[1:]), self._dtype)
         """The newest row of each environment, also where the host cannot read the rows without waiting."""
         self.age = np.full(num_envs * num_rows, 0, np.uint8)
         """Of each row: how many rows before it belong to its stack."""
@@ -129,11 +129,11 @@ class Frames:
         return index - slot + (slot + steps) % self.num_rows
 
     def append(self, env: np.ndarray, observation: np.ndarray, *, first: bool) -> np.ndarray:
-        """Write a row of environments [E], for observations [E, *O], over their oldest.
+        """Write observations [E, *O] as the newest row of environments [E], over the oldest one.
 
         Args:
-            env: which.
-            observation: what they showed.
+            env: the environments.
+            observation: of each.
             first: whether episodes begin; otherwise the row goes on with the one before.
 
         Returns:
@@ -147,7 +147,7 @@ class Frames:
         older = observation.reshape(len(env), self._depth, -1)[:, :-1]
         if not older.any():
             return self._append(env, newest, 0)
-        # Where a run went on in mid-episode, without this ring: the frames of the stack become rows of their own.
+        # A run resumed in mid-episode without its replay: the older frames of the stack become rows of their own.
         seen: np.ndarray = (older != 0).max(2)
         depth = np.where(seen.any(1), self._depth - 1 - seen.argmax(1), 0)
         lost: list[np.ndarray] = []
@@ -175,8 +175,8 @@ class Frames:
         return self._rows.to_numpy()
 
     def fits(self, rows: np.ndarray) -> bool:
-        """Whether an array has the shape and the type of all rows."""
-        return (rows.shape, rows.dtype) == (self._rows.shape, self._kind)
+        """Whether an array has the shape and the dtype of all rows."""
+        return (rows.shape, rows.dtype) == (self._rows.shape, self._dtype)
 
     def load(self, rows: np.ndarray) -> None:
         """Set all rows, after `written`."""
@@ -185,7 +185,7 @@ class Frames:
 
     def close(self) -> None:
         """Free the rows."""
-        self._rows = HostRows(np.empty((0, *self._rows.shape[1:]), self._kind))
+        self._rows = HostRows(np.empty((0, *self._rows.shape[1:]), self._dtype))
 
     def _append(self, env: np.ndarray, row: np.ndarray, age: np.ndarray | int) -> np.ndarray:
         self.written[env] += 1
@@ -221,25 +221,25 @@ def _row_shape(spec: EnvSpec) -> tuple[int, ...]:
     return (spec.observation_shape[0] // spec.frames, *spec.observation_shape[1:])
 
 
-def _host_rows(shape: tuple[int, ...], kind: np.dtype[Any], path: Path | None) -> HostRows:
+def _host_rows(shape: tuple[int, ...], dtype: np.dtype[Any], path: Path | None) -> HostRows:
     """Rows in memory, or in a file."""
     if path is not None:
-        return HostRows(_mapped(path, shape, kind))
-    rows = np.empty(shape, kind)
+        return HostRows(_mapped(path, shape, dtype))
+    rows = np.empty(shape, dtype)
     rows.fill(0)  # takes the memory now, not in mid-training
     return HostRows(rows)
 
 
-def _mapped(path: Path, shape: tuple[int, ...], kind: np.dtype[Any]) -> np.ndarray:
+def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """An array in a file, all 0."""
-    size = math.prod(shape) * kind.itemsize
+    size = math.prod(shape) * dtype.itemsize
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         number, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)  # runs may share the directory
         with open(number, "w+b") as file:
             os.unlink(name)  # the space is freed when the process ends, however it ends
             os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error now, not a signal in mid-training
-            return np.asarray(np.memmap(file, kind, "r+", shape=shape))
+            return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
     except OSError as error:
         raise ConfigError(
             f"algorithm.replay_path={path.parent} cannot take {size / 1e6:.1f} MB ({error.strerror}); "

@@ -94,7 +94,7 @@ class Replay:
         width = () if spec.action.kind == "discrete" else (spec.action.width,)
         self._action = np.full((total, *width), 0, np.float32 if spec.action.kind == "continuous" else np.int64)
         self._reward = np.full(total, 0, np.float32)
-        self._kind = np.full(total, _NOTHING, np.uint8)
+        self._followed = np.full(total, _NOTHING, np.uint8)
         """Of each row: what followed."""
         self._valid = np.full(total, 0, np.bool_)
         """Of each row: whether it can be sampled, as all of its stack and of its n steps is here."""
@@ -117,7 +117,7 @@ class Replay:
         frames = self._frames
         _check_shapes({"observation": (observation, (len(frames.env), *self._spec.observation_shape))})
         last = frames.index(frames.env, 1)
-        self._kind[last[self._kind[last] == _GOES_ON]] = _TRUNCATED
+        self._followed[last[self._followed[last] == _GOES_ON]] = _TRUNCATED
         changed = self._complete(self._open, 1)
         self._open[:] = 0
         self._over[:] = False
@@ -142,7 +142,7 @@ class Replay:
         self._add(action, reward, (terminated, truncated), observation, last)
 
     def _check_step(self, action: Any, numbers: tuple[Any, Any, Any], observation: Any, final: Any) -> None:
-        """Raise `ConfigError` for arrays that numpy would repeat, or round, to fit all environments."""
+        """Raise `ConfigError` for arrays that numpy would broadcast, or cast, to fit all environments."""
         spec, envs = self._spec.action, (len(self._frames.env),)
         rows = (*envs, *self._spec.observation_shape)
         _check_shapes(
@@ -189,11 +189,11 @@ class Replay:
             index = self._tree.find((np.arange(rows) + generator.random(rows)) * (total / rows))
             probability = self._tree.values(index) / total
         steps = self._frames.after(index[:, None], np.arange(self._n))
-        kind = self._kind[steps]
+        followed = self._followed[steps]
         taken = np.ones((rows, self._n), np.bool_)
-        np.logical_and.accumulate(kind[:, :-1] == _GOES_ON, axis=1, out=taken[:, 1:])
+        np.logical_and.accumulate(followed[:, :-1] == _GOES_ON, axis=1, out=taken[:, 1:])
         length = taken.sum(1)
-        goes_on = kind[np.arange(rows), length - 1] != _TERMINATED
+        goes_on = followed[np.arange(rows), length - 1] != _TERMINATED
         observation, following = self._frames.observation(np.stack([index, self._frames.after(index, length)]))
         return Transitions(
             observation,
@@ -259,7 +259,7 @@ class Replay:
             "written": frames.written,
             "action": self._action,
             "reward": self._reward,
-            "kind": self._kind,
+            "kind": self._followed,
             "valid": self._valid,
             "open": self._open,
             "over": self._over,
@@ -282,11 +282,11 @@ class Replay:
         if not frames.written[0]:
             raise ValueError("begin comes before the first step")
         newest = frames.index(env)
-        kind = np.where(ends[0], _TERMINATED, np.where(ends[1], _TRUNCATED, _GOES_ON))
-        kind[self._over] = _NOTHING
-        self._kind[newest], self._action[newest], self._reward[newest] = kind, action, reward
-        self._open += kind != _NOTHING
-        ended = kind >= _TERMINATED
+        followed = np.where(ends[0], _TERMINATED, np.where(ends[1], _TRUNCATED, _GOES_ON))
+        followed[self._over] = _NOTHING
+        self._followed[newest], self._action[newest], self._reward[newest] = followed, action, reward
+        self._open += followed != _NOTHING
+        ended = followed >= _TERMINATED
         changed = self._complete(np.where(ended, self._open, 0), 0)
         full = ~ended & (self._open == self._n)
         changed.append(self._make_valid(env[full], self._n - 1))
@@ -303,7 +303,7 @@ class Replay:
     def _append(self, env: np.ndarray, observation: np.ndarray, *, first: bool) -> np.ndarray:
         """Write a row of environments [E]; returns the rows that can be sampled no more because of it."""
         lost = self._frames.append(env, observation, first=first)
-        self._kind[lost] = _NOTHING
+        self._followed[lost] = _NOTHING
         lost = lost[self._valid[lost]]
         self._valid[lost] = False
         self.size -= len(lost)

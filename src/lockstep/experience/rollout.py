@@ -136,16 +136,16 @@ class Collector:
         self._same_step = spec.autoreset == "same_step"
         self._actor = ActorWithState(actor, (count, size))
         self._begins = np.zeros((count, num_steps + 1, size), bool)
-        self._critics = [_with_critic(env) for env in envs] if with_critic else None
+        self._critic_envs = [_with_critic(env) for env in envs] if with_critic else None
         self._spec = spec if with_critic else replace(spec, critic_size=None, critic_image_parts=())
         shape = (count, num_steps + 1, size, *joined_shape(self._spec))
         self._observation = np.zeros(shape, spec.observation_dtype)
-        kind = np.float32 if spec.action.kind == "continuous" else np.int64
+        dtype = np.float32 if spec.action.kind == "continuous" else np.int64
         shape = () if spec.action.kind == "discrete" else (spec.action.width,)
-        self._action = np.zeros((count, num_steps, size, *shape), kind)
+        self._action = np.zeros((count, num_steps, size, *shape), dtype)
         self._reward = np.zeros((count, num_steps, size), np.float32)
         self._terminated, self._truncated = np.zeros((2, count, num_steps, size), bool)
-        self._agents = [env for env in envs if has_agents(env)]
+        self._agent_envs = [env for env in envs if has_agents(env)]
         self._waiting = np.zeros((count, num_steps, size), bool)
         # Row 0 is the last row of the previous rollout: an environment that ended there only resets in our first step.
         self._ended = np.zeros((count, num_steps + 1, size), bool)
@@ -166,22 +166,22 @@ class Collector:
     def _with_critic_observation(self, k: int, observation: np.ndarray) -> np.ndarray:
         """Observations of local shard `k` with the critic's own, if it has any.
 
-        Raises `RunError` if their shape is not that of the spec: numpy would repeat a single number silently.
+        Raises `RunError` if their shape is not that of the spec: numpy would broadcast a single number silently.
         """
         if observation.shape != self._shape:
             raise RunError(
                 f"the environments of shard {self._world.shards[k]} gave observations of the shape "
                 f"{list(observation.shape)}, and their spec says {list(self._shape)}"
             )
-        if self._critics is None:
+        if self._critic_envs is None:
             return observation
-        return join_groups(observation, self._critics[k].critic_observation()[0])
+        return join_groups(observation, self._critic_envs[k].critic_observation()[0])
 
     def _final_with_critic_observation(self, k: int, final: np.ndarray) -> np.ndarray:
         """`_with_critic_observation` of final observations."""
-        if self._critics is None:
+        if self._critic_envs is None:
             return final
-        last = self._critics[k].critic_observation()[1]
+        last = self._critic_envs[k].critic_observation()[1]
         assert last is not None
         return join_groups(final, last)
 
@@ -238,7 +238,7 @@ class Collector:
 
     def _record_waiting_agents(self, t: int) -> None:
         """Record which rows took no part in step t, in environments of several agents."""
-        for k, env in enumerate(self._agents):
+        for k, env in enumerate(self._agent_envs):
             self._waiting[k, t] = env.waiting()
 
     def _begin_episodes(self, t: int) -> None:

@@ -90,9 +90,9 @@ class Batch(NamedTuple):
         """Rows of zeros and weight 0, on the host."""
         action = spec.action
         shape = (rows,) if action.kind == "discrete" else (rows, action.width)
-        kind = np.float32 if action.kind == "continuous" else np.int32
+        dtype = np.float32 if action.kind == "continuous" else np.int32
         seen = np.uint8 if spec.image else np.float32
-        columns = (np.zeros((rows, *spec.observation_shape), seen), np.zeros(shape, kind), *np.zeros((5, rows), "f4"))
+        columns = (np.zeros((rows, *spec.observation_shape), seen), np.zeros(shape, dtype), *np.zeros((5, rows), "f4"))
         return Batch(*cast(Any, columns))
 
     def at(self, order: Array) -> "Batch":

@@ -35,7 +35,7 @@ class DeviceMemory:
 
     Args:
         shape: number of rows of a shard, then the shape of a row.
-        kind: of the numbers.
+        dtype: of the numbers.
         device: where they are stored.
         shards: of the device (L).
 
@@ -43,10 +43,10 @@ class DeviceMemory:
         rows: [L (R + 1), *row]; current after `flush`.
     """
 
-    def __init__(self, shape: tuple[int, ...], kind: np.dtype[Any], device: Any, shards: int) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: Any, shards: int) -> None:
         try:
             with jax.default_device(device):
-                self.rows: Array = jnp.zeros((shards * (shape[0] + 1), *shape[1:]), kind).block_until_ready()
+                self.rows: Array = jnp.zeros((shards * (shape[0] + 1), *shape[1:]), dtype).block_until_ready()
         except jax.errors.JaxRuntimeError as error:
             raise no_room(device, str(error)) from None
         self.rows = jax.device_put(self.rows, device)  # stays there whatever else is computed
@@ -84,14 +84,14 @@ class DeviceRows:
     Args:
         memory: that of the shard's device.
         shape: number of rows, then the shape of a row.
-        kind: of the numbers.
+        dtype: of the numbers.
         first: the shard's first row in `memory`.
     """
 
-    def __init__(self, memory: DeviceMemory, shape: tuple[int, ...], kind: np.dtype[Any], first: int) -> None:
+    def __init__(self, memory: DeviceMemory, shape: tuple[int, ...], dtype: np.dtype[Any], first: int) -> None:
         self.shape = shape
-        self._memory, self._kind, self._first = memory, kind, first
-        row_bytes = max(int(np.prod(shape[1:])) * kind.itemsize, 1)
+        self._memory, self._dtype, self._first = memory, dtype, first
+        row_bytes = max(int(np.prod(shape[1:])) * dtype.itemsize, 1)
         self._block = max(min(_BLOCK // row_bytes, shape[0]), 1)
 
     def write(self, index: np.ndarray, rows: np.ndarray) -> None:
@@ -106,7 +106,7 @@ class DeviceRows:
     def to_numpy(self) -> np.ndarray:
         """A copy of all rows in the host's memory."""
         self._memory.flush()
-        rows = np.empty(self.shape, self._kind)
+        rows = np.empty(self.shape, self._dtype)
         for start in range(0, len(rows), self._block):
             start = min(start, len(rows) - self._block)  # the last block overlaps the one before
             rows[start : start + self._block] = _block(self._memory.rows, self._first + start, length=self._block)
@@ -145,13 +145,13 @@ class ReplayObservations:
         self._memories = list[DeviceMemory]()
         self._num_made = 0
 
-    def _make_rows(self, shape: tuple[int, ...], kind: np.dtype[Any]) -> DeviceRows:
+    def _make_rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceRows:
         """The rows of the next local shard."""
         device, slot = self._comm.places[self._num_made]
         self._num_made += 1
         if device == len(self._memories):
-            self._memories.append(DeviceMemory(shape, kind, self._comm.devices[device], self._comm.num_slots))
-        return DeviceRows(self._memories[device], shape, kind, slot * (shape[0] + 1))
+            self._memories.append(DeviceMemory(shape, dtype, self._comm.devices[device], self._comm.num_slots))
+        return DeviceRows(self._memories[device], shape, dtype, slot * (shape[0] + 1))
 
     def rows(self) -> Array | None:
         """The current rows of all devices, [devices L (R + 1), *row], as the indices count them; None on the host."""

@@ -94,5 +94,5 @@ class RecurrentLayers:
 
 
 def finite_state(state: Array) -> Array:
-    """The state before a rollout; what an observation that was not finite has made not finite becomes 0."""
+    """The state before a rollout, with non-finite values, which follow from non-finite observations, set to 0."""
     return jnp.nan_to_num(state, nan=0.0, posinf=0.0, neginf=0.0)

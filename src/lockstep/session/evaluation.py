@@ -26,7 +26,8 @@ from lockstep.world import stream, stream_seed
 _EPISODES = 100
 _IMAGE_EPISODES = 10  # a game takes thousands of steps
 _TELL_EVERY = 0.25
-"""Part of `timeout_s` after which ranks that still play tell so."""
+"""Fraction of `timeout_s` after which a rank that is still playing sends a message, so that the waiting ranks do not
+time out."""
 
 
 class _Played(NamedTuple):

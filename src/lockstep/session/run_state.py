@@ -171,7 +171,10 @@ class RunState:
 
     @property
     def savable(self) -> bool:
-        """Whether the source can be saved; environments that cannot start new episodes."""
+        """Whether the source can be saved.
+
+        Environments that cannot be saved start new episodes when the run is resumed.
+        """
         return getattr(self._source, "savable", True)
 
     def shards(self) -> dict[int, dict[str, Any]]:

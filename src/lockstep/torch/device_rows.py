@@ -25,20 +25,20 @@ class DeviceRows:
 
     Args:
         shape: number of rows, then the shape of a row.
-        kind: of the numbers.
+        dtype: of the numbers.
         device: where they are stored.
 
     Raises:
         ConfigError: the device lacks the memory.
     """
 
-    def __init__(self, shape: tuple[int, ...], kind: np.dtype[Any], device: torch.device) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: torch.device) -> None:
         self.shape = shape
         self._device = device
-        dtype = torch.from_numpy(np.empty(0, kind)).dtype
+        torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
         try:
             # One more row, which stays 0: reads of absent rows are directed to it.
-            self._rows = torch.zeros((shape[0] + 1, *shape[1:]), dtype=dtype, device=device)
+            self._rows = torch.zeros((shape[0] + 1, *shape[1:]), dtype=torch_dtype, device=device)
         except torch.OutOfMemoryError as error:
             raise no_room(device, str(error)) from None
 

@@ -173,9 +173,9 @@ def test_samples_are_what_the_environment_showed(monkeypatch, autoreset, image):
     film = Film(film_spec(autoreset, image=image))
     memories = []
 
-    def make_rows(shape, kind):
-        memories.append(DeviceMemory(shape, kind, jax.devices()[0], 2))
-        return DeviceRows(memories[0], shape, kind, shape[0] + 1)
+    def make_rows(shape, dtype):
+        memories.append(DeviceMemory(shape, dtype, jax.devices()[0], 2))
+        return DeviceRows(memories[0], shape, dtype, shape[0] + 1)
 
     options = {"n_step": 3, "gamma": 0.9, "prioritized": True}
     one, host = Replay(film.spec, 3, 60, **options, make_rows=make_rows), Replay(film.spec, 3, 60, **options)

@@ -43,9 +43,9 @@ class HostEnv:
 
     def step(self, action: np.ndarray) -> Step:
         """Step all environments; ended episodes are reset in the same step."""
-        kind = np.float32 if self.spec.action.kind == "continuous" else np.int32
+        dtype = np.float32 if self.spec.action.kind == "continuous" else np.int32
         with _on_cpu():
-            self._state, *outputs = self._step_compiled(self._keys, self._state, np.asarray(action, kind), self._steps)
+            self._state, *outputs = self._step_compiled(self._keys, self._state, np.asarray(action, dtype), self._steps)
         self._steps = self._steps + np.uint32(1)
         observation, reward, terminated, truncated, final = jax.tree.map(np.array, tuple(outputs))
         self._critic = observation.critic, final.critic
