@@ -15,7 +15,7 @@ import numpy as np
 from measure import machine, table
 
 from lockstep.envs.spec import ActionSpec, EnvSpec
-from lockstep.experience.memory import in_words, replay_bytes
+from lockstep.experience.memory import format_bytes, replay_bytes
 from lockstep.experience.replay import Replay
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint_writer import CheckpointWriter
@@ -105,7 +105,7 @@ def measured(args: argparse.Namespace, options: dict) -> list[str]:
     kept = checkpoints(replay, fresh)
     size = replay_bytes(PONG, args.num_envs, args.capacity, mapped=bool(args.path), **options)
     parts = [f"{made:.2f}", *(f"{part * 1e6:.0f}" for part in (adding, drawing, telling))]
-    return [in_words(size), *parts, *(f"{kept[key]:.2f}" for key in CHECKPOINT)]
+    return [format_bytes(size), *parts, *(f"{kept[key]:.2f}" for key in CHECKPOINT)]
 
 
 def main() -> None:

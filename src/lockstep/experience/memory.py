@@ -21,7 +21,7 @@ def replay_bytes(
     return rows * (action + _ROW) + priorities + (0 if mapped else observation_bytes(spec, rows))
 
 
-def in_words(num_bytes: float) -> str:
+def format_bytes(num_bytes: float) -> str:
     """A readable size: `1.20 GB`, `36.5 MB`."""
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
@@ -58,7 +58,7 @@ def check_memory(
     if may_map:
         ways.append("algorithm.replay_path for files instead" + (", with checkpoint_replay=false" if copy else ""))
     raise ConfigError(
-        f"algorithm.capacity={capacity} needs {in_words(needed)} of memory on this host"
-        f"{' with the copy for checkpoints' if copy else ''}, and {in_words(free)} are free; use "
+        f"algorithm.capacity={capacity} needs {format_bytes(needed)} of memory on this host"
+        f"{' with the copy for checkpoints' if copy else ''}, and {format_bytes(free)} are free; use "
         f"{', or '.join(ways) or 'a machine with more'}"
     )

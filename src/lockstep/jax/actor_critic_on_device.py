@@ -19,7 +19,7 @@ from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.errors import ConfigError
-from lockstep.experience.memory import in_words, smaller_capacity
+from lockstep.experience.memory import format_bytes, smaller_capacity
 from lockstep.jax.actor_critic import State
 from lockstep.jax.batch import slots
 from lockstep.jax.continuous_policy import ContinuousPolicy
@@ -136,8 +136,9 @@ class ReplayDeviceLoop(DeviceSource):
                 )
                 less = f"algorithm.capacity={fitting} or less, " if fitting is not None else ""
                 problem = problem or (
-                    f"algorithm.capacity={config.capacity} needs {in_words(wanted)} of memory for environments on the "
-                    f"device, and {in_words(free)} are free; use {less}checkpoint_replay=false, or env.placement=host"
+                    f"algorithm.capacity={config.capacity} needs {format_bytes(wanted)} of memory for environments on "
+                    f"the device, and {format_bytes(free)} are free; use {less}checkpoint_replay=false, or "
+                    "env.placement=host"
                 )
         if problems := [one for one in comm.gather_object(problem, "replay") if one]:
             raise ConfigError(problems[0])

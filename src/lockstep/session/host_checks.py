@@ -9,7 +9,7 @@ import numpy as np
 from lockstep.algorithms.replay import ReplayConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
-from lockstep.experience.memory import check_memory, in_words, replay_bytes
+from lockstep.experience.memory import check_memory, format_bytes, replay_bytes
 from lockstep.run import OfflineRun, Run
 from lockstep.system.memory import usable_memory
 from lockstep.world import World
@@ -20,7 +20,7 @@ MANY_ROWS = 100_000
 
 def check_model_path(run: OfflineRun) -> None:
     """Raise `ConfigError` if the finished policy could not be written."""
-    if run.model_path is not None and (why := _closed(Path(run.model_path))):
+    if run.model_path is not None and (why := _why_not_writable(Path(run.model_path))):
         raise ConfigError(f"model_path={run.model_path} cannot be written ({why}); use another directory")
 
 
@@ -83,9 +83,9 @@ def check_rollouts(run: Run, spec: EnvSpec, world: World) -> None:
     free = usable_memory()
     if free is not None and needed > free:
         raise ConfigError(
-            f"num_envs={run.num_envs} with num_steps={run.algorithm.num_steps} needs {in_words(needed)} of memory on "
-            f"this host for the observations of a rollout alone, and {in_words(free)} are free; use fewer of either, "
-            "or more hosts"
+            f"num_envs={run.num_envs} with num_steps={run.algorithm.num_steps} needs {format_bytes(needed)} of memory "
+            f"on this host for the observations of a rollout alone, and {format_bytes(free)} are free; use fewer of "
+            "either, or more hosts"
         )
 
 
@@ -118,24 +118,24 @@ def _shards_of_host(world: World) -> int:
 
 def _check_disk(path: Path, wanted: int) -> None:
     """Raise `ConfigError` for a directory that is not writable or has too little space."""
-    free = shutil.disk_usage(_existing(path)).free
-    why = _closed(path) or (f"{in_words(free)} are free there" if wanted > free else None)
+    free = shutil.disk_usage(_nearest_existing(path)).free
+    why = _why_not_writable(path) or (f"{format_bytes(free)} are free there" if wanted > free else None)
     if why is None:
         return
     raise ConfigError(
-        f"algorithm.replay_path={path} cannot take {in_words(wanted)} ({why}); "
+        f"algorithm.replay_path={path} cannot take {format_bytes(wanted)} ({why}); "
         "use another directory or a smaller algorithm.capacity"
     )
 
 
-def _existing(path: Path) -> Path:
+def _nearest_existing(path: Path) -> Path:
     """The path if it exists, else its nearest existing parent."""
     return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
 
 
-def _closed(path: Path) -> str | None:
+def _why_not_writable(path: Path) -> str | None:
     """Why a directory, existing or not, is not writable; `None` if it is."""
-    there = _existing(path)
+    there = _nearest_existing(path)
     if not there.is_dir():
         return f"{there} is a file"
     return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written to"

@@ -7,7 +7,7 @@ from lockstep.distributed.comm import Comm
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.frames import observation_bytes, ring_rows
-from lockstep.experience.memory import in_words, smaller_capacity
+from lockstep.experience.memory import format_bytes, smaller_capacity
 from lockstep.run import Run
 
 _SHARE = 0.5
@@ -46,19 +46,19 @@ def place_observations(run: Run, spec: EnvSpec, comm: Comm, free: int | None, sh
     needed, free = max(every, key=lambda sizes: sizes[0] / max(sizes[1], 1))
     share = _SHARE if config.replay_device == "auto" else 1.0
     if needed <= share * free:
-        decision = f"{in_words(needed)} of observations in each GPU's memory, of {in_words(free)} that are free"
+        decision = f"{format_bytes(needed)} of observations in each GPU's memory, of {format_bytes(free)} that are free"
         return Placement(on_device=True, decision=decision)
     if config.replay_device == "auto":
         return Placement(
             on_device=False,
-            decision=f"in the host's memory, since {in_words(needed)} of observations are more than {_SHARE:.0%} of "
-            f"the {in_words(free)} that are free on a GPU",
+            decision=f"in the host's memory, since {format_bytes(needed)} of observations are more than {_SHARE:.0%} "
+            f"of the {format_bytes(free)} that are free on a GPU",
         )
     share = _SHARE * free / needed
     fitting = smaller_capacity(config.capacity, share, num_shards=world.num_shards, batch_size=config.batch_size)
     raise ConfigError(
-        f"replay_device=cuda needs {in_words(needed)} for the observations of capacity={config.capacity}, and "
-        f"{in_words(free)} are free on a GPU; use replay_device=auto"
+        f"replay_device=cuda needs {format_bytes(needed)} for the observations of capacity={config.capacity}, and "
+        f"{format_bytes(free)} are free on a GPU; use replay_device=auto"
         + (f", or capacity={fitting} or less" if fitting is not None else "")
     )
 

@@ -12,7 +12,7 @@ from lockstep.distributed.timers import LEARN
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.frames import MakeRows
-from lockstep.experience.memory import in_words
+from lockstep.experience.memory import format_bytes
 from lockstep.experience.replay import Replay, Transitions
 from lockstep.experience.rollout import Rollout
 from lockstep.record.journal import Journal
@@ -195,14 +195,14 @@ def announce_replay(
     memory = bytes_of_host(run, spec, world, mapped=on_device or None)
     whole = bytes_of_host(run, spec, world, mapped=False)
     text = f"replay: {c.capacity} transitions in {world.num_shards} part{'s' * (world.num_shards > 1)}, "
-    text += f"{in_words(memory)} of memory on this host"
+    text += f"{format_bytes(memory)} of memory on this host"
     if c.checkpoint_replay and on_device:
-        text += f", up to {in_words(2 * whole - memory)} more for the copy that checkpoints take"
+        text += f", up to {format_bytes(2 * whole - memory)} more for the copy that checkpoints take"
     elif c.checkpoint_replay:
-        more = "as much again" if memory == whole else f"{in_words(whole)} more"  # the copy includes mapped files
+        more = "as much again" if memory == whole else f"{format_bytes(whole)} more"  # the copy includes mapped files
         text += f", {more} for the copy that checkpoints take"
     if storage.decision:
         text += f"; replay_device={c.replay_device}: {storage.decision}"
     if c.replay_path is not None:
-        text += f", {in_words(whole - memory)} in {c.replay_path}"
+        text += f", {format_bytes(whole - memory)} in {c.replay_path}"
     journal.say(text)

@@ -10,7 +10,7 @@ from lockstep import World
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.envs.spec import ActionSpec, EnvSpec
-from lockstep.experience.memory import in_words
+from lockstep.experience.memory import format_bytes
 from lockstep.run import Run
 from lockstep.session.gradient_schedule import TAKEN, GradientSchedule
 from lockstep.session.host_checks import bytes_of_host
@@ -62,7 +62,7 @@ def test_the_memory_of_a_checkpoint_s_copy_is_told(tmp_path):
     journal = SimpleNamespace(say=told.append)
     for settings in ({}, files, {"checkpoint_replay": False}):
         announce_replay(journal, run_of(**settings), SPEC, WORLD)
-    sizes = [in_words(bytes_of_host(run_of(**files), SPEC, WORLD, mapped=mapped)) for mapped in (False, True)]
+    sizes = [format_bytes(bytes_of_host(run_of(**files), SPEC, WORLD, mapped=mapped)) for mapped in (False, True)]
     assert f"{sizes[0]} of memory on this host, as much again for the copy" in told[0]
     assert f"{sizes[1]} of memory on this host, {sizes[0]} more for the copy that checkpoints take, " in told[1]
     assert "copy" not in told[2]
