@@ -102,6 +102,8 @@ class Replay:
         """How many of the last transitions still wait for n steps, or for the end of the episode."""
         self._over = np.zeros(num_envs, np.bool_)
         """Whether the newest row ended an episode, so that the next step only resets (`next_step` environments)."""
+        self._restarted = False
+        """Whether the environments have begun new episodes since the newest row."""
         self._tree = SumTree(total) if prioritized else None
         self._largest, self._exponent, self._eps = 1.0, priority_exponent, priority_eps
         self._discounts = gamma ** np.arange(n_step + 1, dtype=np.float64)
@@ -121,6 +123,7 @@ class Replay:
         changed = self._complete(self._open, 1)
         self._open[:] = 0
         self._over[:] = False
+        self._restarted = False
         self._settle([*changed, self._append(frames.env, observation, first=True)])
 
     def add(
@@ -170,13 +173,24 @@ class Replay:
     def extend(self, rollout: Rollout) -> None:
         """Add the T steps of a rollout. One that does not begin where the last one ended begins new episodes."""
         over = rollout.weight[0] == 0
-        if not self._frames.newest_is(rollout.observation[0]) or (over != self._over).any():
+        continues = not self._restarted and self._frames.newest_is(rollout.observation[0])
+        if not continues or (over != self._over).any():
             self.begin(rollout.observation[0])
             self._over[:] = over
         finals = {t: (env, last) for t, env, last in rollout.final}
         for t, observation in enumerate(rollout.observation[1:]):
             ends = rollout.terminated[t], rollout.ended[t]
             self._add(rollout.action[t], rollout.reward[t], ends, observation, finals.get(t))
+
+    def leave_out(self, rollout: Rollout) -> None:
+        """Add nothing of a rollout: what follows it does not continue what came before, even if observations agree."""
+        self.begin(rollout.observation[-1])
+        if not self._same_step:
+            self._over[:] = rollout.ended[-1]
+
+    def begin_anew(self) -> None:
+        """The environments have begun new episodes: the next rollout does not continue the last one."""
+        self._restarted = True
 
     def sample(self, rows: int, generator: np.random.Generator) -> Transitions:
         """Draw `rows` transitions (N). Raises `ValueError` while there are none."""

@@ -23,7 +23,10 @@ class ShardStates(Protocol):
         ...
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
-        """Restore local shard `k` from its `shard_state`."""
+        """Restore local shard `k` from its `shard_state`.
+
+        Where environments could not be saved, and have begun new episodes, it also has `continues`, False.
+        """
         ...
 
 
@@ -215,6 +218,7 @@ class RunState:
             if not self._source.restore_shard(k, state["collector"], self._progress.env_steps):
                 exact = False
                 of_learner.pop("discounted", None)  # the returns of episodes that do not continue
+                of_learner["continues"] = False
             self._learner.restore_shard(k, of_learner)
             self._journal.episodes[k].restore(state["episodes"])
         return exact

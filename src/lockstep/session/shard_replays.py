@@ -85,6 +85,8 @@ class ShardReplays(GradientSchedule):
         for k, (replay, rollout) in enumerate(zip(self.replays, rollouts, strict=True)):
             if rollout.fault is None:
                 replay.extend(rollout)
+            else:
+                replay.leave_out(rollout)
             statistics[k] = rollout.fault is not None, not replay.ready(1), replay.size
         total = self._comm.sum_statistics(np.concatenate([statistics, extra_sums], 1), "statistics")
         faults, unready, size = total[:3].tolist()
@@ -128,6 +130,8 @@ class ShardReplays(GradientSchedule):
             self.fill_again()
         else:
             self.replays[k].restore(state["replay"])
+            if not state.get("continues", True):
+                self.replays[k].begin_anew()
 
 
 def importance_weights(config: ReplayConfig, probability: np.ndarray, size: int, fraction: float) -> np.ndarray:

@@ -234,6 +234,29 @@ def test_a_rollout_left_out_is_noticed_though_all_observations_are_alike():
     assert returns == [(1.0, 0.9), (1.9, 0.81), (5.0, 0.0), (9.5, 0.81)]
 
 
+@pytest.mark.parametrize("autoreset", MODES)
+@pytest.mark.parametrize("gap", ["left out", "ended in a rollout left out", "resumed in new episodes"])
+def test_no_return_crosses_a_gap_though_the_observations_are_alike(gap, autoreset):
+    """Equal observations do not show that a rollout is missing, or that environments began anew."""
+    replay = Replay(film_spec(autoreset, image=False), 2, 60, n_step=2, gamma=GAMMA, prioritized=False)
+    no, ones = np.zeros((2, 2), bool), np.ones((2, 2), np.float32)
+    ends = np.array([[False, False], [True, True]]) if gap.startswith("ended") else no
+
+    def rollout(reward, ended, weight=ones):
+        return Rollout(np.ones((3, 2, 3), np.float32), no.astype(int), reward * ones, ended, ended, weight, [])
+
+    replay.extend(rollout(1.0, no))
+    if gap.startswith("resumed"):
+        replay.begin_anew()
+    else:
+        replay.leave_out(rollout(10.0, ends))
+    rests = ends.any() and autoreset == "next_step"
+    replay.extend(rollout(100.0, no, np.array([[0.0, 0.0], [1.0, 1.0]], np.float32) if rests else ones))
+    drawn = replay.sample(500, stream(0, "sample"))
+    returns = {round(float(value), 2) for value in drawn.return_}
+    assert returns == ({1.0, 1.9} if rests else {1.0, 1.9, 190.0})
+
+
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_a_restored_replay_continues_with_the_same_bits(prioritized):
     film, one = filled(film_spec("same_step"), 50, prioritized=prioritized)

@@ -1,6 +1,7 @@
 """The replay buffers of a rank's shards."""
 
 from collections import Counter
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,9 +12,12 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.experience.memory import format_bytes
+from lockstep.experience.rollout import NonFiniteValue, Rollout
+from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.gradient_schedule import TAKEN, GradientSchedule
 from lockstep.session.host_checks import bytes_of_host
+from lockstep.session.run_state import RunState
 from lockstep.session.shard_replays import ShardReplays, announce_replay, importance_weights
 
 SPEC = EnvSpec(3, ActionSpec("continuous", (2,), (-1.0,) * 2, (1.0,) * 2), "same_step", True)
@@ -27,6 +31,9 @@ class Alone:
 
     def gather_object(self, value, tag):
         return [value]
+
+    def sum_statistics(self, rows, tag):
+        return rows.sum(0)
 
 
 def run_of(**settings):
@@ -81,3 +88,37 @@ def test_every_critic_is_as_often_a_target(num_critics, count):
         chosen.update(critics)
     assert sorted(chosen) == list(range(num_critics))
     np.testing.assert_allclose(np.array(list(chosen.values())) / 400, count / num_critics, atol=0.08)
+
+
+def shard_of_one_state(reward, fault=None):
+    """A rollout of two steps in an environment whose observation never changes."""
+    no, ones = np.zeros((2, 4), bool), np.ones((2, 4), np.float32)
+    seen, action = np.ones((3, 4, 3), np.float32), np.zeros((2, 4, 2), np.float32)
+    return Rollout(seen, action, reward * ones, no, no, ones, [], fault)
+
+
+@pytest.mark.parametrize("gap", ["skipped", "resumed", None])
+def test_no_return_crosses_a_gap_between_rollouts(gap):
+    """A rollout that was left out, or a resumption in new episodes, separates two; the observations do not show it."""
+    run, progress = run_of(n_step=2), Progress(1000)
+    shards = ShardReplays(run, SPEC, Alone())
+    fault = NonFiniteValue(0, 0, "a reward", np.nan)
+
+    def extend(*arguments):
+        shards.extend([shard_of_one_state(*arguments)] * 2, np.zeros((2, 0)), progress)
+
+    extend(1.0)
+    if gap == "skipped":
+        extend(10.0, fault)
+    elif gap == "resumed":
+        learner = SimpleNamespace(shared_arrays=dict, load_shared=dict, restore_shard=shards.restore_shard)
+        saved = {k: {"learner": shards.shard_state(k), "collector": {}, "episodes": None} for k in range(2)}
+        journal = SimpleNamespace(restore=id, episodes=[SimpleNamespace(restore=id)] * 2)
+        new_episodes = SimpleNamespace(restore_shard=lambda k, state, step: False)
+        state = RunState(WORLD, learner, new_episodes, journal, progress)
+        shared = {"tensors": {}, "progress": asdict(progress), "journal": None}
+        assert not state.restore(shared, saved)
+    extend(100.0)
+    returns = {round(float(value)) for value in shards.replays[1].sample(300, shards.streams[1]).return_}
+    across = 1 + round(0.99 * 100)
+    assert (across in returns) == (gap is None), returns
