@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import sys
 import pytest
 
 _RUNNERS = """
-import os, sys
+import os, signal, sys, time
 import torch, torch.distributed as dist
 
 class Algorithm:
@@ -35,6 +36,9 @@ class OnPolicyRunner:
         actor, mode = self.alg.actor, self.cfg["mode"]
         if mode == "idle":
             return
+        if mode.startswith("SIG"):
+            os.kill(os.getpid(), getattr(signal, mode))
+            time.sleep(60)
         for parameter in actor.parameters():
             if self.is_distributed:
                 dist.broadcast(parameter.data, 0)
@@ -148,6 +152,14 @@ def test_unequal_parameters_end_the_run_with_an_error(train, tmp_path):
     assert code == 1
     assert "different actor" in err and "parameters are equal" not in out
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT"])
+def test_the_summary_names_the_signal_that_came(train, tmp_path, name):
+    code, _, err = train(name)
+    assert code == 128 + signal.Signals[name], err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["error"]) == ("interrupted", f"interrupted by {name}")
 
 
 def test_exit_code_of_a_failing_rank_is_returned(train, tmp_path):

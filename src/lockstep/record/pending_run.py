@@ -68,7 +68,7 @@ class PendingRun:
             return False
         self._made, self.path = made, made.path  # of another run that began at the same moment nothing is removed
         # A launcher sends SIGTERM to all ranks when one of them refuses to start.
-        self._signals.enter_context(cleanup_on_signal(self._made.discard))
+        self._signals.enter_context(cleanup_on_signal(lambda _: made.discard()))
         return True
 
     def announce(self, line: str) -> None:

@@ -27,8 +27,8 @@ def exit_on_signal() -> Generator[None]:
 
 
 @contextlib.contextmanager
-def cleanup_on_signal(cleanup: Callable[[], None]) -> Generator[None]:
-    """Call `cleanup` before SIGTERM, SIGUSR1 or SIGHUP ends this process; the exit code is then 128 + n.
+def cleanup_on_signal(cleanup: Callable[[int], None]) -> Generator[None]:
+    """Call `cleanup` with n before SIGTERM, SIGUSR1 or SIGHUP ends this process; the exit code is then 128 + n.
 
     Runs in a thread: a Python handler only runs when the main thread returns from native code, where a rendezvous may
     wait for minutes. Signals that already have a handler are not changed; outside the main thread this does nothing.
@@ -43,7 +43,7 @@ def cleanup_on_signal(cleanup: Callable[[], None]) -> Generator[None]:
     def wait() -> None:
         while byte := os.read(received, 1):
             if byte[0] in numbers:
-                cleanup()
+                cleanup(byte[0])
                 os._exit(128 + byte[0])
         os.close(received)
 

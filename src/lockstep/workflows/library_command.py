@@ -74,14 +74,14 @@ def _train(request: LibraryRequest, world: World, train: Callable[[LibraryRun], 
     with _connected(request, world) as (gather, device):
         run = LibraryRun(request, world, gather, device)
 
-        def interrupted() -> None:
-            run.fail("interrupted by SIGTERM", "interrupted", 128 + signal.SIGTERM)
+        def interrupted(number: int) -> None:
+            run.fail(f"interrupted by {signal.Signals(number).name}", "interrupted")
 
         try:
             with cleanup_on_signal(interrupted):
                 train(run)
         except KeyboardInterrupt:
-            run.fail("interrupted by SIGINT", "interrupted", 128 + signal.SIGINT)
+            interrupted(signal.SIGINT)
             raise
         except BaseException as error:
             if isinstance(error, SystemExit) and not error.code:

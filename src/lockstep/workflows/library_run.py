@@ -182,8 +182,8 @@ class LibraryRun:
         equal = f"are equal on all {self.world.size} ranks" if self.world.size > 1 else "have the fingerprint"
         self.say(f"parameters {equal}: {mine['params_fingerprint'][:8]}")
 
-    def fail(self, message: str, status: str, code: int) -> None:
-        """Record why this rank ends early."""
+    def fail(self, message: str, status: str, code: int = 1) -> None:
+        """Record why this rank ends early; `code` is its exit code if the status is "failed"."""
         if status == "failed":
             record_failure(self.path, rank=self.world.rank, message=message, code=code)
         if self.world.rank == 0:
