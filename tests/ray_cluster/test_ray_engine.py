@@ -192,7 +192,8 @@ def test_impossible_ranks_are_refused_with_the_resources(cluster, tmp_path):
     driver = Driver(tmp_path, "train", "CartPole-v1", *words, *small(num_shards=5, num_envs=20))
     assert driver.wait() == 2, driver.output
     assert (
-        "Ray could not place 5 ranks of CPU 1 (PACK) within --join-timeout 2 s; the cluster has CPU 4" in driver.output
+        "Ray could not place 5 ranks of CPU 1 (PACK) within the join timeout of 2 s; the cluster has CPU 4"
+        in driver.output
     )
 
 

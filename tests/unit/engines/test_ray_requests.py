@@ -1,13 +1,17 @@
 """What `--on ray` asks for, without Ray: flags, environments of ranks, submitted jobs, and the error without Ray."""
 
+import contextlib
 import json
 import shlex
+import time
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 
 from lockstep.cli import main
 from lockstep.cli.parser import parser
+from lockstep.engines.ray import call
 from lockstep.engines.ray.actor import Host
 from lockstep.engines.ray.arguments import RayRequest, ray_request, runtime_env_of
 from lockstep.engines.ray.attempt import rank_children
@@ -63,7 +67,7 @@ def test_without_ray_the_error_has_the_line_that_installs_it(command, capsys, tm
     monkeypatch.chdir(tmp_path)
     address = " --address http://HEAD:8265" if "submit" in command else ""
     assert main.main(shlex.split(f"{command} --on ray{address}")) == 2
-    assert "pip install 'lockstep-rl[ray]'" in capsys.readouterr().err
+    assert "Ray is not installed; pip install 'lockstep-rl[ray]'" in capsys.readouterr().err
     assert list(tmp_path.glob("runs/*/run.yaml")) == []
 
 
@@ -84,6 +88,27 @@ def test_ranks_of_a_node_see_its_gpus_in_rank_order(monkeypatch):
     ]  # fmt: skip
     assert {(one.placement.address, one.placement.num_nodes) for one in ranks if one} == {("10.0.0.a", 2)}
     assert len({one.placement.token for one in ranks if one}) == 1
+
+
+@pytest.mark.parametrize(("timeout_s", "placement_s"), [(None, 300.0), (7.0, 7.0), (900.0, 300.0)])
+def test_the_time_of_a_call_includes_the_placement(timeout_s, placement_s, monkeypatch):
+    known = {}
+
+    @contextlib.contextmanager
+    def placed_ranks(request, cancelled):
+        known["placement_s"], known["placed_at"] = request.join_timeout_s, time.monotonic()
+        yield []
+
+    monkeypatch.setattr(call, "connected", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(call, "_packed", lambda fn, args: b"")
+    monkeypatch.setattr(call, "placed_ranks", placed_ranks)
+    monkeypatch.setattr(call, "rank_children", lambda *_: [])
+    monkeypatch.setattr(call, "RemoteRanks", lambda placed, children: SimpleNamespace(ranks=[]))
+    monkeypatch.setattr(call, "wait_for_ranks", lambda ranks, bounds, **given: known.update(given))
+    assert call.launch(print, ranks=2, timeout_s=timeout_s) == []
+    assert known["placement_s"] == placement_s
+    assert known["timeout_s"] == timeout_s
+    assert known["since"] <= known["placed_at"]
 
 
 def test_packages_of_the_installation_are_not_handed_over():

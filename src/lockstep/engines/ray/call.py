@@ -4,6 +4,7 @@ import os
 import pickle
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from lockstep.launch.supervise import Bounds, wait_for_ranks
 from lockstep.launch.train_ranks import search_path
 
 _T = TypeVar("_T")
+_PLACEMENT_S = 300.0
 
 
 def launch(  # noqa: PLR0913  # all but fn and args by keyword
@@ -52,7 +54,7 @@ def launch(  # noqa: PLR0913  # all but fn and args by keyword
         resources_per_rank: custom resources of each rank, by name.
         address: of the cluster; default: RAY_ADDRESS, else one that runs on this machine, else a new one.
         runtime_env: Ray's runtime environment.
-        timeout_s: bound on the whole call, if any.
+        timeout_s: bound on the whole call, if any. The ranks must be placed within it, and within 300 s.
 
     Returns:
         What each rank returned, in rank order.
@@ -66,6 +68,7 @@ def launch(  # noqa: PLR0913  # all but fn and args by keyword
         raise ConfigError(f"ranks={ranks} must be at least 1")
     if strategy not in STRATEGIES:
         raise ConfigError(f"strategy={strategy} must be one of {', '.join(STRATEGIES)}")
+    started = time.monotonic()
     request = RayRequest(
         minimum=ranks,
         maximum=ranks,
@@ -74,9 +77,10 @@ def launch(  # noqa: PLR0913  # all but fn and args by keyword
         gpus=gpus_per_rank,
         resources=dict(resources_per_rank or {}),
         address=checked_address(address),
+        join_timeout_s=_PLACEMENT_S if timeout_s is None else min(_PLACEMENT_S, timeout_s),
     )
     with connected(address, ranks * cpus_per_rank, runtime_env, forward_logs=True):
-        return _call(_packed(fn, args), request, timeout_s)
+        return _call(_packed(fn, args), request, timeout_s, started)
 
 
 def _packed(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
@@ -90,7 +94,7 @@ def _packed(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         raise ConfigError(f"fn={name} or its args cannot be sent to other processes: {error}") from error
 
 
-def _call(call: bytes, request: RayRequest, timeout_s: float | None) -> list[Any]:
+def _call(call: bytes, request: RayRequest, timeout_s: float | None, started: float) -> list[Any]:
     code = "from lockstep.launch.spawned_call import run"
     path = [str(Path(__file__).parents[3]), *search_path().split(os.pathsep)]
     bounds = Bounds(settle_s=5.0)
@@ -101,7 +105,12 @@ def _call(call: bytes, request: RayRequest, timeout_s: float | None) -> list[Any
         ]
         group = RemoteRanks(placed, children)
         failure = wait_for_ranks(
-            group, bounds, timeout_s=timeout_s, caught=caught, has_result=lambda rank: bool(group.ranks[rank].result)
+            group,
+            bounds,
+            timeout_s=timeout_s,
+            since=started,
+            caught=caught,
+            has_result=lambda rank: bool(group.ranks[rank].result),
         )
         if failure is not None and failure.interrupted is not None:
             group.stop(failure.interrupted, bounds.grace_s, lambda: signal.SIGINT in caught[1:])

@@ -18,7 +18,7 @@ def check_ray() -> None:
     """Raise `ConfigError`, with the command that installs it, if Ray is missing."""
     spec = find_spec("ray")
     if spec is None or spec.origin is None:  # without an origin it is a folder of that name
-        raise ConfigError("--on ray needs Ray, which is not installed; pip install 'lockstep-rl[ray]'")
+        raise ConfigError("Ray is not installed; pip install 'lockstep-rl[ray]'")
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def connected(
         except ConnectionError as error:
             if address is not None or "RAY_ADDRESS" in os.environ:
                 where = address or os.environ["RAY_ADDRESS"]
-                raise ConfigError(f"no Ray cluster answers at --address {where} ({_first_line(error)})") from None
+                raise ConfigError(f"no Ray cluster answers at address {where} ({_first_line(error)})") from None
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"the Ray cluster cannot be used from here: {_first_line(error)}") from None
     if not ray.is_initialized():

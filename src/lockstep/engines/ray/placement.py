@@ -51,7 +51,9 @@ def placed_ranks(request: RayRequest, cancelled: Callable[[], bool] = lambda: Fa
                 break
             group.remove()
             if time.monotonic() > deadline:
-                raise ConfigError(f"nodes were lost again and again within --join-timeout {request.join_timeout_s:g} s")
+                raise ConfigError(
+                    f"nodes were lost again and again within the join timeout of {request.join_timeout_s:g} s"
+                )
         yield _in_rank_order(group.actors, hosts)
 
 
@@ -74,8 +76,8 @@ class _PlacementGroup:
             now = time.monotonic()
             if now > deadline:
                 raise ConfigError(
-                    f"Ray could not place {self._wanted()} within --join-timeout {self._request.join_timeout_s:g} s; "
-                    f"{_resources()}"
+                    f"Ray could not place {self._wanted()} within the join timeout of "
+                    f"{self._request.join_timeout_s:g} s; {_resources()}"
                 )
             if now > report_at:
                 report_at = now + _REPORT_EVERY_S
@@ -109,8 +111,8 @@ class _PlacementGroup:
                 return None  # Ray has noticed that a node of it is lost
             if time.monotonic() > deadline:
                 raise ConfigError(
-                    f"the actors of {self._wanted()} did not start within --join-timeout {request.join_timeout_s:g} s; "
-                    "ray list actors shows why"
+                    f"the actors of {self._wanted()} did not start within the join timeout of "
+                    f"{request.join_timeout_s:g} s; ray list actors shows why"
                 )
         try:
             return ray.get(hosts)
