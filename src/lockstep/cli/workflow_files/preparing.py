@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -80,7 +81,7 @@ def _prepare(workflow: Workflow, nodes: "_Nodes") -> None:
         nodes.check_cache(fingerprints)
         files = _normalized(workflow, replace(options, norm=workflow.norm_params), nodes)
         features = {"state_features": files["state_features"], "action_features": files.get("action")}
-        nodes.each("prepare", lambda: nodes.prepared(workflow.training, replace(options, **features)))
+        nodes.each("prepare", lambda: nodes.prepare_source(workflow.training, replace(options, **features)))
     if workflow.evaluation is not None and not workflow.evaluation.prepared:
         evaluation, training = workflow.evaluation, workflow.training.out
         same_features = replace(
@@ -88,7 +89,7 @@ def _prepare(workflow: Workflow, nodes: "_Nodes") -> None:
             state_features=training / "state_features.json",
             action_features=training / "action_features.json" if workflow.kind == "parametric" else None,
         )
-        nodes.each("prepare_evaluation", lambda: nodes.prepared(evaluation, same_features))
+        nodes.each("prepare_evaluation", lambda: nodes.prepare_source(evaluation, same_features))
         nodes.each("compare", lambda: nodes.compare(training, evaluation.out))
 
 
@@ -121,7 +122,7 @@ class _Nodes:
         if self.world.rank == 0:
             self.console.line(text)
 
-    def prepared(self, source: Source, options: PrepareOptions) -> str:
+    def prepare_source(self, source: Source, options: PrepareOptions) -> str:
         """Prepare the data of this node; rank 0 shows the progress."""
         prepare_dataset(source.paths, source.out, options, show=self.say, progress=self.progress())
         return str(source.out)
@@ -138,12 +139,13 @@ class _Nodes:
     def check_cache(self, fingerprints: Sequence[str]) -> None:
         """Raise `ConfigError` if nodes with different logs share one cache; *collective*."""
         token = secrets.token_hex(8)
-        tokens = self.each("cache", lambda: _create_marker(token))
         try:
+            tokens = self.each("cache", lambda: _create_marker(token))
             seen = self.each("seen", lambda: [name in os.listdir(cache_root()) for name in tokens])
         finally:
             if self.world.local_rank == 0:
-                (cache_root() / f".{token}").unlink(missing_ok=True)
+                with suppress(OSError):  # such as that of a cache that cannot be made: it has been told
+                    (cache_root() / f".{token}").unlink()
         for node, sees in enumerate(seen):
             for other, there in enumerate(sees):
                 if there and fingerprints[node] != fingerprints[other]:
@@ -166,11 +168,15 @@ def _checked_sources(workflow: Workflow) -> str:
             _check_prepared(workflow, name, source)
             continue
         for file in (file for path in source.paths for file in _files(path)):
-            lines.update(f"{file.name} {file.stat().st_size} ".encode())
-            with file.open("rb") as opened:
-                lines.update(opened.read(_SAMPLED))
-                opened.seek(max(0, file.stat().st_size - _SAMPLED))
-                lines.update(opened.read())
+            try:
+                size = file.stat().st_size
+                lines.update(f"{file.name} {size} ".encode())
+                with file.open("rb") as opened:
+                    lines.update(opened.read(_SAMPLED))
+                    opened.seek(max(0, size - _SAMPLED))
+                    lines.update(opened.read())
+            except OSError as error:
+                raise ConfigError(f"{name}: {file} cannot be read ({error.strerror})") from None
     return lines.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import socket
 import threading
 from pathlib import Path
 
@@ -156,6 +157,13 @@ def test_what_is_missing_is_named(here):
         quietly(workflow(here, **nothing))
 
 
+def test_a_log_that_cannot_be_read_is_refused(here):
+    with socket.socket(socket.AF_UNIX) as unreadable:
+        unreadable.bind("log.jsonl")
+        with pytest.raises(ConfigError, match=r"training_data_path: log\.jsonl cannot be read \(No such device"):
+            quietly(workflow(here))
+
+
 def test_a_place_that_others_can_write_to_is_refused_unless_it_is_named(here, monkeypatch):
     write(here / "log.jsonl", rows(range(20)))
     (here / "cache").mkdir()
@@ -299,6 +307,16 @@ def test_one_cache_for_different_logs_is_refused(here, two, monkeypatch):
     assert told[0] == told[1]
     assert "set LOCKSTEP_CACHE" in told[0]
     assert not list((here / "cache").iterdir()), "it leaves nothing"
+
+
+def test_a_cache_that_one_node_cannot_make_leaves_no_marker_on_the_other(here, two):
+    for name in ("a", "b"):
+        write(here / name / "log.jsonl", rows(range(30)))
+    (here / "b" / "cache").write_text("a file in its place")
+    told = [error for _, error in two.run()]
+    assert told[0] == told[1]
+    assert "cannot prepare data in" in told[0]
+    assert not list((here / "a" / "cache").iterdir())
 
 
 def test_one_cache_for_the_same_log_is_fine(here, two, monkeypatch):
