@@ -144,7 +144,7 @@ def _applied(run: Run, num_envs: int, found: AgentSettings, source: str) -> Run:
     if found.no_effect:
         _print_note(f"without effect here: {', '.join(found.no_effect)}")
     chosen = {**found.settings, "num_envs": num_envs}
-    if chosen.get("precision") == "bfloat16" and (run.device == "cpu" or visible_gpus() == 0):
+    if chosen.get("precision") == "bfloat16" and (run.device == "cpu" or visible_gpus(run.ml_framework) == 0):
         chosen["precision"] = "float32"
         _print_note("mixed precision is left out: these libraries use it on GPUs only")
     if run.ml_framework == "jax" and chosen.get("kl_reference", "rollout") != "rollout":

@@ -102,12 +102,14 @@ def test_one_observation_for_both_networks_has_the_tasks_own_name(tmp_path, monk
     assert with_agent(Run(task=task, num_envs=128), str(path), {}).env.critic_keys == keys
 
 
+@pytest.mark.parametrize("framework", ["torch", "jax"])
 @pytest.mark.parametrize(("gpus", "precision"), [(0, "float32"), (1, "bfloat16")])
-def test_mixed_precision_is_for_gpus_as_in_the_libraries(tmp_path, monkeypatch, gpus, precision):
-    monkeypatch.setattr(module, "visible_gpus", lambda: gpus)
+def test_mixed_precision_is_for_gpus_as_in_the_libraries(tmp_path, monkeypatch, gpus, precision, framework):
+    monkeypatch.setattr(module, "visible_gpus", lambda asked: gpus if asked == framework else 1 - gpus)
     path = tmp_path / "agent.yaml"
     path.write_text(yaml.safe_dump(RL_GAMES))
-    assert with_agent(Run(task="CartPole-v1", num_envs=128), str(path), {}).precision == precision
+    run = Run(task="CartPole-v1", num_envs=128, ml_framework=framework)
+    assert with_agent(run, str(path), {}).precision == precision
 
 
 def test_files_that_are_none_are_refused(tmp_path):

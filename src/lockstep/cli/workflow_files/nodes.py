@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable
 
+from lockstep.cli.terminal import counted
 from lockstep.cli.workflow_files.files import Workflow
 from lockstep.errors import ConfigError
 from lockstep.launch.gpus import visible_gpus
@@ -41,10 +42,10 @@ def _ranks(args: argparse.Namespace, workflow: Workflow, say: Callable[[str], No
         return
     ranks = 1
     if workflow.all_gpus:
-        ranks = max(1, found := visible_gpus())
-        gpus = {0: "no GPU", 1: "1 GPU"}.get(found, f"{found} GPUs")
+        ranks = max(1, found := visible_gpus(workflow.run.ml_framework))
+        gpus = counted(found, "GPU") if found else "no GPU"
         where = "" if found else " on the CPU (--ranks N, or --nproc-per-node N, starts more)"
-        say(f"use_all_avail_gpus: this machine has {gpus}: {ranks} rank{'s' * (ranks > 1)}{where}")
+        say(f"use_all_avail_gpus: this machine has {gpus}: {counted(ranks, 'rank')}{where}")
     if args.nnodes is None:
         args.ranks = str(ranks)
     else:

@@ -2,6 +2,7 @@
 
 import collections
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from lockstep.cli.main import main as lockstep
 from lockstep.cli.workflow_files import nodes
 from lockstep.cli.workflow_files.files import read
 from lockstep.errors import ConfigError
+from lockstep.run import override
 from lockstep.workflows import command
 from lockstep.world import World
 
@@ -18,14 +20,16 @@ TWO = DQN | {"num_nodes": 2, "init_method": "file:///shared/x.lock"}
 
 @pytest.fixture
 def flags(here, monkeypatch):
-    """`flags(file, *words)`: the arguments after the file has filled them in, and what was said."""
+    """`flags(file, *words, **settings)`: the arguments after the file has filled them in, and what was said."""
     from lockstep.cli.parser import parser
 
-    def fill(file, *words, world=None):
+    def fill(file, *words, world=None, **settings):
         (here / "w.json").write_text(json.dumps(file))
         said = []
         args = parser(collections.defaultdict(lambda: print)).parse_args(["offline", "train", "w.json", *words])
-        nodes.node_arguments(args, read("w.json"), world or World(), said.append)
+        workflow = read("w.json")
+        workflow = replace(workflow, run=override(workflow.run, settings))
+        nodes.node_arguments(args, workflow, world or World(), said.append)
         return args, said
 
     return fill
@@ -41,19 +45,20 @@ def test_one_machine_one_rank(flags):
     ("gpus", "ranks", "words"), [(0, "1", "no GPU: 1 rank on"), (1, "1", "1 GPU: 1 rank"), (4, "4", "4 GPUs: 4 ranks")]
 )
 def test_all_gpus_are_used_and_their_number_said(flags, monkeypatch, gpus, ranks, words):
-    monkeypatch.setattr(nodes, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(nodes, "visible_gpus", lambda framework: {"torch": gpus, "jax": 3}[framework])
     args, (said,) = flags(DQN | {"use_all_avail_gpus": True})
     assert args.ranks == ranks
     assert words in said
     assert ("--ranks N" in said) == (gpus == 0), "how to use more cores where there is no GPU"
     assert flags(DQN | {"use_all_avail_gpus": True}, "--ranks", "2")[0].ranks == "2"
+    assert flags(DQN | {"use_all_avail_gpus": True}, ml_framework="jax")[0].ranks == "3"
 
 
 def test_several_machines(flags, monkeypatch):
     args, _ = flags(TWO, "--node_index=1")
     assert (args.nnodes, args.node_rank, args.init_file, args.rdzv_endpoint) == ("2", "1", "/shared/x.lock", None)
     assert (args.nproc_per_node, args.ranks) == ("1", None)
-    monkeypatch.setattr(nodes, "visible_gpus", lambda: 8)
+    monkeypatch.setattr(nodes, "visible_gpus", lambda framework: 8)
     assert flags(TWO | {"use_all_avail_gpus": True, "node_index": 0})[0].nproc_per_node == "8"
     tcp, _ = flags(DQN | {"num_nodes": 2, "init_method": "tcp://alpha:5555"})
     assert (tcp.rdzv_endpoint, tcp.node_rank, tcp.init_file) == ("alpha:5555", None, None), (
