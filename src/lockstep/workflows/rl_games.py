@@ -17,6 +17,8 @@ def train(run: LibraryRun) -> None:
     with run.open_env() as (env, agent):
         settings = _settings(run, agent)
         config = settings["params"]["config"]
+        if "horizon_length" not in config:
+            raise ConfigError("--agent: params.config has no horizon_length; add it")
         run.begin(settings, int(config["horizon_length"]), int(config.get("max_epochs", 1)))
         _check_minibatch(config, run.num_envs)
         wrapped = _vector_env(env, settings)
@@ -50,11 +52,12 @@ class _PinnedDevice(dict[str, Any]):
 
 def _settings(run: LibraryRun, agent: Any) -> dict[str, Any]:
     """The library's settings, with those that are fixed for ranks."""
-    if not isinstance(agent, dict) or "params" not in agent:
-        raise ConfigError("--agent: an rl_games config has its settings under `params`")
-    settings = cast("dict[str, Any]", copy.deepcopy(agent))  # pyright: ignore[reportUnknownArgumentType]
+    given = cast("dict[str, Any]", agent) if isinstance(agent, dict) else {}
+    if "config" not in given.get("params", {}):
+        raise ConfigError("--agent: an rl_games config has its settings under `params`, with a `config` among them")
+    settings = copy.deepcopy(given)
     world, config = run.world, settings["params"]["config"]
-    settings["params"]["seed"] = run.seed - world.rank if world.size > 1 else run.seed  # rl_games adds the rank
+    settings["params"]["seed"] = run.seed - world.rank  # rl_games adds the rank
     settings["params"].setdefault("torch_threads", 0)  # those of OMP_NUM_THREADS; else rl_games takes up to 4
     config["multi_gpu"] = world.size > 1
     config["device"] = config["device_name"] = str(run.device)

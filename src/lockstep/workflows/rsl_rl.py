@@ -20,6 +20,9 @@ def train(run: LibraryRun) -> None:
             raise ConfigError("agent resume=true: this workflow begins with new parameters; set it false")
         if run.request.max_iterations is not None:
             settings["max_iterations"] = run.request.max_iterations
+        for name in ("num_steps_per_env", "max_iterations"):
+            if name not in settings:
+                raise ConfigError(f"--agent: the settings of rsl_rl have no {name}; add it")
         run.begin(settings, int(settings["num_steps_per_env"]), int(settings["max_iterations"]))
         name = settings.get("class_name", "OnPolicyRunner")
         if not hasattr(runners, name):
@@ -55,8 +58,8 @@ def _runner_class(base: Any, run: LibraryRun) -> Any:
         self.gpu_local_rank = world.local_rank
         self.gpu_global_rank = world.rank
         self.is_distributed = world.size > 1
-        alone = {"global_rank": world.rank, "local_rank": world.local_rank, "world_size": world.size}
-        self.cfg["multi_gpu"] = alone if world.size > 1 else None
+        multi_gpu = {"global_rank": world.rank, "local_rank": world.local_rank, "world_size": world.size}
+        self.cfg["multi_gpu"] = multi_gpu if world.size > 1 else None
 
     return type(base.__name__, (base,), {"_configure_multi_gpu": configure})
 

@@ -56,6 +56,8 @@ def _settings(run: LibraryRun, agent: Any) -> dict[str, Any]:
         )
     if run.request.max_iterations is not None:
         settings["trainer"]["timesteps"] = run.request.max_iterations * settings["agent"]["rollouts"]
+    if "timesteps" not in settings["trainer"]:
+        raise ConfigError("--agent: trainer has no timesteps; add it, or give --max_iterations N")
     return settings
 
 
