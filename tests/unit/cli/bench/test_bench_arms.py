@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -116,9 +117,58 @@ def test_the_memory_of_a_first_update_is_that_of_its_process():
     assert printed(str(process.ARMS / "first_update.py"), "torch")["peak_mb"] > 100  # the script itself: 20
 
 
-def printed(*words: str) -> dict:
+# Stand for the packages: the agent makes a folder as rl_games does, where its checkpoints would be.
+RL_GAMES = {
+    "gym/__init__.py": "",
+    "rl_games/common/__init__.py": "from types import SimpleNamespace\nenv_configurations = SimpleNamespace()",
+    "rl_games/common/vecenv.py": "class IVecEnv: ...\ndef register(name, make): ...",
+    "rl_games/torch_runner.py": """
+import os
+from rl_games.common import env_configurations
+env_configurations.register = lambda name, settings: None
+
+class Agent:
+    obs = None
+    def __init__(self, algo, *, base_name, params):
+        config = params["config"]
+        folder = os.path.abspath(os.path.join(config["train_dir"], config["full_experiment_name"]))
+        os.makedirs(folder)
+        with open(os.environ["FOLDER_WRITTEN_TO"], "w") as file:
+            file.write(folder)
+    def init_tensors(self): ...
+    def env_reset(self): ...
+    def update_epoch(self): ...
+    def train_epoch(self): ...
+
+class Runner:
+    algo_name = "a2c_continuous"
+    def load(self, settings):
+        self.params = settings["params"]
+        self.algo_factory = self
+    def create(self, name, **given):
+        return Agent(name, **given)
+""",
+}
+
+
+@pytest.mark.real_start
+def test_rl_games_leaves_no_folders(tmp_path):
+    for name, text in RL_GAMES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "temporary").mkdir()
+    search = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    words = [str(process.ARMS / "with_rl_games.py"), "8", "--warm-up", "128", "--measured", "256"]
+    written_to = tmp_path / "folder"
+    variables = {"TMPDIR": str(tmp_path / "temporary"), "FOLDER_WRITTEN_TO": str(written_to)}
+    assert printed(*words, PYTHONPATH=search, **variables)["value"] > 0
+    assert Path(written_to.read_text()).is_relative_to(tmp_path / "temporary")
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def printed(*words: str, **variables: str) -> dict:
     """The result that a script prints in a process of its own."""
-    environment = os.environ | {"PYTHONPATH": str(process.ARMS)}
+    environment = os.environ | {"PYTHONPATH": str(process.ARMS)} | variables
     done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

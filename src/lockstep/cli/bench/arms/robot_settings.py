@@ -44,7 +44,7 @@ def rl_games(num_envs: int) -> dict[str, Any]:
         },
     }  # fmt: skip
     config = {
-        "name": "cartpole", "full_experiment_name": "cartpole", "train_dir": "/tmp/lockstep_bench_rl_games",
+        "name": "cartpole", "full_experiment_name": "cartpole", "train_dir": "runs",
         "env_name": "lockstep", "device": "cpu", "device_name": "cpu", "multi_gpu": False, "ppo": True,
         "mixed_precision": False, "normalize_input": False, "normalize_value": False, "num_actors": num_envs,
         "reward_shaper": {"scale_value": 1.0}, "normalize_advantage": False, "gamma": 0.99, "tau": 0.95,

@@ -1,6 +1,8 @@
 """rl_games: PPO on `lockstep/Cartpole-v0` as tensors, with the settings that Isaac Lab publishes."""
 
+import contextlib
 from collections.abc import Callable
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import gym
@@ -53,4 +55,6 @@ def updates(num_envs: int) -> Callable[[int], None]:
 
 
 if __name__ == "__main__":
-    measure(updates, arguments("num_envs"))
+    # rl_games makes folders for its checkpoints below the working directory.
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, contextlib.chdir(folder):
+        measure(updates, arguments("num_envs"))
