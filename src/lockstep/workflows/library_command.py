@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from lockstep.distributed.agreement import Gather
 from lockstep.distributed.network.rendezvous_address import with_rendezvous_address
@@ -86,13 +86,13 @@ def _train(request: LibraryRequest, world: World, train: Callable[[LibraryRun], 
         except BaseException as error:
             if isinstance(error, SystemExit) and not error.code:
                 raise
-            return _report_failure(run, error)
+            _report_failure(run, error)
         finally:
             run.close()
     return 0
 
 
-def _report_failure(run: LibraryRun, error: BaseException) -> int:
+def _report_failure(run: LibraryRun, error: BaseException) -> NoReturn:
     """Print and record why this rank failed; ends the process at once, because other ranks wait in collectives."""
     from lockstep.launch.child import exit_process
 

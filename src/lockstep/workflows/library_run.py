@@ -1,6 +1,6 @@
 """One rank of a training by another library: what Lockstep does around it, the same for all libraries.
 
-It opens the process group, makes the run directory, gives each rank a seed, compares the data that ranks collect at
+It makes the run directory, gives each rank a seed, compares the data that ranks collect at
 the beginning and their parameters at the end, and writes metrics and the summary.
 """
 
@@ -69,7 +69,8 @@ class LibraryRun:
         self._recent: deque[tuple[float, float]] = deque()
         self._episodes = 0.0
         self._updates = 0
-        self._first_steps: list[str] = []
+        self._first_steps: str | None = None
+        """Digest of the data that this rank collected first."""
         self._summary: dict[str, Any] = {}
         self._notes = list(request.notes)
 
@@ -154,7 +155,7 @@ class LibraryRun:
         assert env is not None
         if not env.steps:
             raise RunError(f"{self.request.library} made no step: nothing was trained")
-        if not self._first_steps:
+        if self._first_steps is None:
             self._compare_first_steps(env.first_steps())
         if env.steps % self._rollout:
             self._log()
@@ -172,7 +173,7 @@ class LibraryRun:
             "device": str(self.device),
             "seed": self.seed,
             "params_fingerprint": fingerprint(parameters),
-            "first_rollout_fingerprint": next(iter(self._first_steps), None),
+            "first_rollout_fingerprint": self._first_steps,
             "env_steps": env.steps * self.num_envs,
         }
         ranks = self._gather(mine, "summary")
@@ -243,7 +244,7 @@ class LibraryRun:
     def _compare_first_steps(self, digest: str) -> None:
         """Check that ranks collect different data, once the first steps are made; *collective*."""
         check_different(self._gather, digest, "first_steps")
-        self._first_steps.append(digest)
+        self._first_steps = digest
         assert self._env is not None
         self._env.env_s = 0.0  # the clock of training begins here
         self._untimed_steps = self._env.steps * self.num_envs * self.world.size

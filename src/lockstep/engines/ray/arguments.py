@@ -70,7 +70,8 @@ def add_ray_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentParser,
     where = "of the Ray cluster (default: one that runs here, else a new one)"
     add_cluster_arguments(parser, "HOST:PORT|local", where, sweep=sweep)
     if not sweep:
-        add_flag(parser, "--gpus-per-rank", "N", "GPUs of each rank (default: 1 where the cluster has GPUs)")
+        text = "GPUs of each rank (default: one per device of the rank, where the cluster has GPUs and the run may use "
+        add_flag(parser, "--gpus-per-rank", "N", text + "them)")
 
 
 def add_cluster_arguments(

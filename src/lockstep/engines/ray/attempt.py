@@ -36,7 +36,7 @@ class RemoteRank:
 
     index: int
     placed: PlacedRank
-    ended: Any
+    result_ref: Any
     """Reference to the result of `ChildActor.run`."""
     code: int | None = None
     """Exit code, minus the signal that killed it, or None while it runs."""
@@ -64,7 +64,7 @@ class RemoteRank:
         import ray
 
         try:
-            self.code, self.result = ray.get(self.ended)
+            self.code, self.result = ray.get(self.result_ref)
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
             self.code = getattr(cause, "exit_code", 1)
@@ -96,7 +96,7 @@ class RemoteRanks:
         """Return when a rank ends, at the latest after `seconds`."""
         import ray
 
-        running = {rank.ended: rank for rank in self._running()}
+        running = {rank.result_ref: rank for rank in self._running()}
         if running:
             for ref in ray.wait(list(running), num_returns=1, timeout=seconds)[0]:
                 running[ref].update()

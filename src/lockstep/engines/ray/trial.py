@@ -22,17 +22,17 @@ class RayProcess:
 
     def __init__(self, actor: Any, child: Child) -> None:
         self._actor = actor
-        self._placed = actor.describe.remote()
-        self._ended = actor.run.remote(child)
+        self._placed_ref = actor.describe.remote()
+        self._result_ref = actor.run.remote(child)
         self._code: int | None = None
 
     def poll(self) -> int | None:
         """The exit code, minus the signal that killed the process or its actor; None while it waits or runs."""
         import ray
 
-        if self._code is None and ray.wait([self._ended], timeout=0)[0]:
+        if self._code is None and ray.wait([self._result_ref], timeout=0)[0]:
             try:
-                self._code, _ = ray.get(self._ended)
+                self._code, _ = ray.get(self._result_ref)
             except ray.exceptions.RayTaskError as error:
                 log(f"lockstep: a run could not be started: {error.cause}")
                 self._code = 1
@@ -45,7 +45,7 @@ class RayProcess:
         """Signal the process; one that Ray has not placed yet never starts."""
         import ray
 
-        if ray.wait([self._placed], timeout=0)[0]:
+        if ray.wait([self._placed_ref], timeout=0)[0]:
             self._actor.send_signal.remote(number)
         elif self._code is None:
             self._code = -number
