@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lockstep.cli.bench.environments import InstallationError, pinned, python_of
 from lockstep.cli.bench.process import measure
-from lockstep.cli.bench.results import TABLES_FILE, Row, append_row, of_arm, read_rows, table
+from lockstep.cli.bench.results import RESULTS_FILE, TABLES_FILE, Row, append_row, of_arm, read_rows, table
 from lockstep.cli.bench.works import ENVIRONMENTS, WORKS, Arm, Work
 from lockstep.cli.parser import did_you_mean
 from lockstep.cli.terminal import counted
@@ -54,11 +54,12 @@ class _Bench:
         """Measure what is missing, print the tables; returns the exit code."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / RESULTS_FILE).open("a").close()
         except OSError as error:
             raise ConfigError(
-                f"--run-dir {self._folder} cannot be made ({error.strerror}); name another folder"
+                f"--run-dir {self._folder} cannot be written ({error.strerror}); name another folder"
             ) from None
-        _check_scale(read_rows(self._folder), self._scale)
+        _check_scale(self._folder, read_rows(self._folder), self._scale)
         try:
             with RankGroup(DEFAULT_BOUNDS) as group:
                 self._measure_all(group)
@@ -153,10 +154,12 @@ def _interpreters(given: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def _check_scale(rows: Sequence[Row], scale: float) -> None:
+def _check_scale(folder: Path, rows: Sequence[Row], scale: float) -> None:
     others = {row["scale"] for row in rows} - {scale}
     if others:
-        raise ConfigError(f"the results there were measured with --scale {others.pop():g}; name another --run-dir")
+        raise ConfigError(
+            f"the results in {folder} were measured with --scale {others.pop():g}; name another --run-dir"
+        )
 
 
 def _listing(works: Sequence[str]) -> str:

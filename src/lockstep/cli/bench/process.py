@@ -40,8 +40,8 @@ def measure(
         work: what is done.
         arm: by whom.
         scale: factor of the measured steps.
-        group: starts it, and ends it if this process is killed. Open while all arms are measured: so its guardian
-            starts beside none of them but the first.
+        group: starts it, and ends it if this process is killed. It stays open for all arms, so that its guardian
+            process starts only once, beside the first.
         more: further arguments of the script.
 
     Raises:
@@ -52,7 +52,7 @@ def measure(
     steps = [str(count * arm.ranks) for count in (warm_up, updates * work.update)]
     words = [*arm.words, *more, "--warm-up", steps[0], "--measured", steps[1]]
     try:
-        code, output, errors = _ended([str(python), str(ARMS / arm.script), *words], arm, group)
+        code, output, errors = _run([str(python), str(ARMS / arm.script), *words], arm, group)
     except TimeoutError:
         return {"error": f"not done after {_TIMEOUT_S:.0f} s"}
     except (ConfigError, RunError) as error:
@@ -63,7 +63,7 @@ def measure(
     return _result(output)
 
 
-def _ended(command: Sequence[str], arm: Arm, group: RankGroup) -> tuple[int, str, str]:
+def _run(command: Sequence[str], arm: Arm, group: RankGroup) -> tuple[int, str, str]:
     """Run a command on the cores of an arm; returns its exit code, its output and its standard error.
 
     Raises:

@@ -32,7 +32,7 @@ class Arm:
     part: float = 1.0
     """Of the work's steps; less than 1 for a library that is much slower than the others."""
     only_with: str | None = None
-    """A flag of the command, in words, without which the arm is skipped."""
+    """The flag of `lockstep bench` without which the arm is skipped, as shown to the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Work:
     measured: int = 1
     """The same while the clock runs."""
     update: int = 1
-    """Steps of one update; of whatever `--scale`, whole updates are measured."""
+    """Steps of one update; only whole updates are measured, whatever `--scale`."""
     targets: Mapping[str, float] = field(default_factory=dict[str, float])
     """Ratios that Lockstep aims at, by the name of the arm: Lockstep over a library, several ranks over one."""
 
@@ -344,7 +344,7 @@ WORKS: Mapping[str, Work] = {
         ),
     ),
 }  # fmt: skip
-"""By name. The first arm of a work is Lockstep on one rank, which the others are compared with."""
+"""By name. The first arm is Lockstep, with which the others are compared unless `one_rank` names another."""
 
 ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     "sb3": ("stable-baselines3==2.9.2", "sb3-contrib==2.9.2", "torch", "gymnasium", "mujoco", "packaging", "ale-py",

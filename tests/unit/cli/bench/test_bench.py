@@ -252,7 +252,13 @@ def test_works_without_any_of_the_chosen_arms_are_left_out(arms, capsys):
 def test_a_file_in_place_of_the_folder_is_refused(below, tmp_path, capsys):
     (tmp_path / "out").write_text("mine")
     assert main(["bench", "first_update", "--run-dir", f"{tmp_path}/out{below}"]) == 2
-    assert f"--run-dir {tmp_path}/out{below} cannot be made" in capsys.readouterr().err
+    assert f"--run-dir {tmp_path}/out{below} cannot be written" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(arms, capsys):
+    assert main(["bench", "speed", "--only", "ours", "--run-dir", "/proc"]) == 2
+    assert "--run-dir /proc cannot be written" in capsys.readouterr().err
+    assert not (arms / "log").exists()
 
 
 GOOD = '{"work": "speed", "arm": "ours", "repetition": 0, "scale": 1.0, "value": 3.0}\n'
@@ -283,7 +289,9 @@ def test_results_of_something_else_are_refused_and_kept(text, message, arms, cap
 def test_results_of_another_scale_are_not_mixed(arms, capsys):
     bench(arms, "speed")
     assert bench(arms, "speed", "--scale", "0.5") == 2
-    assert "measured with --scale 1; name another --run-dir" in capsys.readouterr().err
+    assert (
+        f"the results in {arms / 'out'} were measured with --scale 1; name another --run-dir" in capsys.readouterr().err
+    )
 
 
 def test_the_list_names_works_arms_and_packages(capsys):
@@ -295,7 +303,7 @@ def test_the_list_names_works_arms_and_packages(capsys):
 def test_a_trial_measures_whole_updates_after_the_whole_warm_up(monkeypatch):
     commands = []
     done = (0, json.dumps({"value": 1.0}), "")
-    monkeypatch.setattr(process, "_ended", lambda command, *_: commands.append(command) or done)
+    monkeypatch.setattr(process, "_run", lambda command, *_: commands.append(command) or done)
     for work in WORKS.values():
         for arm in work.arms:
             process.measure(Path("python"), work, arm, 0.01, None)
