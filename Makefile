@@ -92,7 +92,7 @@ test-gpu: $(if $(GPU_PYTHON),,setup)  ## The tests that need a GPU; they skip wi
 	XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONPATH=$(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu -rs --durations=10 \
 		-p no:benchmark -n 4 --dist worksteal $(GPU)
 
-bench: setup  ## The same work by Lockstep and by other libraries, in turn: a table. Some hours. WORKS="NAME ...": some of it.
+bench: setup  ## The same work by Lockstep and by other libraries, in turn: a table. Some hours. WORKS="NAME ...": some workloads.
 	$(BIN)/lockstep bench $(WORKS)
 
 check: setup  ## Format, lint and types.

@@ -9,15 +9,15 @@ DEFAULT_ENVIRONMENTS = ".bench"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `lockstep bench`."""
     add = parser.add_argument
-    add("works", metavar="NAME", nargs="*", help="works to measure (default: all); --list shows them")
-    add("--list", action="store_true", help="list the works, who does them and what they need, and end")
+    add("workloads", metavar="NAME", nargs="*", help="workloads to measure (default: all); --list shows them")
+    add("--list", action="store_true", help="list the workloads, who does them and what they need, and end")
     add("--repetitions", metavar="N", default="5", help="of each arm, in turn with the others (default: 5)")
     add("--only", metavar="ARM,ARM...", help="arms to measure, such as lockstep,sb3 (default: all)")
     add(
         "--scale",
         metavar="X",
         default="1",
-        help="multiply the measured steps of all works, such as 0.1 for a trial (default: 1)",
+        help="multiply the measured steps of all workloads, such as 0.1 for a trial (default: 1)",
     )
     add("--run-dir", metavar="DIR", default=DEFAULT_FOLDER, help=f"results; a second start goes on ({DEFAULT_FOLDER})")
     environments = f"where the libraries are installed, one environment each (default: {DEFAULT_ENVIRONMENTS})"

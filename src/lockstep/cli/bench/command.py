@@ -1,4 +1,4 @@
-"""`lockstep bench`: measure works by all arms in turn, and print tables."""
+"""`lockstep bench`: measure workloads by all arms in turn, and print tables."""
 
 import argparse
 import difflib
@@ -11,7 +11,7 @@ from pathlib import Path
 from lockstep.cli.bench.environments import InstallationError, pinned, python_of
 from lockstep.cli.bench.process import measure
 from lockstep.cli.bench.results import RESULTS_FILE, TABLES_FILE, Row, append_row, of_arm, read_rows, table
-from lockstep.cli.bench.works import ENVIRONMENTS, WORKS, Arm, Work
+from lockstep.cli.bench.workloads import ENVIRONMENTS, WORKLOADS, Arm, Workload
 from lockstep.cli.parser import did_you_mean
 from lockstep.cli.terminal import counted
 from lockstep.errors import ConfigError
@@ -23,14 +23,14 @@ from lockstep.system.cores import processor
 
 def bench_command(args: argparse.Namespace) -> int:
     """`lockstep bench`; returns the exit code: 1 if an arm has failed."""
-    works = _chosen(args.works, WORKS, "work")
+    workloads = _chosen(args.workloads, WORKLOADS, "workload")
     if args.list:
-        print(_listing(works))
+        print(_listing(workloads))
         return 0
-    every_arm = {arm.name: arm for work in WORKS.values() for arm in work.arms}
+    every_arm = {arm.name: arm for workload in WORKLOADS.values() for arm in workload.arms}
     arms = _chosen(args.only.split(",") if args.only else [], every_arm, "--only")
     repetitions = number(args.repetitions, "--repetitions")
-    selected = _selected(works, arms, purejaxrl=args.purejaxrl is not None)
+    selected = _selected(workloads, arms, purejaxrl=args.purejaxrl is not None)
     return _Bench(args, selected, repetitions, positive(args.scale, "--scale")).run()
 
 
@@ -38,9 +38,9 @@ class _Bench:
     """The measurements of one folder. What it has is not measured again."""
 
     def __init__(
-        self, args: argparse.Namespace, works: Mapping[str, Sequence[Arm]], repetitions: int, scale: float
+        self, args: argparse.Namespace, workloads: Mapping[str, Sequence[Arm]], repetitions: int, scale: float
     ) -> None:
-        self._works, self._repetitions, self._scale = works, repetitions, scale
+        self._workloads, self._repetitions, self._scale = workloads, repetitions, scale
         self._folder = Path(args.run_dir)
         self._environments = Path(args.environments)
         self._pythons = _interpreters(args.python)
@@ -68,21 +68,21 @@ class _Bench:
             print(f"lockstep: interrupted by {signal_name(caught)}; the same command goes on", file=sys.stderr)
             return 128 + caught
         rows = read_rows(self._folder)
-        tables = [table(name, WORKS[name], rows) for name in WORKS if any(row["work"] == name for row in rows)]
+        tables = [table(name, WORKLOADS[name], rows) for name in WORKLOADS if any(row["work"] == name for row in rows)]
         (self._folder / TABLES_FILE).write_text("\n\n".join([_machine(), *tables]) + "\n")
         print(f"{_machine()}\nall tables: {self._folder / TABLES_FILE}")
-        newest = {(row["work"], row["arm"]): row for row in rows if row["work"] in self._works}
+        newest = {(row["work"], row["arm"]): row for row in rows if row["work"] in self._workloads}
         return int(any("error" in row for row in newest.values()))
 
     def _measure_all(self, group: RankGroup) -> None:
-        """Measure what is missing, and print the table of each work."""
-        for name, arms in self._works.items():
+        """Measure what is missing, and print the table of each workload."""
+        for name, arms in self._workloads.items():
             for repetition in range(self._repetitions):
                 for arm in arms:
-                    self._measure(name, WORKS[name], arm, repetition, group)
-            print(f"\n{table(name, WORKS[name], read_rows(self._folder))}\n", flush=True)
+                    self._measure(name, WORKLOADS[name], arm, repetition, group)
+            print(f"\n{table(name, WORKLOADS[name], read_rows(self._folder))}\n", flush=True)
 
-    def _measure(self, name: str, work: Work, arm: Arm, repetition: int, group: RankGroup) -> None:
+    def _measure(self, name: str, workload: Workload, arm: Arm, repetition: int, group: RankGroup) -> None:
         """Measure an arm once, unless that was done or has failed."""
         known = of_arm(read_rows(self._folder), name, arm.name)
         failed = any("error" in row for row in known.values()) and not self._retry_failed
@@ -95,12 +95,12 @@ class _Bench:
         else:
             more = [self._purejaxrl] if arm.only_with is not None and self._purejaxrl else []
             try:
-                found = measure(self._python(arm), work, arm, self._scale, group, more)
+                found = measure(self._python(arm), workload, arm, self._scale, group, more)
             except InstallationError as error:
                 found = {"error": f"not installed: {error}"}
         row = {"work": name, "arm": arm.name, "repetition": repetition, "scale": self._scale, **found}
         append_row(self._folder, row | {"load": round(os.getloadavg()[0], 2)})
-        shown = f"{found['value']:.6g} {work.unit}" if "value" in found else f"failed: {found['error']}"
+        shown = f"{found['value']:.6g} {workload.unit}" if "value" in found else f"failed: {found['error']}"
         print(f"[{repetition + 1}/{self._repetitions}] {name}, {arm.title}: {shown}", file=sys.stderr, flush=True)
 
     def _python(self, arm: Arm) -> Path:
@@ -127,18 +127,18 @@ def _chosen(given: Sequence[str], known: Mapping[str, object], what: str) -> lis
     return list(given) or list(known)
 
 
-def _selected(works: Sequence[str], arms: Sequence[str], *, purejaxrl: bool) -> dict[str, list[Arm]]:
-    """The arms to measure of each work that has any; refuses to measure nothing."""
-    named = {work: [arm for arm in WORKS[work].arms if arm.name in arms] for work in works}
-    found = {work: [arm for arm in some if arm.only_with is None or purejaxrl] for work, some in named.items()}
+def _selected(workloads: Sequence[str], arms: Sequence[str], *, purejaxrl: bool) -> dict[str, list[Arm]]:
+    """The arms to measure of each workload that has any; refuses to measure nothing."""
+    named = {workload: [arm for arm in WORKLOADS[workload].arms if arm.name in arms] for workload in workloads}
+    found = {workload: [arm for arm in some if arm.only_with is None or purejaxrl] for workload, some in named.items()}
     if any(found.values()):
-        return {work: some for work, some in found.items() if some}
+        return {workload: some for workload, some in found.items() if some}
     left_out = {arm.name: arm.only_with for some in named.values() for arm in some}
     if left_out:
         flags = ", ".join(dict.fromkeys(str(flag) for flag in left_out.values()))
         raise ConfigError(f"--only {','.join(left_out)} measures nothing without {flags}; add it")
-    there = dict.fromkeys(arm.name for work in works for arm in WORKS[work].arms)
-    raise ConfigError(f"--only {','.join(arms)}: no such arm in {', '.join(works)}; there are {', '.join(there)}")
+    there = dict.fromkeys(arm.name for workload in workloads for arm in WORKLOADS[workload].arms)
+    raise ConfigError(f"--only {','.join(arms)}: no such arm in {', '.join(workloads)}; there are {', '.join(there)}")
 
 
 def _interpreters(given: Sequence[str]) -> dict[str, Path]:
@@ -162,15 +162,15 @@ def _check_scale(folder: Path, rows: Sequence[Row], scale: float) -> None:
         )
 
 
-def _listing(works: Sequence[str]) -> str:
+def _listing(workloads: Sequence[str]) -> str:
     lines: list[str] = []
-    for name in works:
-        lines.append(f"{name:24} {WORKS[name].title}")
-        for arm in WORKS[name].arms:
+    for name in workloads:
+        lines.append(f"{name:24} {WORKLOADS[name].title}")
+        for arm in WORKLOADS[name].arms:
             needs = "" if arm.environment is None else f"  [{arm.environment}]"
             needs += f"  (only with {arm.only_with})" if arm.only_with else ""
             lines.append(f"    {arm.name:20} {arm.title}{needs}")
-    used = {arm.environment: None for name in works for arm in WORKS[name].arms if arm.environment is not None}
+    used = {arm.environment: None for name in workloads for arm in WORKLOADS[name].arms if arm.environment is not None}
     lines += [f"[{name}] {', '.join(pinned(name))}" for name in used]
     return "\n".join(lines)
 

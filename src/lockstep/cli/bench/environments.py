@@ -5,7 +5,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from lockstep.cli.bench.works import ENVIRONMENTS
+from lockstep.cli.bench.workloads import ENVIRONMENTS
 
 
 class InstallationError(Exception):

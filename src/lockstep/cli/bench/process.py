@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.cli.bench.works import Arm, Work
+from lockstep.cli.bench.workloads import Arm, Workload
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.signals import Interrupted, caught_signals
 from lockstep.launch.supervise import RankGroup
@@ -29,7 +29,7 @@ _ONE_THREAD = {
 
 
 def measure(
-    python: Path, work: Work, arm: Arm, scale: float, group: RankGroup, more: Sequence[str] = ()
+    python: Path, workload: Workload, arm: Arm, scale: float, group: RankGroup, more: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Run the arm's script; returns its result, the last line that it prints, or {"error": why there is none}.
 
@@ -37,7 +37,7 @@ def measure(
 
     Args:
         python: the interpreter of the arm's environment.
-        work: what is done.
+        workload: what is done.
         arm: by whom.
         scale: factor of the measured steps.
         group: starts it, and ends it if this process is killed. It stays open for all arms, so that its guardian
@@ -47,9 +47,9 @@ def measure(
     Raises:
         Interrupted: by a signal to this process.
     """
-    updates = max(1, round(work.measured * scale * arm.part / work.update))
-    warm_up = max(1, round(work.warm_up * arm.part))  # not scaled: learning must have begun
-    steps = [str(count * arm.ranks) for count in (warm_up, updates * work.update)]
+    updates = max(1, round(workload.measured * scale * arm.part / workload.update))
+    warm_up = max(1, round(workload.warm_up * arm.part))  # not scaled: learning must have begun
+    steps = [str(count * arm.ranks) for count in (warm_up, updates * workload.update)]
     words = [*arm.words, *more, "--warm-up", steps[0], "--measured", steps[1]]
     try:
         code, output, errors = _run([str(python), str(ARMS / arm.script), *words], arm, group)

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lockstep.cli.bench.works import Arm, Work
+from lockstep.cli.bench.workloads import Arm, Workload
 from lockstep.errors import ConfigError
 
 RESULTS_FILE = "results.jsonl"
@@ -65,19 +65,19 @@ def append_row(folder: Path, row: Row) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def of_arm(rows: Sequence[Row], work: str, arm: str) -> dict[int, Row]:
+def of_arm(rows: Sequence[Row], workload: str, arm: str) -> dict[int, Row]:
     """The newest measurements of an arm, by repetition."""
-    return {row["repetition"]: row for row in rows if (row["work"], row["arm"]) == (work, arm)}
+    return {row["repetition"]: row for row in rows if (row["work"], row["arm"]) == (workload, arm)}
 
 
-def table(name: str, work: Work, rows: Sequence[Row]) -> str:
-    """A markdown table of a work: medians, and medians of the ratios of measurements that were taken in turn.
+def table(name: str, workload: Workload, rows: Sequence[Row]) -> str:
+    """A markdown table of a workload: medians, and medians of the ratios of measurements that were taken in turn.
 
     A ratio is that of Lockstep to a library, and of several ranks to one; more than 1 is better.
     """
     lines: list[str] = []
     notes: list[str] = []
-    for arm in work.arms:
+    for arm in workload.arms:
         measured = of_arm(rows, name, arm.name)
         if not measured:
             continue
@@ -86,14 +86,14 @@ def table(name: str, work: Work, rows: Sequence[Row]) -> str:
         if errors and not good:
             notes.append(f"{arm.title}: {errors[-1]}")
             continue
-        base = of_arm(rows, name, arm.one_rank or work.arms[0].name)
-        against = "" if arm is work.arms[0] else _ratio(work, arm, base, good)
+        base = of_arm(rows, name, arm.one_rank or workload.arms[0].name)
+        against = "" if arm is workload.arms[0] else _ratio(workload, arm, base, good)
         memory = median(row.get("peak_mb", 0.0) for row in measured.values() if "value" in row)
         cells = [
             arm.title,
             _spread(list(good.values())),
             against,
-            _target(work, arm),
+            _target(workload, arm),
             f"{memory:.0f}" if memory else "",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -101,19 +101,19 @@ def table(name: str, work: Work, rows: Sequence[Row]) -> str:
     for row in rows:
         if row["work"] == name:
             versions |= row.get("versions", {})
-    parts = [[f"## {name}: {work.title}"]]
+    parts = [[f"## {name}: {workload.title}"]]
     if lines:
-        heads = f"| | {work.unit}, median (range) | ratio, median (range) | aimed at | MB per process |"
+        heads = f"| | {workload.unit}, median (range) | ratio, median (range) | aimed at | MB per process |"
         parts += [[heads, "|---|---|---|---|---|", *lines]]
         parts += [[", ".join(f"{package} {number}" for package, number in sorted(versions.items()))]]
     parts += [[f"Not measured: {note}" for note in notes]] if notes else []
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def _ratio(work: Work, arm: Arm, base: Mapping[int, Row], other: Mapping[int, float]) -> str:
+def _ratio(workload: Workload, arm: Arm, base: Mapping[int, Row], other: Mapping[int, float]) -> str:
     """How many times better Lockstep is than a library, or several ranks than one."""
     ours = {i: row["value"] for i, row in base.items() if "value" in row and i in other}
-    ratios = [ours[i] / other[i] if work.higher_is_better else other[i] / ours[i] for i in ours]
+    ratios = [ours[i] / other[i] if workload.higher_is_better else other[i] / ours[i] for i in ours]
     if arm.ranks > 1:
         ratios = [1 / ratio for ratio in ratios]
     if not ratios:
@@ -121,8 +121,8 @@ def _ratio(work: Work, arm: Arm, base: Mapping[int, Row], other: Mapping[int, fl
     return f"{median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
 
 
-def _target(work: Work, arm: Arm) -> str:
-    return f"{work.targets[arm.name]:.2f}" if arm.name in work.targets else ""
+def _target(workload: Workload, arm: Arm) -> str:
+    return f"{workload.targets[arm.name]:.2f}" if arm.name in workload.targets else ""
 
 
 def _spread(values: Sequence[float]) -> str:

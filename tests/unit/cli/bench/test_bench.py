@@ -15,7 +15,7 @@ import pytest
 
 from lockstep.cli.bench import process
 from lockstep.cli.bench.results import RESULTS_FILE, TABLES_FILE
-from lockstep.cli.bench.works import ENVIRONMENTS, WORKS, Arm, Work
+from lockstep.cli.bench.workloads import ENVIRONMENTS, WORKLOADS, Arm, Workload
 from lockstep.cli.main import main
 from quick import others_slow
 
@@ -35,23 +35,23 @@ print(json.dumps({"value": value + len(calls) * 0.001, "peak_mb": 10, "versions"
 
 @pytest.fixture
 def arms(tmp_path, monkeypatch):
-    """Two works of three arms; the scripts write down in which order they are called."""
+    """Two workloads of three arms; the scripts write down in which order they are called."""
     (tmp_path / "arm.py").write_text(SCRIPT)
     monkeypatch.setattr(process, "ARMS", tmp_path)
 
     def arm(name: str, **more) -> Arm:
         return Arm(name=name, title=name.title(), script="arm.py", words=(name,), **more)
 
-    works = {
-        "speed": Work(
+    workloads = {
+        "speed": Workload(
             title="a task",
             arms=(arm("ours"), arm("theirs", environment="sb3"), arm("two", ranks=2)),
             targets={"theirs": 2.5},
         ),
-        "broken": Work(title="another", arms=(arm("ours"), arm("broken"), arm("two", only_with="--purejaxrl DIR"))),
+        "broken": Workload(title="another", arms=(arm("ours"), arm("broken"), arm("two", only_with="--purejaxrl DIR"))),
     }
     for module in ("command", "results"):
-        monkeypatch.setattr(f"lockstep.cli.bench.{module}.WORKS", works, raising=False)
+        monkeypatch.setattr(f"lockstep.cli.bench.{module}.WORKLOADS", workloads, raising=False)
     return tmp_path
 
 
@@ -79,9 +79,9 @@ def test_arms_are_measured_in_turn_and_compared_by_the_median_of_ratios(arms, ca
 def test_ranks_of_a_library_are_compared_with_its_own_single_rank(arms, monkeypatch, capsys):
     from lockstep.cli.bench import command
 
-    ours, theirs, two = command.WORKS["speed"].arms
+    ours, theirs, two = command.WORKLOADS["speed"].arms
     of_theirs = replace(two, one_rank="theirs")
-    monkeypatch.setattr(command, "WORKS", {"speed": Work(title="a task", arms=(ours, theirs, of_theirs))})
+    monkeypatch.setattr(command, "WORKLOADS", {"speed": Workload(title="a task", arms=(ours, theirs, of_theirs))})
     bench(arms, "speed")
     out = capsys.readouterr().out
     assert re.search(r"\| Theirs \|.*\| 3\.00 \(", out) and re.search(r"\| Two \|.*\| 4\.50 \(", out)
@@ -90,9 +90,9 @@ def test_ranks_of_a_library_are_compared_with_its_own_single_rank(arms, monkeypa
 def test_less_is_better_turns_the_ratio_round(arms, monkeypatch, capsys):
     from lockstep.cli.bench import command
 
-    work = command.WORKS["speed"]
-    seconds = Work(title=work.title, arms=work.arms, unit="s", higher_is_better=False)
-    monkeypatch.setattr(command, "WORKS", {"speed": seconds})
+    workload = command.WORKLOADS["speed"]
+    seconds = Workload(title=workload.title, arms=workload.arms, unit="s", higher_is_better=False)
+    monkeypatch.setattr(command, "WORKLOADS", {"speed": seconds})
     bench(arms, "speed")
     out = capsys.readouterr().out
     assert re.search(r"\| Theirs \|.*\| 0\.33 \(", out) and re.search(r"\| Two \|.*\| 0\.67 \(", out)
@@ -223,7 +223,7 @@ def _refuse(packages):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["cartpole"], "work cartpole is unknown; did you mean cartpole_"),
+        (["cartpole"], "workload cartpole is unknown; did you mean cartpole_"),
         (["--only", "sb4"], "did you mean sbx or sb3?"),
         (["--repetitions", "0"], "--repetitions 0 must be a number, at least 1"),
         (["--scale", "-1"], "--scale -1 must be a number greater than 0"),
@@ -304,35 +304,35 @@ def test_a_trial_measures_whole_updates_after_the_whole_warm_up(monkeypatch):
     commands = []
     done = (0, json.dumps({"value": 1.0}), "")
     monkeypatch.setattr(process, "_run", lambda command, *_: commands.append(command) or done)
-    for work in WORKS.values():
-        for arm in work.arms:
-            process.measure(Path("python"), work, arm, 0.01, None)
+    for workload in WORKLOADS.values():
+        for arm in workload.arms:
+            process.measure(Path("python"), workload, arm, 0.01, None)
             warm_up, measured = (int(commands[-1][i]) for i in (-3, -1))
-            assert warm_up >= work.warm_up * arm.part * arm.ranks
-            assert measured >= work.update * arm.ranks and measured % work.update == 0, work.title
-            process.measure(Path("python"), work, arm, 1.0, None)
-            assert int(commands[-1][-1]) == round(work.measured * arm.part) * arm.ranks
+            assert warm_up >= workload.warm_up * arm.part * arm.ranks
+            assert measured >= workload.update * arm.ranks and measured % workload.update == 0, workload.title
+            process.measure(Path("python"), workload, arm, 1.0, None)
+            assert int(commands[-1][-1]) == round(workload.measured * arm.part) * arm.ranks
 
 
 def test_a_work_that_nobody_does_has_no_table(arms, monkeypatch, capsys):
     from lockstep.cli.bench import command
 
-    broken = command.WORKS["broken"]
-    monkeypatch.setattr(command, "WORKS", {"broken": replace(broken, arms=broken.arms[1:2])})
+    broken = command.WORKLOADS["broken"]
+    monkeypatch.setattr(command, "WORKLOADS", {"broken": replace(broken, arms=broken.arms[1:2])})
     assert bench(arms, "broken") == 1
     assert "## broken: another\n\nNot measured: Broken: it does not" in capsys.readouterr().out
 
 
 def test_every_arm_has_its_script_and_every_target_its_arm():
-    for work in WORKS.values():
-        names = [arm.name for arm in work.arms]
-        assert len(set(names)) == len(names) and set(work.targets) <= set(names)
-        for arm in work.arms:
+    for workload in WORKLOADS.values():
+        names = [arm.name for arm in workload.arms]
+        assert len(set(names)) == len(names) and set(workload.targets) <= set(names)
+        for arm in workload.arms:
             assert (process.ARMS / arm.script).exists()
             assert arm.environment is None or arm.environment in ENVIRONMENTS
             assert arm.one_rank is None or (arm.ranks > 1 and arm.one_rank in names)
-            assert arm.part == 1 or arm.part * work.warm_up >= 1024  # one update of PPO
-        assert work.arms[0].environment is None and work.arms[0].ranks == 1
+            assert arm.part == 1 or arm.part * workload.warm_up >= 1024  # one update of PPO
+        assert workload.arms[0].environment is None and workload.arms[0].ranks == 1
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Stable-Baselines3, sb3-contrib or sbx (the library that is installed) on the works that they can do."""
+"""Stable-Baselines3, sb3-contrib or sbx (the library that is installed) on the workloads that they can do."""
 
 import argparse
 import importlib
@@ -94,7 +94,7 @@ def halfcheetah(name: str) -> Any:
     )  # fmt: skip
 
 
-WORKS = {
+WORKLOADS = {
     "cartpole_ppo": cartpole_ppo,
     "hopper_ppo": hopper_ppo,
     "recurrent_ppo": recurrent_ppo,
@@ -111,9 +111,9 @@ def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     clock = Clock(args.warm_up)
     total = args.warm_up + args.measured
-    WORKS[args.work](total).learn(total, callback=Marks(clock, args.work.endswith("_ppo")))
+    WORKLOADS[args.workload](total).learn(total, callback=Marks(clock, args.workload.endswith("_ppo")))
     report(clock.per_second(), ["stable-baselines3", "sb3-contrib", "sbx-rl", "torch", "jax", "gymnasium"])
 
 
 if __name__ == "__main__":
-    main(arguments("work"))
+    main(arguments("workload"))

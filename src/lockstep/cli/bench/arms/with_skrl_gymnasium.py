@@ -16,7 +16,7 @@ NORMALIZED = {
     "observation_preprocessor": "RunningStandardScaler", "observation_preprocessor_kwargs": None,
     "value_preprocessor": "RunningStandardScaler", "value_preprocessor_kwargs": None,
 }  # fmt: skip
-WORKS: dict[str, tuple[str, int, dict[str, Any], dict[str, Any]]] = {
+WORKLOADS: dict[str, tuple[str, int, dict[str, Any], dict[str, Any]]] = {
     "cartpole_ppo": (
         "CartPole-v1",
         8,
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> None:
         import torch
 
         torch.set_num_threads(1)
-    task, num_envs, policy, settings = WORKS[args.work]
+    task, num_envs, policy, settings = WORKLOADS[args.workload]
     envs = gymnasium.make_vec(
         task,
         num_envs,
@@ -80,4 +80,4 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main(arguments("framework", "work"))
+    main(arguments("framework", "workload"))

@@ -1,7 +1,7 @@
-"""What `lockstep bench` measures: works, and the arms that do each.
+"""What `lockstep bench` measures: workloads, and the arms that do each.
 
-An arm is a script of `arms/` with its arguments. All arms of a work do the same: the same task, batch sizes, networks
-and passes over the data, on one core with one thread unless the arm says otherwise.
+An arm is a script of `arms/` with its arguments. All arms of a workload do the same: the same task, batch sizes,
+networks and passes over the data, on one core with one thread unless the arm says otherwise.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One way to do a work."""
+    """One way to do a workload."""
 
     name: str
     """On the command line."""
@@ -28,15 +28,15 @@ class Arm:
     ranks: int = 1
     """With more than one, warm-up and measured steps are multiplied: weak scaling."""
     one_rank: str | None = None
-    """With several ranks: the arm of one rank that they are compared with; None: the first arm of the work."""
+    """With several ranks: the arm of one rank that they are compared with; None: the first arm of the workload."""
     part: float = 1.0
-    """Of the work's steps; less than 1 for a library that is much slower than the others."""
+    """Of the workload's steps; less than 1 for a library that is much slower than the others."""
     only_with: str | None = None
     """The flag of `lockstep bench` without which the arm is skipped, as shown to the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Workload:
     """Something that several libraries do."""
 
     title: str
@@ -55,7 +55,7 @@ class Work:
 
 
 class _Variant(NamedTuple):
-    """How Lockstep does a work."""
+    """How Lockstep does a workload."""
 
     name: str
     title: str
@@ -86,17 +86,17 @@ def _ours(target: str, settings: Mapping[str, object], variant: _Variant = _TORC
     )
 
 
-def _peer(name: str, title: str, work: str, script: str, environment: str | None = None) -> Arm:
-    return Arm(name=name, title=title, script=script, words=(work,), environment=environment or name)
+def _peer(name: str, title: str, workload: str, script: str, environment: str | None = None) -> Arm:
+    return Arm(name=name, title=title, script=script, words=(workload,), environment=environment or name)
 
 
-def _skrl(framework: str, work: str) -> Arm:
+def _skrl(framework: str, workload: str) -> Arm:
     in_jax = framework == "jax"
     return Arm(
         name="skrl_jax" if in_jax else "skrl",
         title="skrl, JAX" if in_jax else "skrl",
         script="with_skrl_gymnasium.py",
-        words=(framework, work),
+        words=(framework, workload),
         environment="skrl_jax" if in_jax else "robots",
         part=0.05 if in_jax else 1.0,
     )
@@ -150,7 +150,7 @@ def _doubled_off_policy(settings: Mapping[str, object]) -> dict[str, object]:
     return _doubled(settings, "num_envs", "batch_size") | {"updates_per_step": updates}
 
 
-def _gradient_sync(parameters: int, calls: int, target: float) -> Work:
+def _gradient_sync(parameters: int, calls: int, target: float) -> Workload:
     schemes = {
         "lockstep": "Lockstep",
         "lockstep_pinned": "Lockstep, pinned shards",
@@ -163,7 +163,7 @@ def _gradient_sync(parameters: int, calls: int, target: float) -> Work:
         Arm(name=name, title=title, script="gradient_sync.py", words=(name, str(parameters)), cores=2)
         for name, title in schemes.items()
     ]
-    return Work(
+    return Workload(
         title=f"forward, backward and synchronization of {parameters:,} parameters, 2 ranks, gloo",
         unit="us per step",
         higher_is_better=False,
@@ -174,8 +174,8 @@ def _gradient_sync(parameters: int, calls: int, target: float) -> Work:
     )
 
 
-WORKS: Mapping[str, Work] = {
-    "cartpole_ppo": Work(
+WORKLOADS: Mapping[str, Workload] = {
+    "cartpole_ppo": Workload(
         title="CartPole-v1, PPO in torch, 8 environments x 128 steps",
         warm_up=20_480,
         measured=81_920,
@@ -191,7 +191,7 @@ WORKS: Mapping[str, Work] = {
         ),
         targets={"sb3": 4.0, "tianshou": 3.5, "torchrl": 3.5, "skrl": 3.5, "lockstep_2": 1.8},
     ),
-    "cartpole_ppo_jax": Work(
+    "cartpole_ppo_jax": Workload(
         title="CartPole-v1, PPO in JAX, environments on the host, 8 x 128",
         warm_up=20_480,
         measured=204_800,
@@ -204,7 +204,7 @@ WORKS: Mapping[str, Work] = {
         ),
         targets={"sbx": 5.5, "lockstep_2": 1.8},
     ),
-    "cartpole_ppo_jax_device": Work(
+    "cartpole_ppo_jax_device": Workload(
         title="CartPole-v1, PPO and environments on the device in JAX, 8 x 128",
         warm_up=102_400,
         measured=512_000,
@@ -219,7 +219,7 @@ WORKS: Mapping[str, Work] = {
         ),
         targets={"purejaxrl": 1.2, "lockstep_2": 1.8},
     ),
-    "cartpole_4096": Work(
+    "cartpole_4096": Workload(
         title="lockstep/Cartpole-v0, PPO, 4096 environments x 16 steps as tensors, Isaac Lab's settings",
         warm_up=131_072,
         measured=1_310_720,
@@ -235,7 +235,7 @@ WORKS: Mapping[str, Work] = {
         ),
         targets={"skrl": 2.5, "rl_games": 2.5, "rsl_rl": 2.5, "lockstep_2": 1.8},
     ),
-    "cartpole_4096_ranks": Work(
+    "cartpole_4096_ranks": Workload(
         title="lockstep/Cartpole-v0, PPO, 4096 environments x 16 steps on each of one and two ranks",
         warm_up=131_072,
         measured=1_310_720,
@@ -247,7 +247,7 @@ WORKS: Mapping[str, Work] = {
         ),
         targets={"lockstep_2": 1.8},
     ),
-    "hopper_ppo": Work(
+    "hopper_ppo": Workload(
         title="Hopper-v5, PPO, 4 environments x 512 steps, 10 epochs of 32 minibatches",
         warm_up=4096,
         measured=16_384,
@@ -265,7 +265,7 @@ WORKS: Mapping[str, Work] = {
         ),
         targets={"sb3": 2.0, "tianshou": 2.0, "torchrl": 2.0, "skrl": 2.0, "lockstep_2": 1.8},
     ),
-    "pong_dqn": Work(
+    "pong_dqn": Workload(
         title="PongNoFrameskip-v4, DQN, Nature CNN, 32 transitions for every 4 steps",
         warm_up=1200,
         measured=3600,
@@ -276,7 +276,7 @@ WORKS: Mapping[str, Work] = {
         ),
         targets={"sb3": 1.7, "lockstep_2": 1.6},
     ),
-    "recurrent_ppo": Work(
+    "recurrent_ppo": Workload(
         title="CartPole-v1, recurrent PPO, an LSTM of 64 units for actor and critic, 8 x 128",
         warm_up=4096,
         measured=16_384,
@@ -290,7 +290,7 @@ WORKS: Mapping[str, Work] = {
         targets={"sb3": 2.0, "lockstep_2": 1.8},
     ),
     **{
-        f"halfcheetah_{algo}": Work(
+        f"halfcheetah_{algo}": Workload(
             title=f"HalfCheetah-v5, {algo.upper()}, networks of 256 x 256, 256 transitions for every step",
             warm_up=512,
             measured=2048,
@@ -306,7 +306,7 @@ WORKS: Mapping[str, Work] = {
         )
         for algo in ("sac", "td3")
     },
-    "offline_dqn": Work(
+    "offline_dqn": Workload(
         title="logged data, DQN on 1024 of 500,000 rows, 16 features, a 128-64 network",
         unit="rows/s",
         warm_up=204_800,
@@ -329,7 +329,7 @@ WORKS: Mapping[str, Work] = {
     "gradients_9k": _gradient_sync(9_155, 1000, 3.0),
     "gradients_135k": _gradient_sync(134_659, 300, 2.0),
     "gradients_1.7m": _gradient_sync(1_687_206, 40, 1.2),
-    "first_update": Work(
+    "first_update": Workload(
         title="from the start of the process to the first update of PPO on CartPole-v1",
         unit="s",
         higher_is_better=False,
