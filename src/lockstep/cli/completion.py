@@ -102,7 +102,11 @@ def _values(hint: Any) -> list[str]:
 
 
 def _run(args: argparse.Namespace) -> Any:
-    """The run that the arguments describe; the user's own code is not run."""
+    """The run that the arguments describe, or the settings of `prepare`; the user's own code is not run."""
+    if getattr(args, "part", None) == "prepare":
+        from lockstep.data.preparation.identify import NormParams
+
+        return NormParams()
     from lockstep.cli.unknown_arguments import run_of
     from lockstep.run import ALGORITHMS, Run
 

@@ -31,6 +31,8 @@ EXPECTED = {
     "lockstep train cartpole_dqn --set double=": ["true", "false"],
     "lockstep train mine.py --set non_finite=s": ["stop", "skip"],
     "lockstep train mine:Env --algo sac --set layer": ["layer_norm="],
+    "lockstep offline prepare log.jsonl --set num": ["num_samples="],
+    "lockstep offline prepare log.jsonl --set skip_box_cox=": ["true", "false"],
     "lockstep offline train data --set cql": ["cql_alpha="],
     "lockstep train --resume runs/": ["runs/new", "runs/old"],
     "lockstep evaluate ": ["runs/new", "runs/old", "runs/"],

@@ -7,6 +7,7 @@ instead: a small shell next to the launcher sends it the signals whose names it 
 import argparse
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 from lockstep.cli.submit.arguments import DEFAULT_PORT, hosts, is_ipv6
@@ -27,6 +28,8 @@ def submit(job: Job, args: argparse.Namespace) -> int:
     if args.dry_run:
         print(_HEAD + "".join(f"\n{shlex.join(command.words)}\n" for command in found), end="")
         return 0
+    if shutil.which("ssh") is None:
+        raise ConfigError("there is no ssh here; install it, or add --dry-run to see the commands")
     from lockstep.cli.submit.ssh_group import run
 
     return run(found, end_s=job.end_s, elastic=job.elastic)

@@ -15,7 +15,8 @@ from lockstep.launch.signals import caught_signals, signal_name
 
 _POLL_S = 0.05
 _PEERS_EXIT_S = 30.0  # the other launchers detect a failure themselves, and report more about it
-_NO_LAUNCHER = (126, 127, 255)  # command not found or not executable; ssh failed: the other launchers cannot detect it
+_SSH_FAILED = 255  # before the launcher started, or while it ran
+_NO_LAUNCHER = (126, 127, _SSH_FAILED)  # command not executable or not found; the other launchers cannot detect it
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def run(commands: Sequence[HostCommand], *, end_s: float, elastic: bool) -> int:
         0, the first failing launcher's exit code, or 128 + n after signal n.
 
     Raises:
-        RunError: ssh could not connect to a host, or the command does not exist there.
+        RunError: ssh could not connect to a host or lost its connection, or the command does not exist there.
     """
     lock = threading.Lock()
     with caught_signals() as caught, contextlib.ExitStack() as stack:
@@ -106,6 +107,11 @@ def run(commands: Sequence[HostCommand], *, end_s: float, elastic: bool) -> int:
         print(f"lockstep: interrupted by {signal_name(caught[0])}", file=sys.stderr)
         return 128 + caught[0]
     assert failed is not None
+    if failed.code == _SSH_FAILED:
+        raise RunError(
+            f"ssh to {failed.name} failed or lost its connection (code {failed.code}, its lines are above); "
+            f"try: ssh -o BatchMode=yes {failed.name} true"
+        )
     if failed.code in _NO_LAUNCHER:
         raise RunError(
             f"no launcher could be started on {failed.name} (code {failed.code}, its lines are above); "

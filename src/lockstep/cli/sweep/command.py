@@ -63,8 +63,12 @@ def train_seeds(args: argparse.Namespace) -> int:
     if args.run_dir is not None:
         return _run(sweep, Path(args.run_dir).absolute(), args)
     first = TrainCommand(words).run_of({}, sweep.seeds[0])
-    made = RunDir.create(None, None, name=f"{default_name(to_dict(first))}-seeds").path
-    return _run(sweep, made.absolute(), args)
+    made = RunDir.create(None, None, name=f"{default_name(to_dict(first))}-seeds")
+    try:
+        return _run(sweep, made.path.absolute(), args)
+    except BaseException:
+        made.discard()  # keeps a directory that has the files of a sweep
+        raise
 
 
 def resume_sweep(args: argparse.Namespace) -> int:

@@ -119,9 +119,21 @@ def test_a_host_that_cannot_be_reached_ends_all_at_once(hosts):
     _, err = running.communicate(timeout=WITHIN_S)
     assert running.returncode == 1
     assert "[gone] ssh: connect to host gone" in err
-    assert "lockstep: error: no launcher could be started on gone (code 255" in err
+    assert "lockstep: error: ssh to gone failed or lost its connection (code 255" in err
     assert "ssh -o BatchMode=yes gone true" in err
     assert caught(hosts, "alpha") == str(int(signal.SIGTERM))
+
+
+def test_a_host_without_the_command_ends_all_at_once(hosts, capfd):
+    ends(hosts, alpha=127)
+    assert cli.main(["submit", *GIVEN[:4], "alpha", *GIVEN[5:]]) == 1
+    assert "no launcher could be started on alpha (code 127" in capfd.readouterr().err
+
+
+def test_a_machine_without_ssh_is_refused(capsys, here, monkeypatch):
+    monkeypatch.setenv("PATH", str(here))
+    assert "there is no ssh here" in refusal(capsys, *GIVEN, dry_run=False)
+    assert "ssh" in text_of(capsys, *GIVEN)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)

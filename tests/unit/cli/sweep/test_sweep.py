@@ -245,6 +245,8 @@ def test_run_of_a_killed_start_is_waited_for(sweeps, capsys, monkeypatch):
         (["--seeds", "x"], "--seeds x must be a number"),
         (["--seeds", "0:2", "--nnodes", "2"], "no flags of a launcher"),
         (["--seeds", "0:2", "--set", "num_env=3"], "num_env"),
+        (["--seeds", "0:2", "--jobs", "x"], "--jobs x must be a number"),
+        (["--seeds", "0:2", "--address", "auto"], "add --on ray"),
         (["--jobs", "2"], "--jobs and --seeds train several runs"),
         (["--seeds", "0:2", "--run-dir", "used"], "already holds files and no sweep"),
     ],
