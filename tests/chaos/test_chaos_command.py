@@ -124,7 +124,7 @@ def test_a_run_that_fails_undisturbed_says_so(tmp_path):
 def test_an_interruption_leaves_nothing(tmp_path):
     folder_for(tmp_path, small())
     start = chaos(tmp_path, "--ranks", "2", "--faults", "stall", "--seed", "1")
-    start.until((start.run_dir / "stall" / "logs" / "struck.json").exists)
+    start.until((start.run_dir / "stall" / "logs" / "injected_fault.json").exists)
     start.process.send_signal(signal.SIGINT)
     assert start.wait(60.0) == 130, start.said
     assert start.left() == []

@@ -7,7 +7,7 @@ import time
 import pytest
 from chaos_runs import BATCH, TIMEOUT_S, folder_for, resume, small, timeless, train
 
-from lockstep.cli.chaos.faults import NOTE, InjectedFault
+from lockstep.cli.chaos.faults import INJECTED_FILE, InjectedFault
 
 pytestmark = pytest.mark.chaos
 
@@ -27,12 +27,12 @@ ENDS = {
 
 
 def noted(start):
-    """What the fault wrote down when it struck."""
-    return json.loads((start.run_dir / NOTE).read_text())
+    """What was written when the fault was injected."""
+    return json.loads((start.run_dir / INJECTED_FILE).read_text())
 
 
-def noticed_s(start, number):
-    """Seconds between the strike and its being written down."""
+def detected_s(start, number):
+    """Seconds between the fault and the record of its detection."""
     name = "failure.json" if number is None else f"failure_{number}.json"
     return (start.run_dir / "logs" / name).stat().st_mtime - noted(start)["time_s"]
 
@@ -46,7 +46,7 @@ def check_named(start, fault, number=None):
     assert re.search(pattern, start.errors, re.DOTALL), start.errors
     if fault.fault != "weight":  # between two ranks nobody knows whose weight is the right one
         assert failure["rank"] == fault.rank, failure
-    waited = noticed_s(start, number)
+    waited = detected_s(start, number)
     assert waited < bound, f"noticed after {waited:.1f} s"
     if fault.fault in ("stall", "collective", "stop"):
         assert waited > TIMEOUT_S - 1, f"noticed after {waited:.1f} s already: a slow rank is no stuck one"
@@ -155,7 +155,7 @@ def test_a_disk_that_is_full_for_a_while_costs_one_warning(undisturbed, tmp_path
     start = train(folder_for(tmp_path, small()), ranks, fault=InjectedFault("diskfull", ranks - 1, AT))
     assert start.wait() == 0, start.said
     start.check_clean()
-    assert (start.run_dir / NOTE).exists(), "the fault did not strike"
+    assert (start.run_dir / INJECTED_FILE).exists(), "the fault was not injected"
     assert start.said.count("could not be written") == 1, start.said
     assert "No space left on device" in start.said
     assert start.latest == 40 * BATCH, "it was tried again"

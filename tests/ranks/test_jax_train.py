@@ -82,7 +82,7 @@ def struck(tmp_path, fault, *words, **changes):
         *words,
     ]
     command = Command(tmp_path, [*told, *small(**{"total_steps": 10**8, "timeout_s": 4, **changes})])
-    note = tmp_path / "run" / "logs" / "struck.json"
+    note = tmp_path / "run" / "logs" / "injected_fault.json"
     command.until(note.exists)
     since = time.monotonic()
     code = command.wait(START_S)

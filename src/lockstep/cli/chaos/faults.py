@@ -37,7 +37,7 @@ KINDS: Mapping[str, str] = {
 }
 """The kinds of faults."""
 
-NOTE = Path("logs", "struck.json")
+INJECTED_FILE = Path("logs", "injected_fault.json")
 """Written to the run directory when a fault is injected: the fault, the update, and the Unix time in seconds."""
 
 _FOREVER_S = 86_400.0
@@ -53,7 +53,7 @@ class InjectedFault:
     update: int
     """Number of updates after which the fault is injected."""
     attempt: int = 0
-    """The start of the run: 0 is the first, 1 the first restart. Under torchrun as this node's agent counts."""
+    """The start of the run: 0 is the first, 1 the first restart. Under torchrun: `TORCHELASTIC_RESTART_COUNT`."""
     updates: int = 8
     """`diskfull`: number of updates until the disk has room again."""
     saved: bool = False
@@ -104,12 +104,12 @@ class _Trigger:
         self._fired = True
         if self._run_dir is not None:
             note = asdict(self.fault) | {"at": self.updates, "time_s": time.time()}
-            (self._run_dir / NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
+            (self._run_dir / INJECTED_FILE).write_text(json.dumps(note) + "\n", encoding="utf-8")
         return True
 
 
 def inject(fault: InjectedFault, run_dir: Path | None = None, framework: str = "torch") -> None:
-    """Prepare a fault in this process, before it trains; `NOTE` is written to `run_dir`, if given."""
+    """Prepare a fault in this process, before it trains; `INJECTED_FILE` is written to `run_dir`, if given."""
     from lockstep.distributed.timers import Timers
 
     trigger, original = _Trigger(fault, run_dir, framework), Timers.updated

@@ -12,10 +12,11 @@ from uuid import uuid4
 
 import psutil
 
-from lockstep.cli.chaos.faults import NOTE, InjectedFault
+from lockstep.cli.chaos.faults import INJECTED_FILE, InjectedFault
 from lockstep.cli.sweep.processes import start_run
 from lockstep.errors import RunError
 from lockstep.launch.signals import Interrupted
+from lockstep.record.file_numbers import number_of
 from lockstep.record.follow import read_json
 from lockstep.run import Run
 
@@ -24,9 +25,9 @@ CONFIG_FILE = "config.yaml"
 _MAX_RESTARTS = 2
 _MARK = "LOCKSTEP_CHAOS"  # inherited by all processes of a run: one that has it after the run is an orphan
 _EXIT_S = 5.0
-_SAID_WIDTH = 160
-_COLUMNS = ("fault", 11), ("rank", 5), ("update", 7), ("step", 10), ("noticed", 8), ("restarts", 9), ("lost", 8)
-HEAD = "".join(f"{name:{width}}" for name, width in _COLUMNS) + f"{'code':5}{'same':13}{'verdict':14}said"
+_MESSAGE_WIDTH = 160
+_COLUMNS = ("fault", 11), ("rank", 5), ("update", 7), ("step", 10), ("detected", 9), ("restarts", 9), ("lost", 8)
+HEAD = "".join(f"{name:{width}}" for name, width in _COLUMNS) + f"{'code':5}{'same':13}{'verdict':14}message"
 """The header of the table."""
 
 
@@ -42,7 +43,7 @@ class Trial:
     """Number of updates before the fault."""
     step: int
     """Environment steps before the fault, all ranks."""
-    noticed_s: float | None
+    detected_s: float | None
     """Seconds until the run detected the fault; None if there was nothing to detect."""
     restarts: int
     """Number of restarts, including a manual resume."""
@@ -52,7 +53,7 @@ class Trial:
     """Exit code of the command; None after a timeout."""
     same_parameters: bool
     """Whether the final parameters are those of the undisturbed run."""
-    said: str
+    message: str
     """The message of the run about the fault."""
     problems: list[str] = field(default_factory=list[str])
     """Reasons why it did not survive; empty if it did."""
@@ -64,13 +65,13 @@ class Trial:
 
     def row(self, exact: bool) -> str:
         """One line of the table."""
-        noticed = "-" if self.noticed_s is None else f"{self.noticed_s:.1f} s"
-        cells = (self.fault, self.rank, self.update, self.step, noticed, self.restarts, self.steps_lost)
+        detected = "-" if self.detected_s is None else f"{self.detected_s:.1f} s"
+        cells = (self.fault, self.rank, self.update, self.step, detected, self.restarts, self.steps_lost)
         text = "".join(f"{cell!s:{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
         same = ("yes" if self.same_parameters else "no") if exact or self.same_parameters else "not promised"
         code = "-" if self.exit_code is None else self.exit_code
         verdict = "survived" if self.survived else "NOT survived"
-        return f"{text}{code!s:5}{same:13}{verdict:14}{_shortened('; '.join(self.problems) or self.said)}"
+        return f"{text}{code!s:5}{same:13}{verdict:14}{_shortened('; '.join(self.problems) or self.message)}"
 
 
 class Trials:
@@ -120,11 +121,11 @@ class Trials:
         self, fault: InjectedFault, code: int | None, resumed: int, problems: list[str], limit: float
     ) -> Trial:
         run_dir = self._folder / fault.fault
-        summary, note = read_json(run_dir / "summary.json"), read_json(run_dir / NOTE)
+        summary, note = read_json(run_dir / "summary.json"), read_json(run_dir / INJECTED_FILE)
         restarts = int(summary.get("restarts") or 0) + resumed
         same = code == 0 and summary.get("params_fingerprint") == self.fingerprint
         if not note:
-            problems.append("the fault did not strike")
+            problems.append("the fault was not injected")
         if code is None:
             problems.append(f"it did not end within {limit:.0f} s")
         elif code != 0:
@@ -132,9 +133,9 @@ class Trials:
         elif not same and self.exact:
             problems.append("it ended with other parameters")
         elif note and not restarts and fault.fault != "diskfull":
-            problems.append("nobody noticed")
-        said, noticed = _explanation(run_dir, float(note.get("time_s", 0)))
-        said = "; ".join(filter(None, (said, _warnings(run_dir.with_suffix(".txt")))))
+            problems.append("the fault was not detected")
+        message, detected = _explanation(run_dir, number_of(note.get("time_s")))
+        message = "; ".join(filter(None, (message, _warnings(run_dir.with_suffix(".txt")))))
         at = int(note.get("at", fault.update))
         lost = max(0, at * self._rollout - _step(summary.get("resumed_from"))) if restarts else 0
         return Trial(
@@ -142,12 +143,12 @@ class Trials:
             rank=fault.rank,
             update=at,
             step=at * self._rollout,
-            noticed_s=noticed,
+            detected_s=detected,
             restarts=restarts,
             steps_lost=lost,
             exit_code=code,
             same_parameters=same,
-            said=said,
+            message=message,
             problems=problems,
         )
 
@@ -210,7 +211,7 @@ def _step(resumed_from: object) -> int:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _SAID_WIDTH else f"{text[: _SAID_WIDTH - 4]} ..."
+    return text if len(text) <= _MESSAGE_WIDTH else f"{text[: _MESSAGE_WIDTH - 4]} ..."
 
 
 def _warnings(printed: Path) -> str:
@@ -218,9 +219,10 @@ def _warnings(printed: Path) -> str:
     return "; ".join(dict.fromkeys(line for line in lines if line.startswith("warning: ") and "checkpoint" in line))
 
 
-def _explanation(run_dir: Path, struck_s: float) -> tuple[str, float | None]:
-    """The message of the run's first failure, and the delay from the fault to it in seconds."""
+def _explanation(run_dir: Path, injected_at: float | None) -> tuple[str, float | None]:
+    """The message of the run's first failure, and the seconds from the fault to it; None if they are unknown."""
     path = run_dir / "logs" / "failure_1.json"
     if not path.exists():
         return "", None
-    return str(read_json(path).get("message", "")).splitlines()[0], max(0.0, path.stat().st_mtime - struck_s)
+    message = str(read_json(path).get("message", "")).partition("\n")[0]
+    return message, None if injected_at is None else max(0.0, path.stat().st_mtime - injected_at)

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.cli.chaos import faults, trial
 from lockstep.cli.chaos.command import MAX_TIMEOUT_S, UPDATES, chosen_faults, prepared, run_chaos, schedule
-from lockstep.cli.chaos.faults import KINDS, NOTE, InjectedFault
+from lockstep.cli.chaos.faults import INJECTED_FILE, KINDS, InjectedFault
 from lockstep.cli.chaos.trial import HEAD, Trial, Trials
 from lockstep.cli.report.runs import find_runs
 from lockstep.errors import ConfigError
@@ -117,8 +117,8 @@ def test_directory_of_all_runs_is_no_run_itself(here, monkeypatch):
 
     monkeypatch.setattr(Trials, "undisturbed", undisturbed)
     survived = Trial(
-        fault="kill", rank=0, update=1, step=1, noticed_s=None, restarts=0, steps_lost=0, exit_code=0,
-        same_parameters=True, said="",
+        fault="kill", rank=0, update=1, step=1, detected_s=None, restarts=0, steps_lost=0, exit_code=0,
+        same_parameters=True, message="",
     )  # fmt: skip
     monkeypatch.setattr(Trials, "try_fault", lambda *_: survived)
     assert run_chaos(RUN, 2, ["kill"], seed=0, run_dir=None, whole=False) == 0
@@ -133,12 +133,12 @@ def trials(tmp_path):
     return made
 
 
-def left(folder, *, struck_at=10, message="rank 1 was killed", **summary):
-    """The directory of a run that a fault struck."""
+def left(folder, *, injected_at=10, message="rank 1 was killed", **summary):
+    """The directory of a run in which a fault was injected."""
     (folder / "kill" / "logs").mkdir(parents=True)
     (folder / "kill.txt").write_text("128 steps\nwarning: checkpoint step_5 is damaged\n")
-    if struck_at is not None:
-        (folder / "kill" / NOTE).write_text(json.dumps({"at": struck_at, "time_s": 1000.0}))
+    if injected_at is not None:
+        (folder / "kill" / INJECTED_FILE).write_text(json.dumps({"at": injected_at, "time_s": 1000.0}))
     if message:
         failure = folder / "kill" / "logs" / "failure_1.json"
         failure.write_text(json.dumps({"rank": 1, "message": message}))
@@ -157,20 +157,20 @@ def test_run_without_problems_survives(trials, tmp_path):
     assert trial.survived
     assert trial.same_parameters
     assert (trial.update, trial.step, trial.steps_lost, trial.restarts) == (10, 10 * BATCH, 2 * BATCH, 1)
-    assert trial.noticed_s == pytest.approx(0.5)
-    assert trial.said == "rank 1 was killed; warning: checkpoint step_5 is damaged"
+    assert trial.detected_s == pytest.approx(0.5)
+    assert trial.message == "rank 1 was killed; warning: checkpoint step_5 is damaged"
     row = trial.row(exact=True)
     assert row.split()[:8] == ["kill", "1", "10", str(10 * BATCH), "0.5", "s", "1", str(2 * BATCH)]
     assert row.index("survived") == HEAD.index("verdict")
-    assert row.index("rank 1 was") == HEAD.index("said")
+    assert row.index("rank 1 was") == HEAD.index("message")
 
 
 @pytest.mark.parametrize(
     ("run", "code", "why"),
     [
         ({"params_fingerprint": "abd"}, 0, "it ended with other parameters"),
-        ({"struck_at": None}, 0, "the fault did not strike"),
-        ({"restarts": 0}, 0, "nobody noticed"),
+        ({"injected_at": None}, 0, "the fault was not injected"),
+        ({"restarts": 0}, 0, "the fault was not detected"),
         ({"error": "rank 1 was killed"}, 137, "rank 1 was killed; see"),
         ({}, None, "it did not end within 60 s"),
     ],
@@ -181,6 +181,18 @@ def test_run_with_problems_does_not_survive(trials, tmp_path, run, code, why):
     assert not trial.survived
     assert why in trial.row(exact=True)
     assert "NOT survived" in trial.row(exact=True)
+
+
+@pytest.mark.parametrize("content", ["", '{"rank": 1, "mess', '{"rank": 1}', '{"message": ""}'])
+def test_failure_without_a_readable_message_has_none(trials, tmp_path, content):
+    left(tmp_path)
+    (tmp_path / "kill" / "logs" / "failure_1.json").write_text(content)
+    assert judged(trials).message == "warning: checkpoint step_5 is damaged"
+
+
+def test_time_of_detection_is_unknown_without_the_time_of_the_fault(trials, tmp_path):
+    left(tmp_path, injected_at=None)
+    assert judged(trials).detected_s is None
 
 
 def test_partial_files_are_a_problem(trials, tmp_path):
@@ -204,7 +216,7 @@ def test_restart_without_checkpoint_repeats_all_steps(trials, tmp_path):
 
 def test_long_explanations_are_shortened_in_the_table_only():
     long = Trial(
-        fault="kill", rank=0, update=1, step=1, noticed_s=None, restarts=0, steps_lost=0, exit_code=0,
-        same_parameters=True, said="x" * 500,
+        fault="kill", rank=0, update=1, step=1, detected_s=None, restarts=0, steps_lost=0, exit_code=0,
+        same_parameters=True, message="x" * 500,
     )  # fmt: skip
-    assert len(long.row(exact=True)) <= HEAD.index("said") + trial._SAID_WIDTH
+    assert len(long.row(exact=True)) <= HEAD.index("message") + trial._MESSAGE_WIDTH
