@@ -208,7 +208,7 @@ def _time_notes(runs: Sequence[FoundRun]) -> Iterator[str]:
     alike: dict[tuple[str, str], list[tuple[FoundRun, Bottleneck]]] = {}
     stragglers: list[str] = []
     for run in runs:
-        time_use = read_time_use(run.path, run)
+        time_use = read_time_use(run)
         if (found := bottleneck(time_use)) is not None:
             alike.setdefault((found.what, found.helps), []).append((run, found))
         if (slowest := straggler(time_use)) is not None:
@@ -221,7 +221,7 @@ def _time_notes(runs: Sequence[FoundRun]) -> Iterator[str]:
 
 
 def _time_json(run: FoundRun) -> dict[str, Any]:
-    time_use = read_time_use(run.path, run)
+    time_use = read_time_use(run)
     found = bottleneck(time_use)
     return {"phases_s": dict(time_use.phases) or None, "advice": None if found is None else found.sentence}
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from lockstep.cli.report.runs import FoundRun, ranks_of
 from lockstep.distributed.timers import PHASES
-from lockstep.record.file_numbers import number_of
+from lockstep.record.file_numbers import number_of, whole_number_of
 from lockstep.record.follow import last_line, read_json
 from lockstep.record.run_dir import METRICS_FILE, RANKS_FILE, SUMMARY_FILE
 from lockstep.session.profile import PROFILE_FILE
@@ -49,6 +49,11 @@ class TimeUse:
         return ranks_of(self.preflight.get("world_size"), self.found.settings.get("devices_per_process"))
 
     @property
+    def by_process(self) -> bool:
+        """Whether `phases_of_ranks` has an entry per process, as each drives several devices."""
+        return (whole_number_of(self.found.settings.get("devices_per_process")) or 1) > 1
+
+    @property
     def ranks(self) -> list[Mapping[str, Any]]:
         """The entry of each rank in `summary.json`."""
         ranks = self.summary.get("ranks")
@@ -84,8 +89,9 @@ def sentence_of(alike: Sequence[Bottleneck]) -> str:
     return sentence
 
 
-def read_time_use(path: Path, found: FoundRun, summary: Mapping[str, Any] | None = None) -> TimeUse:
-    """The time of the run in a directory; missing, truncated or damaged files are skipped."""
+def read_time_use(found: FoundRun, summary: Mapping[str, Any] | None = None) -> TimeUse:
+    """The time of a run; missing, truncated or damaged files are skipped."""
+    path = found.path
     summary = read_json(path / SUMMARY_FILE) if summary is None else summary
     return TimeUse(
         found=found,
@@ -108,13 +114,14 @@ def bottleneck(run: TimeUse) -> Bottleneck | None:
 
 
 def straggler(run: TimeUse) -> str | None:
-    """One sentence that names the rank that waits least, which the others wait for; None if all wait alike."""
+    """One sentence that names the rank or process that waits least, which the others wait for, if any."""
     slowest = _slowest(run)
     if slowest is None:
         return None
     waited, mean = run.phases_of_ranks[slowest]["wait"], _mean_of_others(run, slowest, "wait")
+    name = rank_name(run, slowest)
     return (
-        f"R{rank_name(run, slowest)[1:]} is the slowest: it waited {waited:.1f} s, the others "
+        f"{name[:1].upper()}{name[1:]} is the slowest: it waited {waited:.1f} s, the others "
         f"{mean:.1f} s on average, {mean / sum(run.phases.values()):.0%} of their time."
     )
 
@@ -146,7 +153,9 @@ def _mean_of_others(run: TimeUse, rank: int, phase: str) -> float:
 
 
 def rank_name(run: TimeUse, index: int) -> str:
-    """`rank 3 on host`; without the host if the run has no result yet."""
+    """`rank 3 on host`; without the host if the run has no result yet. `process 3` where that is several ranks."""
+    if run.by_process:
+        return f"process {index}"
     if len(run.ranks) != len(run.phases_of_ranks):
         return f"rank {index}"
     rank = run.ranks[index]

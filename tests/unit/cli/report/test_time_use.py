@@ -6,7 +6,9 @@ import pytest
 from page_runs import PHASES, RUN, make_run
 
 from lockstep.cli import main as cli
+from lockstep.cli.report.page.groups import group_runs
 from lockstep.cli.report.page.load import read_page_run
+from lockstep.cli.report.page.time_section import time_section
 from lockstep.cli.report.time_use import bottleneck, straggler
 from lockstep.run import OfflineRun, override
 
@@ -115,6 +117,14 @@ def test_rank_that_waits_least_is_the_straggler(tmp_path):
     run = read_page_run(make_run(tmp_path / "run", ranks=3, waits=[20.0, 1.0, 22.0])).time
     assert straggler(run).startswith("Rank 1 on node is the slowest: it waited 1.0 s, the others 21.0 s on average")
     assert straggler(read_page_run(make_run(tmp_path / "even", ranks=2, waits=[2.0, 3.0])).time) is None
+
+
+def test_process_of_several_devices_is_called_a_process(tmp_path):
+    run = override(RUN, {"ml_framework": "jax", "devices_per_process": 2})
+    found = read_page_run(make_run(tmp_path / "run", run, ranks=2, waits=[20.0, 1.0]))
+    assert straggler(found.time).startswith("Process 1 is the slowest: it waited 1.0 s")
+    (entry,) = time_section(group_runs([found]))["ranks"]
+    assert "of 2 processes of run" in entry["chart"] and entry["rows"][0][0] == "process 0"
 
 
 def test_text_report_says_what_would_help_once_for_runs_alike(here, capsys):

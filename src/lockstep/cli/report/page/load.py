@@ -89,7 +89,7 @@ def _read(path: Path, name: str) -> PageRun:
         name=name,
         found=found,
         summary=summary,
-        time=read_time_use(path, found, summary),
+        time=read_time_use(found, summary),
         curves={name: curve for name, curve in curves.items() if curve is not None},
         videos=sorted((path / "videos").glob("*.gif"), key=_step_of),
     )

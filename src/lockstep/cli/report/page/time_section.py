@@ -71,7 +71,7 @@ def time_section(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _rank_stacks(run: PageRun) -> list[Stack]:
-    """A bar for each rank, if the run has several."""
+    """A bar for each rank, or process of several devices, if the run has several."""
     if len(run.time.phases_of_ranks) < 2:
         return []
     return [
@@ -82,12 +82,15 @@ def _rank_stacks(run: PageRun) -> list[Stack]:
 
 def _rank_chart(run: PageRun) -> dict[str, Any]:
     stacks = _rank_stacks(run)
-    text = f"Seconds in each phase on each of {len(run.time.phases_of_ranks)} ranks of {run.name}."
-    chart = stack_chart(f"Ranks of {run.name}", text, "seconds", PHASES, stacks)
+    unit, units = ("process", "processes") if run.time.by_process else ("rank", "ranks")
+    text = f"Seconds in each phase on each of {len(run.time.phases_of_ranks)} {units} of {run.name}."
+    chart = stack_chart(f"{units.capitalize()} of {run.name}", text, "seconds", PHASES, stacks)
     left_out = len(run.time.phases_of_ranks) - len(stacks)
     return {
         "chart": Markup(chart),
-        "straggler": straggler(run.time) or "No straggler: the ranks waited about equally long.",
+        "straggler": straggler(run.time) or f"No straggler: the {units} waited about equally long.",
         "left_out": left_out,
+        "unit": unit,
+        "units": units,
         "rows": [(stack.label, [f"{part:.2f}" for part in stack.parts]) for stack in stacks],
     }
