@@ -69,17 +69,17 @@ def exits_are_errors(what: str) -> Generator[None]:
 _INTERRUPTED = 130
 
 
-def exit_code_of(command: Callable[[], int], *, debug: bool = False) -> int:
+def exit_code_of(command: Callable[[], int], *, debug: Callable[[], bool] = lambda: False) -> int:
     """Run a command and return its exit code; an expected error is printed on stderr as one line.
 
     Args:
         command: returns the exit code.
-        debug: print tracebacks, too.
+        debug: whether to print tracebacks, too; asked after an error.
     """
     try:
         return command()
     except (ConfigError, RunError) as error:
-        if debug:
+        if debug():
             import traceback
 
             traceback.print_exc()
@@ -90,7 +90,7 @@ def exit_code_of(command: Callable[[], int], *, debug: bool = False) -> int:
         return error.exit_code
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in ("torch", "jax") or debug:
+        if package not in ("torch", "jax") or debug():
             raise
         line = f"this command needs the package {package}: pip install 'lockstep-rl[{package}]'"
         print(f"lockstep: error: {line}", file=sys.stderr)

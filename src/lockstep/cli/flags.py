@@ -5,11 +5,15 @@ from typing import Any
 
 from lockstep.cli.sweep.arguments import add_seeds
 from lockstep.engines.ray.arguments import add_ray_arguments
+from lockstep.launch.flags import directory
 from lockstep.launch.node_flags import add_grace, add_node_arguments
 
+RANKS = ("N|auto", "learner processes to start; auto: one per GPU (default: 1)")
+"""Metavar and help of `--ranks` where a command has no others."""
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the target and the flags of a run in environments."""
+
+def add_run_arguments(parser: argparse.ArgumentParser, *, ranks: tuple[str, str] = RANKS) -> None:
+    """Add the target and the flags of a run in environments; `ranks`: metavar and help of `--ranks`."""
     add = parser.add_argument
     add("target", metavar="TASK|RECIPE|CONFIG.yaml|FILE.py:FUNCTION", nargs="?", help="what to train")
     add("--task", metavar="ID", help="the task to train, if not named first")
@@ -22,16 +26,16 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num-envs", metavar="N", help="environments, all ranks together")
     add("--max-iterations", metavar="N", help="train for N rollouts")
     add("--headless", action="store_true", help="do not render; nothing renders unless asked to")
-    add_learning_arguments(parser)
+    add_learning_arguments(parser, ranks=ranks)
 
 
-def add_learning_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of every run, online or offline."""
+def add_learning_arguments(parser: argparse.ArgumentParser, *, ranks: tuple[str, str] = RANKS) -> None:
+    """Add the flags of every run, online or offline; `ranks`: metavar and help of `--ranks`."""
     add = parser.add_argument
     add("--ml-framework", metavar="torch|jax", help="backend (default: torch)")
-    add("--ranks", metavar="N|auto", help="learner processes to start; auto: one per GPU (default: 1; chaos: 2)")
+    add("--ranks", metavar=ranks[0], help=ranks[1])
     add("--seed", metavar="S", help="same seed, same parameters")
-    add("--run-dir", metavar="DIR", type=_directory, help="where results go (default: runs/TASK-ALGO-TIME)")
+    add("--run-dir", metavar="DIR", type=directory, help="where results go (default: runs/TASK-ALGO-TIME)")
     add_set_argument(parser)
     add("--device", metavar="auto|cpu|cuda", help="where to compute")
     add("--video", action="store_true", help="draw an episode at each evaluation: videos/step_N.gif")
@@ -42,13 +46,6 @@ def flags_of(parser: argparse.ArgumentParser) -> list[tuple[str, str, Any]]:
     """The flags of a parser: what the user types, the name in the namespace, the default."""
     actions = parser._actions  # pyright: ignore[reportPrivateUsage]
     return [(action.option_strings[0], action.dest, action.default) for action in actions if action.option_strings]
-
-
-def _directory(text: str) -> str:
-    """The value of `--run-dir`. A script's unset variable would make it empty, which names no directory."""
-    if not text:
-        raise argparse.ArgumentTypeError("is empty; name a directory, or leave it out")
-    return text
 
 
 def add_set_argument(

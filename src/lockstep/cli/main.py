@@ -36,17 +36,18 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character shows another
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
-    return exit_code_of(lambda: _with_output(words), debug="--debug" in words)
+    asked = argparse.Namespace(debug="--debug" in words)  # until the words are parsed: a script may have the flag, too
+    return exit_code_of(lambda: _with_output(words, asked), debug=lambda: asked.debug)
 
 
-def _with_output(words: list[str]) -> int:
+def _with_output(words: list[str], asked: argparse.Namespace) -> int:
     """Run a command whose output has to reach the terminal or the disk.
 
     Raises:
         RunError: the disk is full. Training goes on without its console, and counts by its run directory.
     """
     try:
-        code = _run(words)
+        code = _run(words, asked)
         if words[:1] not in (["train"], ["launch"]):
             sys.stdout.flush()
     except OSError as error:
@@ -64,7 +65,7 @@ def console() -> NoReturn:
     exit_process(code)
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], asked: argparse.Namespace) -> int:
     from lockstep.cli.parser import hyphenated, parser
 
     given = words if words[:1] == ["launch"] else [hyphenated(word) for word in words]  # its script has its own flags
@@ -79,6 +80,7 @@ def _run(words: list[str]) -> int:
 
         complete(top)
     args, unknown = top.parse_known_args(given)
+    asked.debug = getattr(args, "debug", False)
     if unknown:
         from lockstep.cli.unknown_arguments import unknown_argument
 

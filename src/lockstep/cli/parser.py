@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, cast
 
-from lockstep.cli.flags import add_policy_choice, add_run_arguments, add_set_argument, add_train_arguments
+from lockstep.cli.flags import RANKS, add_policy_choice, add_run_arguments, add_set_argument, add_train_arguments
 from lockstep.errors import ConfigError
 from lockstep.launch.node_flags import add_node_arguments, add_ranks
 
@@ -93,7 +93,7 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     check = add_command("check", "look for faults in an environment, before training")
     _add_check_arguments(check)
     chaos = add_command("chaos", "inject faults into a run, and see what survives")
-    add_run_arguments(chaos)
+    add_run_arguments(chaos, ranks=(RANKS[0], RANKS[1].replace("default: 1", "default: 2")))
     chaos.add_argument(
         "--faults", metavar="KIND,KIND...", help="kinds of faults, such as kill,stall,raise (default: all)"
     )

@@ -46,6 +46,13 @@ class OneLineParser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
+def directory(text: str) -> str:
+    """The value of `--run-dir`. A script's unset variable would make it empty, which names no directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; name a directory, or leave it out")
+    return text
+
+
 def number(text: str, flag: str, expected: str = "a number", least: int = 1) -> int:
     """The whole number that was typed for a flag. Raises `ConfigError` for anything else, and below `least`."""
     if not text.isdecimal() or int(text) < least:

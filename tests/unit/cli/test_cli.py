@@ -469,6 +469,36 @@ def test_ranks_auto_without_gpus_is_one(trained, launched):
     assert len(trained) == 1
 
 
+def test_debug_of_a_script_is_its_own(capsys, here):
+    assert cli.main(["launch", "missing.py", "--debug"]) == 2
+    assert capsys.readouterr().err.startswith("lockstep: error: script missing.py does not exist")
+    assert cli.main(["launch", "--debug", "missing.py"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["train", "cartpole"], ["sweep", "my.yaml"], ["bench", "--list"], ["scale", "cartpole"]]
+)
+def test_empty_run_dir_is_refused(words, capsys):
+    assert cli.main([*words, "--run-dir", ""]) == 2
+    assert "--run-dir: is empty; name a directory, or leave it out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "default"),
+    [
+        ("train", "--ranks N|auto", "per GPU (default: 1)"),
+        ("chaos", "--ranks N|auto", "per GPU (default: 2)"),
+        ("scale", "--ranks N,N,...", "such as 1,2,4 (required)"),
+    ],
+)
+def test_help_tells_what_ranks_means(command, flag, default, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert default in shown[shown.index(f" {flag} ", shown.index("options:")) :][:120]
+
+
 def test_debug_shows_the_traceback_and_keeps_the_code(capsys):
     assert cli.main(["train", "cartpole", "--set", "gama=1", "--debug"]) == 2
     said = capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 import argparse
 
+from lockstep.launch.flags import directory
+
 DEFAULT_FOLDER = "runs/bench"
 DEFAULT_ENVIRONMENTS = ".bench"
 
@@ -19,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="1",
         help="multiply the measured steps of all workloads, such as 0.1 for a trial (default: 1)",
     )
-    add("--run-dir", metavar="DIR", default=DEFAULT_FOLDER, help=f"results; a second start goes on ({DEFAULT_FOLDER})")
+    results = f"results; a second start goes on ({DEFAULT_FOLDER})"
+    add("--run-dir", metavar="DIR", type=directory, default=DEFAULT_FOLDER, help=results)
     environments = f"where the libraries are installed, one environment each (default: {DEFAULT_ENVIRONMENTS})"
     add("--environments", metavar="DIR", default=DEFAULT_ENVIRONMENTS, help=environments)
     python = "an interpreter to use instead of an environment made here; may be repeated"

@@ -57,7 +57,8 @@ def _add_nodes(parser: argparse.ArgumentParser) -> None:
         help="what starts Lockstep on the nodes (default: this one; in images lockstep)",
     )
     add("--grace-s", metavar="S", default=GRACE_S, help=f"time for a last checkpoint, seconds (default: {GRACE_S})")
-    add("--job-restarts", metavar="N", default=JOB_RESTARTS, help="how often the cluster may start the job again")
+    text = f"how often the cluster may start the job again (default: {JOB_RESTARTS}; slurm and kubernetes only)"
+    add("--job-restarts", metavar="N", help=text)
     add("--resume", metavar="DIR", help="go on with a run (kubernetes: same --run-dir again)")
     add("--init-from", "--checkpoint", metavar="RUN|FILE", help="start from the policy of another run")
     add("--max-restarts", metavar="N", help="how often the launchers start all ranks anew (default: 0; MIN:MAX: 3)")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.cli.request import checked, requested_run, resumption
-from lockstep.cli.submit.arguments import ONLY_FOR, RAY_PLACEMENT
+from lockstep.cli.submit.arguments import JOB_RESTARTS, ONLY_FOR, RAY_PLACEMENT
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, policy_source
 from lockstep.launch.node_flags import node_counts
@@ -107,7 +107,9 @@ def requested_job(args: argparse.Namespace) -> Job:
         gpus=gpus,
         port=_port(args.port),
         grace_s=grace_s,
-        job_restarts=number(args.job_restarts, "--job-restarts", least=0),
+        job_restarts=number(
+            JOB_RESTARTS if args.job_restarts is None else args.job_restarts, "--job-restarts", least=0
+        ),
         setup=[f"eval {shlex.quote(_one_line(command, '--setup'))} || exit 2" for command in args.setup],
         lockstep=_lockstep(args),
         chdir=args.chdir or "",
@@ -134,6 +136,10 @@ def _check_flags(args: argparse.Namespace) -> None:
         given = [name for name in names if getattr(args, name) and not (ray_too and name in RAY_PLACEMENT)]
         if kind != args.on and given:
             raise ConfigError(f"--{given[0].replace('_', '-')} is for --on {kind}, and this is --on {args.on}")
+    if args.job_restarts is not None and args.on in ("ssh", "ray"):
+        raise ConfigError(
+            f"--job-restarts {args.job_restarts}: nothing starts a job again with --on {args.on}; use --max-restarts"
+        )
     if args.ranks is not None:
         raise ConfigError(
             f"--ranks {args.ranks}: say how many machines (--nnodes) and ranks of each (--nproc-per-node)"

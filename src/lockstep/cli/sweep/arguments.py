@@ -3,13 +3,15 @@
 import argparse
 
 from lockstep.engines.ray.arguments import add_ray_arguments
+from lockstep.launch.flags import directory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `lockstep sweep`."""
     add = parser.add_argument
     add("target", metavar="SWEEP.yaml|DIR", help="a sweep file, or the directory of a sweep to continue")
-    add("--run-dir", metavar="DIR", help="where results go (default: runs/ and the name of the file)")
+    where = "where results go (default: runs/ and the name of the file)"
+    add("--run-dir", metavar="DIR", type=directory, help=where)
     add_jobs(parser)
     add("--sampler", choices=("grid", "random", "optuna"), help="how settings are chosen (default: that of the file)")
     add("--trials", metavar="N", help="combinations that random and optuna try (default: that of the file)")

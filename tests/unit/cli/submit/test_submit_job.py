@@ -53,6 +53,11 @@ ON_JAX = ("--ml-framework", "jax", "--gpus-per-node", "4", "--set", "devices_per
         (["cartpole", *SLURM, "--image", "a/b"], "--image is for --on kubernetes"),
         (["cartpole", *SLURM, "--hosts", "a"], "--hosts is for --on ssh"),
         (["cartpole", *KUBERNETES, "--slurm", "exclusive"], "--slurm is for --on slurm"),
+        (["cartpole", *SSH, "--job-restarts", "3"], "nothing starts a job again with --on ssh; use --max-restarts"),
+        (
+            ["cartpole", "--on", "ray", "--address", "http://a:8265", "--job-restarts", "0"],
+            "again with --on ray; use --max-restarts",
+        ),
         (["cartpole", *SSH, "--gpus-per-node", "2"], "--nproc-per-node 2"),
         (["cartpole", "--on", "moon"], "moon"),
         (["cartpole"], "--on"),
