@@ -20,6 +20,7 @@ from lockstep.cli.sweep.trial import Member, Status, Trial, TrialSource
 from lockstep.errors import ConfigError
 from lockstep.launch.signals import caught_signals, signal_name
 from lockstep.record.evaluations import mean_return
+from lockstep.record.file_numbers import whole_number_of
 from lockstep.record.follow import JsonLinesFollower
 from lockstep.record.run_dir import EVALUATIONS_FILE, METRICS_FILE
 from lockstep.run import AnyRun, Run
@@ -268,7 +269,7 @@ class Pool:
         """Report evaluations of a run to the source, and end what is left of its trial if the source says so."""
         state = self._trials[member.trial]
         for entry in evaluations:
-            mean, step = mean_return(entry.get("returns")), int(entry.get("step", 0))
+            mean, step = mean_return(entry.get("returns")), whole_number_of(entry.get("step")) or 0
             if mean is None or state.pruned:
                 continue
             prune = self.source.should_prune(member.trial, step, mean)

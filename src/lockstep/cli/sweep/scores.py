@@ -13,6 +13,7 @@ from lockstep.cli.sweep.train_command import shown_value
 from lockstep.cli.sweep.trial import Member, Trial
 from lockstep.cli.terminal import plain_table, tally
 from lockstep.record.console import significant
+from lockstep.record.file_numbers import number_of
 from lockstep.record.follow import last_line
 from lockstep.record.run_dir import METRICS_FILE
 from lockstep.record.score_statistics import ScoreSummary, summarize
@@ -46,8 +47,7 @@ def _score(found: FoundRun, metric: str) -> float | None:
         value = found.last_return if metric == "last_return" else found.best_return
         # A run that learns from logged data has no return without a simulator, but an estimate of it.
         return found.estimate[0] if value is None and found.estimate is not None else value
-    value = last_line(found.path / METRICS_FILE).get(metric)
-    return float(value) if isinstance(value, int | float) else None
+    return number_of(last_line(found.path / METRICS_FILE).get(metric))
 
 
 def results(members: Sequence[Member], sweep: Sweep) -> list[TrialResult]:

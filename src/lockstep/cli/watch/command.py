@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import re
 import select
 import sys
 import termios
@@ -29,6 +30,8 @@ _ONCE_HEIGHT = 26
 _ONCE_WIDTH = 100
 _STEP = {"n": 1, "\x1b[C": 1, "\x1b[B": 1, "p": -1, "\x1b[D": -1, "\x1b[A": -1}
 """Keys that choose the next or the previous curve; also the arrow keys."""
+_KEY = re.compile(r"\x1b\[[A-D]|.", re.DOTALL)
+"""One key, of those that were pressed between two looks."""
 _POLL_S = 0.2
 
 
@@ -82,10 +85,10 @@ class _Screen:
                 if changed:
                     self._run.update()
                     read_at = time.monotonic()
-                key = _key(_POLL_S) if has_keys else _no_key(_POLL_S)
-                if key == "q":
+                pressed = _keys(_POLL_S) if has_keys else _no_keys(_POLL_S)
+                if "q" in pressed:
                     break
-                if self._press(key) or changed:
+                if any([self._press(key) for key in pressed]) or changed:  # a list: every key acts
                     width, height = self._console.size
                     shown = frame(
                         self._run, self._metric, width, height - 1, by_seconds=self._by_seconds, keys=has_keys
@@ -147,14 +150,14 @@ def _single_keys(descriptor: int) -> Generator[None]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
-def _key(timeout_s: float) -> str:
-    """The key that was pressed within a time; empty if none was."""
+def _keys(timeout_s: float) -> list[str]:
+    """The keys that were pressed within a time, in their order: several where they come faster than the screen."""
     with contextlib.suppress(InterruptedError):
         if select.select([sys.stdin], [], [], timeout_s)[0]:
-            return os.read(sys.stdin.fileno(), 16).decode(errors="replace")
-    return ""
+            return _KEY.findall(os.read(sys.stdin.fileno(), 1024).decode(errors="replace"))
+    return []
 
 
-def _no_key(timeout_s: float) -> str:
+def _no_keys(timeout_s: float) -> list[str]:
     time.sleep(timeout_s)
-    return ""
+    return []

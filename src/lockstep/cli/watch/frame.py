@@ -11,7 +11,7 @@ from lockstep.cli.terminal import STATUS_COLORS, plain_table
 from lockstep.cli.watch.chart import draw
 from lockstep.cli.watch.watched_run import RankTime, WatchedRun
 from lockstep.distributed.timers import PHASES
-from lockstep.record.console import grouped, significant
+from lockstep.record.console import duration, grouped, significant
 
 KEYS = "q quit   n/p next, previous curve   x steps or seconds   1 return"
 _FEWEST_ROWS = 5
@@ -81,7 +81,7 @@ def _progress(run: WatchedRun) -> str:
     if run.elapsed_s:
         parts.append(f"{age(run.elapsed_s)} of training")
     if run.eta_s is not None:
-        parts.append(f"ETA {age(run.eta_s)}")
+        parts.append(f"ETA {duration(run.eta_s)}")
     if run.running and run.silent_s is not None and run.silent_s > _SILENT_S:
         parts.append(f"nothing written for {age(run.silent_s)}")
     return "   ".join(parts)

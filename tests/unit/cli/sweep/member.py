@@ -2,7 +2,7 @@
 
 `behaviour.json` in the working directory maps a name of a run to what it does: `fail`, `refuse` (exit code 2 before
 anything is written), `wait` (until a signal), `poor` (a poor evaluation, then until a signal), `late` (ends by itself
-after a signal).
+after a signal), `damaged` (an evaluation and a metric that are no numbers).
 """
 
 import json
@@ -38,13 +38,15 @@ def main(words: list[str]) -> int:
     first = len(STEPS) - 1 if resumed else 0
     for step in STEPS[first:]:
         append(path, "metrics.jsonl", {"step": step, "time_s": step / 1000, "time/steps_per_second": 1000.0})
+    if behaviour == "damaged":
+        append(path, "metrics.jsonl", {"step": 300, "time_s": 0.3, "policy/kl": True, "loss/value": float("nan")})
     if behaviour == "fail":
         summary = {"status": "failed", "error": "rank 0: the simulator\nran away", "env_steps": 300}
         (path / "summary.json").write_text(json.dumps(summary))
         return 1
     if not resumed:
-        mean = -1000.0 if behaviour == "poor" else 0.0
-        append(path, "evaluations.jsonl", {"step": 50, "returns": [mean], "lengths": [1]})
+        mean, step = -1000.0 if behaviour == "poor" else 0.0, None if behaviour == "damaged" else 50
+        append(path, "evaluations.jsonl", {"step": step, "returns": [mean], "lengths": [1]})
     while behaviour in ("wait", "poor") or (behaviour == "late" and not signalled):
         time.sleep(0.05)
     time.sleep(0.3)

@@ -164,6 +164,14 @@ def test_runs_without_the_metric_are_named(sweeps, capsys):
     assert "\nno policy/kl: seed_0, seed_1\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("metric", ["policy/kl", "loss/value"])
+def test_what_is_no_number_in_a_file_of_a_run_is_skipped(sweeps, capsys, metric):
+    sweeps.behave({"seed_0": "damaged"})
+    sweeps.write(f"train: cartpole\nseeds: 0\nmetric: {metric}")
+    assert sweeps.run("sweep", "my.yaml") == 0
+    assert f"\nno {metric}: seed_0\n" in capsys.readouterr().out
+
+
 def test_random_search_can_be_extended(sweeps):
     sweeps.write(
         "train: cartpole\nsampler: random\ntrials: 2\nsettings:\n  learning_rate: {low: 1e-4, high: 1e-1, log: true}\n"

@@ -66,7 +66,7 @@ def test_frame_of_a_run_in_progress(run_dir):
     lines = shown.splitlines()
     assert lines[0].split() == ["runs/mine", "running"]
     assert lines[1] == "CartPole-v1, ppo, torch, 3 ranks, seed 3"
-    assert lines[2] == "20 000 / 100 000 steps (20%)   2 000 steps/s   20 s of training   ETA 1 min"
+    assert lines[2] == "20 000 / 100 000 steps (20%)   2 000 steps/s   20 s of training   ETA 1 min 20 s"
     assert lines[3] == "evaluation at step 10 000: 50.00 over 2 episodes   training return 100.0"
     assert "episode/return_mean_100: 100.0 (2 of 4)" in shown  # one evaluation is no curve yet
     rows = [line.split() for line in lines if line.strip().startswith(("0  ", "1  ", "2  "))]
@@ -288,9 +288,13 @@ def test_keys_switch_the_curve_and_quit(run_dir):
     wait_for(b"(2 of 4)")
     os.write(parent, b"n")
     wait_for(b"time/steps_per_second")
+    os.write(parent, b"pp")  # at once
+    wait_for(b"(1 of 4)")
+    os.write(parent, b"\x1b[C\x1b[B\x1b[C")
+    wait_for(b"(4 of 4)")
     os.write(parent, b"x")
-    wait_for(b"20 s\x1b")
-    os.write(parent, b"q")
+    wait_for(b"  20 s\x1b")
+    os.write(parent, b"nq")
     assert process.wait(30) == 0
     os.close(parent)
 
