@@ -22,7 +22,7 @@ examples:
 _CHANGED_MOST = """\
 settings that are changed most, with --set NAME=VALUE (all counts are over all ranks):
   how long     total_steps=500000  environment steps       stop_return=null        stop at this evaluated return
-               evaluate_every=50000  steps between them    checkpoint_every=100000
+               checkpoint_every=100000                     evaluate_every=50000  steps between evaluations
   what learns  num_envs=8  environments in parallel        hidden=[64, 64]  layers of the network
                gamma=0.99  discount                        num_shards=null  pin it: same bits on any number of ranks
   ppo          learning_rate=2.5e-4                        num_steps=128  of each environment in a rollout
@@ -33,8 +33,9 @@ settings that are changed most, with --set NAME=VALUE (all counts are over all r
                updates_per_step=0.25  gradient steps       epsilon_steps=100000  until exploration has fallen
   sac, td3     learning_rate=3e-4                          batch_size=256  transitions of a gradient step
                updates_per_step=1.0  gradient steps        learning_starts=10000  random steps before learning
-the values are those of a run in a file; a task alone begins with values for its kind (printed, and all in run.yaml), a
-recipe with values of its own (`lockstep recipe NAME` shows them); docs/settings.md explains the settings
+the values shown are the defaults of a config file; a task id alone starts from defaults for its kind of task (printed
+at the start, and all in run.yaml), a recipe from its own values (`lockstep recipe NAME` shows them); docs/settings.md
+explains the settings
 """
 _OTHER_COMMANDS = {
     **dict.fromkeys(("eval", "test"), "evaluate"),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from lockstep.cli.terminal import counted
 from lockstep.errors import PEER_DELAY_S, PeerError, exit_code_of
 from lockstep.record.console import aligned
 
@@ -51,7 +52,7 @@ def _print_preflight() -> int:
 def lines(found: "Preflight") -> Iterator[str]:
     """The report: hosts, versions, network, predicted speed and warnings."""
     ranks, hosts = found.world_size, len(found.hosts)
-    yield f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}"
+    yield f"{counted(ranks, 'rank')} on {counted(hosts, 'host')}"
     head = ("host", "ranks", "cores", "device", "processor", "interface", "clock")
     rows = [head, *(_row(found, index) for index in range(len(found.hosts)))]
     yield from aligned(rows, str.ljust)
@@ -118,7 +119,7 @@ def _run(world: "World", ml_framework: str) -> "Run":
 def _row(found: "Preflight", index: int) -> tuple[str, ...]:
     host = found.hosts[index]
     ranks = f"{host.ranks[0]}-{host.ranks[-1]}" if len(host.ranks) > 1 else str(host.ranks[0])
-    clock = f"{host.clock_skew_s * 1e3:+.1f} ms" if index else "(compared with it)"
+    clock = f"{host.clock_skew_s * 1e3:+.1f} ms" if index else "(reference)"
     return host.host, ranks, str(host.cores), host.device, host.processor, host.interface or "-", clock
 
 

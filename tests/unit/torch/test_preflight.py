@@ -241,7 +241,7 @@ def test_the_probe_prints_a_table():
     assert said == [
         "3 ranks on 2 hosts",
         "  host   ranks  cores  device       processor  interface  clock",
-        "  alpha  0-1    4      cpu          A          eth0       (compared with it)",
+        "  alpha  0-1    4      cpu          A          eth0       (reference)",
         "  beta   2      8      NVIDIA H100  A          -          -2.0 ms",
         "the same on all ranks",
         "  python 3.11.7",

@@ -6,6 +6,7 @@ from statistics import median
 
 from lockstep.cli.report.fit import Point, fit, held_out
 from lockstep.cli.report.load import FEWEST_UPDATES
+from lockstep.cli.terminal import counted
 from lockstep.errors import ConfigError
 from lockstep.preflight.cost_model import Costs, Layout, Work, amounts_of, predict
 from lockstep.record.console import aligned
@@ -64,8 +65,7 @@ def _check(points: Sequence[Point], notes: Sequence[str], target: Target) -> Non
         wanted.append("one on two hosts (--nnodes 2), or give the round trip between hosts (--round-trip-ms)")
     if wanted:
         raise ConfigError(
-            f"{len(points)} measurement{'s' if len(points) > 1 else ''} cannot tell what larger worlds cost; "
-            f"add a run: {'; '.join(wanted)}"
+            f"{counted(len(points), 'measurement')} cannot tell what larger worlds cost; add a run: {'; '.join(wanted)}"
         )
 
 
@@ -77,20 +77,20 @@ def _prices(costs: Costs, points: Sequence[Point]) -> Iterator[str]:
     yield f"  an update beside these: {_time(costs.update)}"
     if "local_message" in paid:
         yield f"  a message: {_time(costs.local_message)}, {_time(costs.local_rank)} for each other rank of the host"
-        yield from _taken_alike({p.layout.ranks_per_host for p in points}, "rank of a host")
-    way = f"{costs.round_trips:.2f} round trips for the way"
+        yield from _assumed({p.layout.ranks_per_host for p in points}, "rank of a host")
+    trips = f"{costs.round_trips:.2f} round trips"
     if "host_message" in paid:
         own, each = _time(costs.host_message), _time(costs.host_peer)
-        yield f"  a message between hosts: {own}, {each} for each other host, and {way}"
-        yield from _taken_alike({p.layout.hosts for p in points}, "host")
+        yield f"  a message between hosts: {own}, {each} for each other host, plus {trips} of latency"
+        yield from _assumed({p.layout.hosts for p in points}, "host")
     else:
-        yield f"  a message between hosts: not measured; {way} are taken for all of it"
+        yield f"  a message between hosts: not measured; only its latency is counted, {trips}"
 
 
-def _taken_alike(counts: set[int], what: str) -> Iterator[str]:
+def _assumed(counts: set[int], what: str) -> Iterator[str]:
     """A note if only one number was measured, so that the fixed cost of a message is unknown."""
     if len(several := counts - {1}) == 1:
-        yield f"    only {several.pop()} were measured: each other {what} is taken to cost alike"
+        yield f"    measured with {several.pop()} only: each further {what} is assumed to cost the same"
 
 
 def _accuracy(costs: Costs, points: Sequence[Point]) -> Iterator[str]:
@@ -131,7 +131,7 @@ def _worlds(costs: Costs, points: Sequence[Point], target: Target) -> Iterator[l
     work = replace(first.work, num_shards=None)
     apart = f"ranks per host: {target.ranks_per_host}, round trip between hosts: {_time(layout.round_trip_s)}, "
     apart += f"bandwidth: {layout.bandwidth * 8 / 1e9:.3g} Gbit/s" if layout.bandwidth else "bandwidth: not counted"
-    beyond = "far beyond what was measured: a thousand ranks also wait for their slowest, which is not in here"
+    beyond = "extrapolated far beyond the measurements; waiting for stragglers is not modelled"
     yield [f"predicted; {apart}", beyond]
     weak = [(ranks, round(per_rank * ranks), round(per_rank)) for ranks in WORLDS]
     yield [f"weak scaling: {per_rank:g} environments per rank", *_scaled(costs, work, layout, target, weak)]

@@ -90,8 +90,8 @@ def test_too_few_measurements_are_refused_with_the_runs_to_make(points, target, 
 
 def test_a_given_round_trip_stands_for_a_measured_one():
     text = predicted(NEAR, [], Target(round_trip_s=2e-3))
-    assert "a message between hosts: not measured; 0.50 round trips for the way are taken for all of it" in text
-    assert "only 2 were measured: each other rank of a host is taken to cost alike" in text
+    assert "a message between hosts: not measured; only its latency is counted, 0.50 round trips" in text
+    assert "measured with 2 only: each further rank of a host is assumed to cost the same" in text
     assert rows_of(text, "weak scaling")[-1][6:] == ["messages", "between", "hosts"]
     predicted(ALONE, [], Target(round_trip_s=1e-3, ranks_per_host=1))  # one rank per host sends nothing within it
 
