@@ -45,15 +45,15 @@ def examine(ranks: int = 2) -> int:
     for title, lines in (("machine", _machine()), ("devices", _devices()), ("packages", _packages())):
         _show(title, lines)
     _show("interfaces", _interfaces())
-    codes: list[bool] = []
+    any_failed = False
     for framework in ("torch", "jax"):
         if find_spec(framework) is not None:
             lines, failed = _all_reduce(ranks, framework)
-            codes.append(failed)
+            any_failed |= failed
             where = "(CPU ranks: through shared memory)"
             _show(f"all-reduce between {ranks} ranks of this machine, {framework} {where}", iter(lines))
     _show("missing", _missing())
-    return int(any(codes))
+    return int(any_failed)
 
 
 def measure_all_reduce(rank: int, device: str, sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:

@@ -26,7 +26,7 @@ _ELSEWHERE = {
     "completion": "lockstep.cli.completion:completion_command",
 }
 """Commands that other modules define."""
-_DOCTOR_OF_SEVERAL = ("nproc_per_node", "init_file", "master_addr", "master_port", "max_restarts", "grace_s")
+_DOCTOR_NODE_FLAGS = ("nproc_per_node", "init_file", "master_addr", "master_port", "max_restarts", "grace_s")
 """Flags that `lockstep doctor` has for several machines only."""
 
 
@@ -44,7 +44,7 @@ def _with_output(words: list[str], asked: argparse.Namespace) -> int:
     """Run a command whose output has to reach the terminal or the disk.
 
     Raises:
-        RunError: the disk is full. Training goes on without its console, and counts by its run directory.
+        RunError: the disk is full. `train` and `launch` are excepted: their results are in the run directory.
     """
     try:
         code = _run(words, asked)
@@ -214,7 +214,7 @@ def doctor(args: argparse.Namespace) -> int:
     from lockstep.launch.flags import number
     from lockstep.launch.node_flags import asks_for_nodes
 
-    if asks_for_nodes(args, *_DOCTOR_OF_SEVERAL):
+    if asks_for_nodes(args, *_DOCTOR_NODE_FLAGS):
         if args.ranks is not None:
             raise ConfigError(
                 f"--ranks {args.ranks} is for this machine, without a launcher; with --nnodes say --nproc-per-node K"

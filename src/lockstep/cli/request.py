@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lockstep.session.resume import Resumption
     from lockstep.world import World
 
-_OF_THE_USER = ("kwargs", "reward_boost")
+_USER_KEYED_SETTINGS = ("kwargs", "reward_boost")
 """Settings whose keys are names of the user's own."""
 
 
@@ -158,7 +158,7 @@ def _underscored(name: str) -> str:
     parts = name.split(".")
     for i, part in enumerate(parts):
         parts[i] = part.replace("-", "_")
-        if parts[i] in _OF_THE_USER:
+        if parts[i] in _USER_KEYED_SETTINGS:
             break
     return ".".join(parts)
 

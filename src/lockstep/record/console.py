@@ -154,7 +154,7 @@ def describe(
     return "  ".join(parts)
 
 
-def tells_speed(metrics: Mapping[str, Any], *, has_replay: bool) -> bool:
+def speed_gives_eta(metrics: Mapping[str, Any], *, has_replay: bool) -> bool:
     """Whether the speed of a log line tells when the run ends: not that of steps that only fill a replay."""
     return not has_replay or _LEARNED in metrics
 

@@ -14,7 +14,7 @@ from lockstep.algorithms.replay import ReplayConfig
 from lockstep.distributed.timers import PHASES
 from lockstep.distributed.watch import Observed
 from lockstep.errors import ConfigError, RunError
-from lockstep.record.console import Console, significant, tells_speed
+from lockstep.record.console import Console, significant, speed_gives_eta
 from lockstep.record.episodes import KEPT, WIDTH, RecentEpisodes, merge
 from lockstep.record.failure import archive_failure, read_failure, record_failure
 from lockstep.record.partial_files import remove_partial_files
@@ -179,7 +179,7 @@ class Journal:
                 return_mean=metrics.get("episode/return_mean_100"),
                 unit=self._unit,
                 device_memory=max(device_memory),
-                eta=tells_speed(metrics, has_replay=isinstance(self._run.algorithm, ReplayConfig)),
+                eta=speed_gives_eta(metrics, has_replay=isinstance(self._run.algorithm, ReplayConfig)),
             )
 
     def _report_skips(self, step: int, metrics: Mapping[str, float]) -> None:

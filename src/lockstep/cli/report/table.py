@@ -11,7 +11,7 @@ from rich.text import Text
 
 from lockstep.cli.report.runs import DAMAGED, FoundRun, printable
 from lockstep.cli.report.time_use import Bottleneck, bottleneck, read_time_use, sentence_of, straggler
-from lockstep.cli.terminal import STATUS_COLORS, plain_table, shown_setting, steps_text
+from lockstep.cli.terminal import STATUS_COLORS, counted, plain_table, shown_setting, steps_text
 from lockstep.config.settings import short_names
 from lockstep.record.checkpoint import FOLDER
 from lockstep.record.console import significant
@@ -173,7 +173,7 @@ def _print_lines(heads: Sequence[str], rows: Sequence[Sequence[str]], console: C
 
 def _subject(runs: Sequence[FoundRun]) -> str:
     """One line with what all runs have in common."""
-    line = f"{len(runs)} run{'s' * (len(runs) != 1)}"
+    line = counted(len(runs), "run")
     for word, name in (("of", "task"), ("from", "data"), ("with", "algo")):
         values = {str(run.settings.get(name)) for run in runs}
         if len(values) == 1 and (value := values.pop()) != "None":

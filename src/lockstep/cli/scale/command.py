@@ -21,6 +21,7 @@ from lockstep.cli.scale.results import results
 from lockstep.cli.sweep.folder import failure_reason
 from lockstep.cli.sweep.processes import start_run
 from lockstep.cli.sweep.sweep_file import parse_seeds
+from lockstep.cli.terminal import counted
 from lockstep.config import settings
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number
@@ -54,8 +55,7 @@ def scale_command(args: argparse.Namespace) -> int:
     if args.dry_run:
         for job in jobs:
             found = run_of(run, plan, job)
-            ranks = f"{job.ranks} rank{'s' * (job.ranks > 1)}"
-            print(f"{job.name}: {ranks}, {found.num_envs} environments, {found.total_steps} steps")
+            print(f"{job.name}: {counted(job.ranks, 'rank')}, {found.num_envs} environments, {found.total_steps} steps")
         print(f"{len(jobs)} runs, one at a time")
         return 0
     if folder is None:

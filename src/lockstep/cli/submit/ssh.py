@@ -71,10 +71,11 @@ def _remote_script(job: Job, launcher: list[str]) -> str:
             f"cd {directory} || exit 2",
             *job.setup,
             f"{shlex.join(launcher)} 3<&- & launcher=$!",
-            '{ while read -r name; do kill -s "$name" $launcher; done; kill $launcher; } <&3 2>/dev/null & ear=$!',
+            '{ while read -r name; do kill -s "$name" $launcher; done; kill $launcher; } '
+            "<&3 2>/dev/null & forwarder=$!",
             "exec 3<&-",
             "wait $launcher; code=$?",
-            "kill $ear 2>/dev/null",
+            "kill $forwarder 2>/dev/null",
             "exit $code",
         ]
     )

@@ -21,7 +21,7 @@ from lockstep.cli.sweep.space import draws, grid
 from lockstep.cli.sweep.sweep_file import Sweep, check_metric, load_sweep, parse_seeds
 from lockstep.cli.sweep.train_command import TrainCommand, shown_settings
 from lockstep.cli.sweep.trial import ListedTrials, TrialSource
-from lockstep.cli.terminal import output_console
+from lockstep.cli.terminal import counted, output_console
 from lockstep.engines.ray.arguments import add_ray_arguments
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, without_flags
@@ -170,7 +170,8 @@ def _check_runs(sweep: Sweep, command: TrainCommand) -> "AnyRun":
         else:
             check_metric(sweep.metric, run)
             return run
-    raise error or ConfigError("settings are empty; list at least one")
+    assert error is not None  # any space has a draw
+    raise error
 
 
 def _most_runs(sweep: Sweep) -> int:
@@ -212,7 +213,7 @@ def _run_all(pool: Pool, first: "AnyRun") -> int:
     shown = folder.shown
     at_a_time = f"{len(slots)} at a time" if len(slots) > 1 else "one at a time"
     print(
-        f"{first.subject}: {first.algo}, {_most_runs(sweep)} runs of {ranks} rank{'s' * (ranks > 1)}, "
+        f"{first.subject}: {first.algo}, {_most_runs(sweep)} runs of {counted(ranks, 'rank')}, "
         f"{at_a_time} on {slots[0].share} each; directory {shown}",
         flush=True,
     )

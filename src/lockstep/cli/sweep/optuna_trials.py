@@ -42,7 +42,7 @@ class OptunaTrials:
         self._study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         self._study.pruner = optuna.pruners.MedianPruner() if sweep.prune else optuna.pruners.NopPruner()
         self._earlier = deque[Any](earlier)
-        self._known = [self._trial(one) for one in earlier if self._is_complete(one)]
+        self._known = [self._trial(one) for one in earlier if self._has_all_settings(one)]
         self._open: dict[Trial, Any] = {}
         self._reported: dict[Trial, set[int]] = {}
 
@@ -68,7 +68,7 @@ class OptunaTrials:
         """The next trial of an earlier start, else a new one; None if there are enough."""
         while self._earlier:
             found = self._earlier.popleft()
-            if not self._is_complete(found):
+            if not self._has_all_settings(found):
                 self._tell(found.number, state="FAIL")
                 continue
             trial = self._trial(found)
@@ -108,7 +108,7 @@ class OptunaTrials:
         states = self._optuna.trial.TrialState
         self._study.tell(trial, state=states[state], skip_if_finished=True)
 
-    def _is_complete(self, found: Any) -> bool:
+    def _has_all_settings(self, found: Any) -> bool:
         """Whether a trial of an earlier start has all its settings: its proposal was not cut short."""
         return set(found.params) == set(self._distributions)
 

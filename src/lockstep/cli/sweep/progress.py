@@ -13,7 +13,7 @@ from lockstep.cli.sweep.scores import score_of
 from lockstep.cli.sweep.slots import Slot
 from lockstep.cli.sweep.trial import Member
 from lockstep.cli.terminal import tally
-from lockstep.record.console import describe, grouped, redraws, significant, tells_speed
+from lockstep.record.console import describe, grouped, redraws, significant, speed_gives_eta
 from lockstep.record.evaluations import mean_return
 from lockstep.record.file_numbers import number_of, whole_number_of
 
@@ -76,7 +76,7 @@ class ProgressLines:
         if member.total_steps is None:
             text = f"{grouped(step)} {self._unit}  {grouped(speed)} {self._unit}/s"
         else:
-            eta = tells_speed(last, has_replay=member.has_replay)
+            eta = speed_gives_eta(last, has_replay=member.has_replay)
             text = describe(step, member.total_steps, speed, mean, self._unit, eta=eta)
         self._texts[member.name] = text
         now = time.monotonic()

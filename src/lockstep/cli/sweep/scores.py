@@ -9,9 +9,8 @@ from rich.console import Console
 
 from lockstep.cli.report.runs import FoundRun, read_run
 from lockstep.cli.sweep.sweep_file import Sweep
-from lockstep.cli.sweep.train_command import shown_value
 from lockstep.cli.sweep.trial import Member, Trial
-from lockstep.cli.terminal import plain_table, tally
+from lockstep.cli.terminal import plain_table, shown_setting, tally
 from lockstep.record.console import significant
 from lockstep.record.file_numbers import number_of
 from lockstep.record.follow import last_line
@@ -99,7 +98,9 @@ def print_results(found: Sequence[TrialResult], sweep: Sweep, console: Console) 
     for head in ("seeds", "IQM", "95% interval", "median", "min", "max", "steps/s", "status"):
         table.add_column(head, no_wrap=True, justify="left" if head == "status" else "right")
     for one in found:
-        settings = [shown_value(one.trial.settings[name]) if name in one.trial.settings else _MISSING for name in names]
+        settings = [
+            shown_setting(one.trial.settings[name]) if name in one.trial.settings else _MISSING for name in names
+        ]
         table.add_row(*(settings or ["all"]), *_numbers(one), _states(one.members))
     what = {"last_return": "last return", "best_return": "best return"}.get(sweep.metric, sweep.metric)
     console.print(f"{what} over seeds, {sweep.direction}d:" if names else f"{what} over seeds:", style="bold")

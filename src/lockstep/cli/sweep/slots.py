@@ -48,7 +48,7 @@ class Needs:
     def of(cls, run: "AnyRun", ranks: int, *, here: bool = True) -> "Needs":
         """A core per rank and thread, or per environment process; a GPU per device of a rank, where there are any.
 
-        Whether there are GPUs is only known of this machine; not `here`: assumed.
+        Whether there are GPUs is only known of this machine; `here=False` (a cluster): GPUs are assumed.
         """
         from lockstep.launch.gpus import installed_gpus
         from lockstep.run import Run

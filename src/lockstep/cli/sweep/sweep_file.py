@@ -27,7 +27,7 @@ _OF_EVERY_RUN = (
     *(f"time/{phase}_{unit}" for phase in PHASES for unit in ("s", "s_max")),
 )
 _LIMIT = 10_000
-"""Maximum number of seeds."""
+"""Largest number of seeds of one `first:end`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,12 @@
 """The `lockstep train` command of a run of a sweep: its config file and its arguments."""
 
 import argparse
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.cli.terminal import shown_setting
 from lockstep.errors import ConfigError
 from lockstep.launch.train_ranks import PROGRAM
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from lockstep.run import AnyRun
 
 _OF_ONE_RUN = ("resume", "run_dir", "seed", "seeds", "jobs", "profile", "local_rank")
-_FLAGS = {"local_rank": "--local-rank", "run_dir": "--run-dir"}
 
 
 class TrainCommand:
@@ -25,14 +24,13 @@ class TrainCommand:
 
     Args:
         words: the arguments.
-        name: where they come from, for errors.
         on_ray: whether the runs train on a Ray cluster, whose machines are not this one.
 
     Raises:
         ConfigError: an argument is unknown, or belongs to a single run.
     """
 
-    def __init__(self, words: Sequence[str], name: str = "train", *, on_ray: bool = False) -> None:
+    def __init__(self, words: Sequence[str], *, on_ray: bool = False) -> None:
         from lockstep.cli.parser import hyphenated, parser
         from lockstep.cli.request import requested_ranks, set_values
         from lockstep.cli.unknown_arguments import unknown_argument
@@ -47,19 +45,19 @@ class TrainCommand:
         args = self._args
         for flag in _OF_ONE_RUN:
             if getattr(args, flag) is not None:
-                shown = _FLAGS.get(flag, f"--{flag}")
-                raise ConfigError(f"{name}: {shown} {getattr(args, flag)} is for a single run; leave it out")
+                shown = f"--{flag.replace('_', '-')}"
+                raise ConfigError(f"train: {shown} {getattr(args, flag)} is for a single run; leave it out")
         if "seed" in (values := set_values(args.set)):
-            raise ConfigError(f"{name}: --set seed={values['seed']} is for a single run; leave it out, and list seeds")
+            raise ConfigError(f"train: --set seed={values['seed']} is for a single run; leave it out, and list seeds")
         if args.on is not None:
             raise ConfigError(
-                f"{name}: --on {args.on} is for the sweep: lockstep sweep FILE --on {args.on}; leave it out"
+                f"train: --on {args.on} is for the sweep: lockstep sweep FILE --on {args.on}; leave it out"
             )
         ray_request(args)  # refuses flags of a rank's actor, which a sweep does not have
         meets = (args.init_file, args.master_addr, args.master_port, args.nproc_per_node)
         if asks_for_nodes(args) or args.distributed or meets != (None,) * len(meets):
             raise ConfigError(
-                f"{name}: each run of a sweep has its ranks on this machine; give --ranks N and no flags of a launcher"
+                "train: each run of a sweep has its ranks on this machine; give --ranks N and no flags of a launcher"
             )
         self._words, self._launcher = shlex.join(words), "ray" if on_ray else "none"
         self.ranks = requested_ranks(args.ranks, 1, args.ml_framework or "torch")
@@ -122,11 +120,4 @@ class TrainCommand:
 
 def shown_settings(settings: Mapping[str, Any]) -> str:
     """`learning_rate=0.001 num_steps=64`."""
-    return " ".join(f"{name}={shown_value(value)}" for name, value in settings.items())
-
-
-def shown_value(value: Any) -> str:
-    """A setting's value as people write it: text without quotation marks, at most 6 significant digits."""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return value if isinstance(value, str) else json.dumps(value)
+    return " ".join(f"{name}={shown_setting(value)}" for name, value in settings.items())

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from lockstep.cli.runs import age
-from lockstep.cli.terminal import STATUS_COLORS, plain_table
+from lockstep.cli.terminal import STATUS_COLORS, counted, plain_table
 from lockstep.cli.watch.chart import draw
 from lockstep.cli.watch.watched_run import RankTime, WatchedRun
 from lockstep.distributed.timers import PHASES
@@ -58,7 +58,7 @@ def _head(run: WatchedRun) -> list[Text]:
     what = [str(subject), *(str(config[key]) for key in ("algo", "ml_framework") if config.get(key))]
     ranks = run.num_ranks
     if ranks:
-        what.append(f"{ranks} rank{'s' * (ranks > 1)}")
+        what.append(counted(ranks, "rank"))
     if config.get("seed") is not None:
         what.append(f"seed {config['seed']}")
     status = Text(run.status, style=STATUS_COLORS.get(run.status, ""))

@@ -14,7 +14,7 @@ from lockstep.config import settings
 from lockstep.config.settings import value_of
 from lockstep.distributed.timers import PHASES
 from lockstep.record.checkpoint import FOLDER
-from lockstep.record.console import tells_speed
+from lockstep.record.console import speed_gives_eta
 from lockstep.record.evaluations import mean_return
 from lockstep.record.failure import read_failure
 from lockstep.record.file_numbers import number_of, whole_number_of
@@ -37,7 +37,6 @@ _UNEVEN = 0.05
 class Curve:
     """Values of a metric."""
 
-    name: str
     steps: list[float]
     seconds: list[float]
     values: list[float]
@@ -172,7 +171,7 @@ class WatchedRun:
         has_replay = "algorithm.learning_starts" in self.config
         found: list[tuple[int, float]] = []
         for line in reversed(self._metrics.lines[-_WINDOW - 1 :]):
-            if not tells_speed(line, has_replay=has_replay):
+            if not speed_gives_eta(line, has_replay=has_replay):
                 break
             step, elapsed = whole_number_of(line.get("step")), number_of(line.get("time_s"))
             if step is not None and elapsed is not None:
@@ -233,7 +232,7 @@ class WatchedRun:
             (number_of(line.get("step")), number_of(line.get("time_s")), number_of(line.get(name)))
             for line in self._metrics.lines
         )
-        return Curve(name, steps, seconds, values)
+        return Curve(steps, seconds, values)
 
     def _returns(self) -> Curve:
         steps, values, _ = _columns(
@@ -244,7 +243,7 @@ class WatchedRun:
         )
         times = times or [0.0]
         seconds = [times[min(bisect_left(known, step), len(times) - 1)] for step in steps]  # of the line that follows
-        return Curve(RETURN, steps, seconds, values)
+        return Curve(steps, seconds, values)
 
     def rank_times(self) -> list[RankTime]:
         """Where each rank spent its time since some lines ago; where one process drives several ranks, each process."""

@@ -99,13 +99,13 @@ def _distinct_names(paths: Sequence[Path]) -> list[str]:
     """The shortest end of each path that no other has: `seed_0`, or `gamma=0.9/seed_0` beside `gamma=0.8/seed_0`."""
     parts = [path.resolve().parts for path in paths]
     names = [""] * len(paths)
-    depth, open_ones = 0, list(range(len(paths)))
-    while open_ones:
+    depth, unresolved = 0, list(range(len(paths)))
+    while unresolved:
         depth += 1
-        for i in open_ones:
+        for i in unresolved:
             names[i] = "/".join(parts[i][-depth:])
-        tally = Counter(names[i] for i in open_ones)
-        open_ones = [i for i in open_ones if tally[names[i]] > 1 and depth < len(parts[i])]
+        tally = Counter(names[i] for i in unresolved)
+        unresolved = [i for i in unresolved if tally[names[i]] > 1 and depth < len(parts[i])]
     return names
 
 
@@ -122,7 +122,7 @@ def _curve(rows: Iterable[tuple[Any, Any, Any]]) -> Curve | None:
         and type(point[1]) in _NUMBERS
         and abs(point[0]) <= LARGEST_DRAWN
         and abs(point[2]) <= LARGEST_DRAWN
-    ]  # for millions of rows: no calls
+    ]  # built-ins only: there may be millions of rows
     if not points:
         return None
     kept = np.linspace(0, len(points) - 1, min(len(points), MAX_POINTS)).round().astype(np.intp)

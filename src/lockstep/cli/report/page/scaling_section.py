@@ -8,7 +8,6 @@ import numpy as np
 from markupsafe import Markup
 
 from lockstep.cli.report.page.chart import Line, line_chart
-from lockstep.cli.report.runs import read_json
 from lockstep.cli.report.scale_table import (
     SCALE_FILE,
     cores_warning,
@@ -19,6 +18,7 @@ from lockstep.cli.report.scale_table import (
     subject_of,
     times_of,
 )
+from lockstep.record.follow import read_json
 
 
 def read_scales(paths: Sequence[Path], runs: Sequence[Path]) -> dict[Path, dict[str, Any]]:
