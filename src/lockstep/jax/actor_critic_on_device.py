@@ -120,26 +120,29 @@ class ReplayDeviceLoop(DeviceSource):
         comm, config, saved = self._comm, self._config, self._config.checkpoint_replay
         whole = self._rows.num_bytes * comm.num_slots
         on_host = whole * len(comm.devices) * comm.world.local_size  # all ranks of a host share its memory
-        of_device = free_memory(comm.devices[0])
+        of_device, host = free_memory(comm.devices[0]), "of this host's memory"
         if of_device is None:
-            budgets = [(on_host * (3 if saved else 1), usable_memory())]
+            budgets = [(host, on_host, 2 * on_host * saved, usable_memory())]
         else:
+            of_copy = self._rows.num_bytes * saved
             budgets = [
-                (whole + self._rows.num_bytes * saved, of_device),
-                (on_host * (2 if saved else 1), usable_memory()),
+                ("of each GPU's memory", whole, of_copy, of_device),
+                (host, on_host, on_host * saved, usable_memory()),
             ]
         problem = ""
-        for wanted, free in budgets:
-            if free is not None and wanted > free:
-                fitting = smaller_capacity(
-                    config.capacity, free / wanted, num_shards=comm.world.num_shards, batch_size=config.batch_size
-                )
-                less = f"algorithm.capacity={fitting} or less, " if fitting is not None else ""
-                problem = problem or (
-                    f"algorithm.capacity={config.capacity} needs {format_bytes(wanted)} of memory for environments on "
-                    f"the device, and {format_bytes(free)} are free; use {less}checkpoint_replay=false, or "
-                    "env.placement=host"
-                )
+        for where, buffers, copies, free in budgets:
+            wanted = buffers + copies
+            if free is None or wanted <= free or problem:
+                continue
+            fitting = smaller_capacity(
+                config.capacity, free / wanted, num_shards=comm.world.num_shards, batch_size=config.batch_size
+            )
+            ways = [] if fitting is None else [f"algorithm.capacity={fitting} or less"]
+            ways += ["algorithm.checkpoint_replay=false"] if copies and buffers <= free else []
+            problem = (
+                f"algorithm.capacity={config.capacity} needs {format_bytes(wanted)} {where} for environments on the "
+                f"device, and {format_bytes(free)} are free; use {' or '.join([*ways, 'env.placement=host'])}"
+            )
         if problems := [one for one in comm.gather_object(problem, "replay") if one]:
             raise ConfigError(problems[0])
 

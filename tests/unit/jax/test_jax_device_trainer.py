@@ -1,6 +1,7 @@
 """SAC and TD3 with environments on the device: what is refused and said before and between the compiled calls."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -36,9 +37,33 @@ def test_buffers_and_their_copies_for_a_checkpoint_must_fit_into_memory(tmp_path
         except ConfigError as error:
             found.append(str(error))
     (text,) = found
-    assert "algorithm.capacity=1024 needs" in text and "checkpoint_replay=false" in text
+    assert "algorithm.capacity=1024 needs" in text and "of this host's memory" in text
+    assert text.endswith("or less or algorithm.checkpoint_replay=false or env.placement=host")
     fitting = int(text.partition("use algorithm.capacity=")[2].split()[0])
     assert 0 < fitting < 1024 and fitting % 2 == 0
+
+
+@pytest.mark.parametrize(
+    ("of_device", "of_host", "saved", "where", "ways"),
+    [
+        (None, 10_000, True, "of this host's memory", "or less or env.placement=host"),
+        (None, 10_000, False, "of this host's memory", "or less or env.placement=host"),
+        (10_000, 1 << 20, True, "of each GPU's memory", "or less or env.placement=host"),
+        (60_000, 1 << 20, True, "of each GPU's memory", "or algorithm.checkpoint_replay=false or env.placement=host"),
+        (1 << 20, 60_000, True, "of this host's memory", "or algorithm.checkpoint_replay=false or env.placement=host"),
+    ],
+)
+def test_the_memory_that_is_short_is_named_with_what_helps(
+    of_device, of_host, saved, where, ways, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(module, "free_memory", lambda device: of_device)
+    monkeypatch.setattr(module, "usable_memory", lambda: of_host)
+    run = run_of()
+    run = replace(run, algorithm=replace(run.algorithm, checkpoint_replay=saved))
+    with pytest.raises(ConfigError, match=r"algorithm\.capacity=1024 needs") as caught:
+        lockstep.train(run, run_dir=tmp_path / "run")
+    assert f" {where} for environments on the device, and " in str(caught.value)
+    assert str(caught.value).endswith(ways)
 
 
 def test_what_will_not_work_well_is_said(tmp_path, capfd):
