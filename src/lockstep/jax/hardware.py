@@ -176,9 +176,11 @@ def all_devices(own: list[Any], count: int) -> list[Any]:
 
 
 def describe(devices: list[Any]) -> str:
-    """`cpu`, `4 x cpu`, or `cuda:0 (name of the GPU)`."""
+    """`cpu`, `4 x cpu`, `cuda:0 (name of the GPU)`, or `2 x name of the GPU`."""
     first = devices[0]
-    name = "cpu" if first.platform == "cpu" else f"cuda:{first.local_hardware_id} ({first.device_kind})"
+    if first.platform != "cpu" and len(devices) == 1:
+        return f"cuda:{first.local_hardware_id} ({first.device_kind})"
+    name = "cpu" if first.platform == "cpu" else first.device_kind
     return name if len(devices) == 1 else f"{len(devices)} x {name}"
 
 

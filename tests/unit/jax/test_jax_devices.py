@@ -1,5 +1,7 @@
 """`Comm` in one process: one device, several, uneven shards; arrays there and back; compiled once; same bits."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -360,6 +362,13 @@ def test_peak_memory_is_that_of_the_gpu():
 
     assert hardware.peak_memory(Gpu()) == 12
     assert hardware.peak_memory(jax.devices()[0]) is None
+
+
+def test_several_gpus_are_described_by_their_number_and_not_by_the_first():
+    cpus = [SimpleNamespace(platform="cpu")] * 4
+    gpus = [SimpleNamespace(platform="gpu", local_hardware_id=i, device_kind="NVIDIA H200") for i in range(2)]
+    assert [hardware.describe(cpus[:1]), hardware.describe(cpus)] == ["cpu", "4 x cpu"]
+    assert [hardware.describe(gpus[1:]), hardware.describe(gpus)] == ["cuda:1 (NVIDIA H200)", "2 x NVIDIA H200"]
 
 
 def test_a_gpu_that_does_not_exist_is_named(monkeypatch):

@@ -7,6 +7,9 @@ import pytest
 
 pytest.importorskip("jax")
 
+from lockstep.errors import RunError
+from lockstep.jax.envs import subprocess_spec
+
 _ENV = """
 import jax
 import jax.numpy as jnp
@@ -64,6 +67,16 @@ def test_a_class_with_arrays_of_jax_is_looked_at_elsewhere(tmp_path, scale, said
         [sys.executable, "-c", _LOOK, scale], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100
     )
     assert done.stdout.splitlines() == [*said, "False"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("stderr", "last"), [("Traceback\nMemoryError: no room\n", "MemoryError: no room"), ("", "no output")]
+)
+def test_a_subprocess_that_fails_is_told_by_its_last_line(monkeypatch, stderr, last):
+    done = subprocess.CompletedProcess([], 1, "", stderr)
+    monkeypatch.setattr(subprocess_spec.subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(RunError, match=f"^making task=gymnax/X to read its spec failed: {last}$"):
+        subprocess_spec._run_subprocess("gymnax/X", last)
 
 
 def test_where_jax_is_in_use_the_class_is_made_here(tmp_path):

@@ -40,7 +40,8 @@ def _run_subprocess(task: str, config: str) -> EnvSpec:
     if result.returncode == _REFUSED:
         raise ConfigError(lines[-1])
     if result.returncode:
-        raise RunError(f"looking at task={task} failed: {result.stderr.strip().splitlines()[-1:]}")
+        last = (result.stderr.strip().splitlines() or ["no output"])[-1]
+        raise RunError(f"making task={task} to read its spec failed: {last}")
     return EnvSpec.from_dict(json.loads(lines[-1]))
 
 
