@@ -1,4 +1,4 @@
-"""Pictures of environments: how many a second, and MuJoCo's on machines without a display."""
+"""Frame rates of videos, and a rendering backend for MuJoCo on machines without a display."""
 
 import math
 import os

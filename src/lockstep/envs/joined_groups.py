@@ -40,6 +40,6 @@ def split_groups(rows: np.ndarray, spec: EnvSpec) -> tuple[np.ndarray, np.ndarra
 
 
 def numbers_of(rows: np.ndarray, spec: EnvSpec) -> np.ndarray:
-    """What of rows may be not finite: all but the bytes of an image beside the critic's numbers."""
+    """The part of rows that can hold non-finite numbers: all, or, beside an image of bytes, the critic's numbers."""
     _, critic = split_groups(rows, spec)
     return rows if critic is None or spec.image is None else critic

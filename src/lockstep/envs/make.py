@@ -205,8 +205,8 @@ def _check(config: EnvConfig, num_envs: int) -> None:
 def cannot_be_drawn(task: str) -> ConfigError:
     """The error for a task without pictures."""
     return ConfigError(
-        f"task={task} cannot be drawn; only tasks of Gymnasium, PettingZoo, mjlab and Isaac Lab can, "
-        "lockstep/PixelPong-v0, and vector environments with a method render"
+        f"task={task} cannot be drawn; only tasks of Gymnasium, PettingZoo, mjlab and Isaac Lab, "
+        "lockstep/PixelPong-v0, and vector environments with a method render can be"
     )
 
 

@@ -24,9 +24,9 @@ class PixelPong(NumpyEnv):
 
     The observation is four pictures of bytes, 0 or 255, the newest last. The player moves the paddle on the right: it
     stays (action 0), moves up (1) or down (2). The farther from the middle a paddle hits the ball, the more steeply it
-    flies; the opponent follows it at a sixth of the player's speed, too slow for a steep ball. A point pays
-    1, or -1 to the player who missed. An episode terminates when one of both has `points` and is truncated after
-    `max_episode_steps`.
+    flies; the opponent follows it at a sixth of the player's speed, too slow for a steep ball. The reward is 1 when the
+    opponent misses the ball and -1 when the player does. An episode terminates when either side has `points` and is
+    truncated after `max_episode_steps`.
     """
 
     arrays: ClassVar[tuple[str, ...]] = ("_state", "_seen")

@@ -129,7 +129,7 @@ class EnvSpec:
     critic_image_parts: tuple[ImagePart, ...] = ()
     """Images among the numbers of the value network's own observation."""
     unused_groups: tuple[str, ...] = ()
-    """Names of observations that the task has and no network receives; a run says them."""
+    """Names of observations that the task has and no network receives; a run prints them."""
 
     def __post_init__(self) -> None:
         """Refuse images that contradict the sizes of observations, or `frames`."""

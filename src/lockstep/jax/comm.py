@@ -104,12 +104,12 @@ class Comm:
         self.devices = hardware.local_devices(world, self._kind, count)
         self.device = hardware.describe(self.devices)
         axis = hardware.all_devices(self.devices, count) if multi_process else self.devices
-        mesh = Mesh(np.array(axis), (AXIS,)) if len(axis) > 1 else None
-        self._arrays = DeviceArrays(self._device_map, self.devices, mesh)
+        jax_mesh = Mesh(np.array(axis), (AXIS,)) if len(axis) > 1 else None
+        self._arrays = DeviceArrays(self._device_map, self.devices, jax_mesh)
         if world.size > 1 and not multi_process:
-            self._transport: Transport = ProcessTransport(self._device_map, mesh, self.devices[0], self._processes)
-        elif mesh is not None:
-            self._transport = MeshTransport(self._device_map, mesh, self._processes if multi_process else None)
+            self._transport: Transport = ProcessTransport(self._device_map, jax_mesh, self.devices[0], self._processes)
+        elif jax_mesh is not None:
+            self._transport = MeshTransport(self._device_map, jax_mesh, self._processes if multi_process else None)
         else:
             self._transport = SingleDevice(self._device_map, self.devices[0])
         self._waker = Waker(self.devices)
@@ -226,7 +226,7 @@ class Comm:
     def mean(self, value: Array, weight: Array | float = 1.0, tag: str = "mean") -> Array:
         """The mean over devices, weighted by `weight`; a device of weight 0 is ignored; *collective*.
 
-        That of integers is float32. One device has the mean of its own value, whatever the weight. Not differentiable.
+        That of integers is float32. On one device the result is the value, whatever the weight. Not differentiable.
         """
         check_weight(weight)
         arguments.check_float32(value, tag)

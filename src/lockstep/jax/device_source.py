@@ -70,7 +70,7 @@ class DeviceSource:
 
     @property
     def fingerprints(self) -> list[str]:
-        """Checksums of observations and actions in each local shard's first rollout."""
+        """Checksums of observations, actions and noise in each local shard's first rollout."""
         return [f"{int(first):08x}" for first in self._comm.unshard(self._own.first)]
 
     def fingerprint(self) -> str:

@@ -18,8 +18,8 @@ Part = TypeVar("Part")
 MAX_STEPS = 64
 """Gradient steps of one call. More would save little, and the watch for stalls sees a rank only between calls."""
 MAX_BYTES = 8 << 20
-"""Minibatches of one call on a device. Large ones, as of images, are cheap to start beside their computation; in calls
-of a few steps the host draws the next while a GPU computes."""
+"""Bytes of the minibatches of one call on a device. For large minibatches (images) the cost of a call is small beside
+the computation, and between short calls the host draws the next ones while a GPU computes."""
 
 
 def may_scan(run: Run, spec: EnvSpec, platform: str) -> bool:
@@ -64,7 +64,7 @@ class StepCalls:
     def __init__(self, run: Run, spec: EnvSpec, platform: str, minibatch: Any, group: int = 1) -> None:
         config = run.algorithm
         assert isinstance(config, ReplayConfig)
-        due = config.gradient_steps(run.num_envs) + 1e-6  # as `ShardReplays` rounds
+        due = config.gradient_steps(run.num_envs) + 1e-6  # as `GradientSchedule.take_due` rounds
         self._group = group
         self._due = {int(due)} if due - int(due) < 2e-6 else {int(due), int(due) + 1}
         self.size = 1

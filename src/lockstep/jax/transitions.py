@@ -22,7 +22,7 @@ class TransitionBatch(NamedTuple):
     """The n-step return: the sum of gamma^k r_k over the steps before the bootstrap."""
     next_observation: Any
     discount: Any
-    """gamma^n; 0 where the episode terminated within the n steps."""
+    """gamma^k after the k <= n steps that were taken; 0 where the episode terminated within them."""
     weight: Any
     """Importance weight, not yet divided by the largest of all shards."""
     noise: Any = None

@@ -125,7 +125,7 @@ def test_continuous_actions_reach_it():
     ("task", "config", "words"),
     [
         ("jax/Cartpole-v1", EnvConfig(), "did you mean CartPole-v1"),
-        ("jax/CartPole-v1", EnvConfig(wrappers=("a:B",)), "lives on the device"),
+        ("jax/CartPole-v1", EnvConfig(wrappers=("a:B",)), "runs on the device"),
         ("jax/CartPole-v1", EnvConfig(vectorization="async"), "env.vectorization=async"),
         ("jax/CartPole-v1", EnvConfig(kwargs={"gravity": 3}), "gravity"),
         (DRIFT, EnvConfig(kwargs={"pushh": 3}), "did you mean push"),

@@ -229,13 +229,13 @@ def _gather_through_store(store: Store, world: World, value: Any, key: str, unti
         while not store.check(keys):
             if time.monotonic() > until:
                 missing = next(rank for rank, one in enumerate(keys) if not store.check([one]))
-                raise PeerError(f"rank {missing} met the others and then did not go on", missing)
+                raise PeerError(f"rank {missing} joined the rendezvous and did not finish connecting", missing)
             time.sleep(_POLL_S)
         return [messages.decode(base64.b64decode(store.get(one))) for one in keys]
     except PeerError:
         raise
     except RuntimeError as error:
-        raise PeerError(f"rank 0 has ended while rank {world.rank} met the others ({_first_line(error)})", 0) from error
+        raise PeerError(f"rank 0 ended while rank {world.rank} was connecting ({_first_line(error)})", 0) from error
 
 
 def _world_under_torchrun(world: World) -> World:

@@ -1,7 +1,6 @@
 """Environments written in JAX, by task name."""
 
 import importlib
-import inspect
 from typing import Any, cast
 
 import jax
@@ -38,7 +37,7 @@ def make_device_env(task: str, config: EnvConfig) -> DeviceEnv:
             `playground/NAME`, or `module:Class` of a class with `on_device = True`.
         config: of the environment.
     """
-    refuse_single_env_settings(config, f"{task} lives on the device")
+    refuse_single_env_settings(config, f"{task} runs on the device")
     kwargs = kwargs_of(config)
     maker = _find_maker(task)
     refuse_unknown_kwargs(maker, config, task, settings=True)
@@ -98,6 +97,6 @@ def _check_protocol(env: Any, task: str) -> DeviceEnv:
         lacking.append("spec (an EnvSpec)")
     elif spec.autoreset != "same_step" or not spec.separately_seedable:
         lacking.append("a spec with autoreset='same_step' and separately_seedable=True")
-    if lacking or inspect.isclass(env):
+    if lacking:
         raise ConfigError(f"task={task} does not follow lockstep's DeviceEnv: it lacks {', '.join(lacking)}")
     return cast(DeviceEnv, env)
