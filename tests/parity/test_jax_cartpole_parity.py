@@ -7,8 +7,8 @@ import torch
 
 from lockstep.envs.cartpole import Cartpole
 from lockstep.envs.cartpole_dynamics import START, CartpoleState
-from lockstep.jax.envs.isaac_cartpole import Cartpole as JaxCartpole
-from lockstep.jax.envs.isaac_cartpole import CartpoleEpisode
+from lockstep.jax.envs.cartpole import Cartpole as JaxCartpole
+from lockstep.jax.envs.cartpole import CartpoleEpisode
 from lockstep.torch.envs.cartpole import Cartpole as TorchCartpole
 
 ENVS, STEPS = 64, 20

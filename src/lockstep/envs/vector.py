@@ -139,10 +139,10 @@ def refuse_taken_kwargs(config: EnvConfig) -> None:
 
 def not_made_error(task: str, error: Exception) -> ConfigError:
     """The error for an environment whose constructor raised one; says which setting gives a missing argument."""
-    return ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}{way_out_of(error)}")
+    return ConfigError(f"task={task} could not be made: {type(error).__name__}: {error}{argument_hint(error)}")
 
 
-def way_out_of(error: Exception) -> str:
+def argument_hint(error: Exception) -> str:
     """What to do about arguments that a constructor lacks or does not take; empty for other errors."""
     said = str(error)
     if not isinstance(error, TypeError):

@@ -25,7 +25,7 @@ from lockstep.jax.comm import Comm
 from lockstep.jax.continuous_policy import LOG_ALPHA, ContinuousPolicy
 from lockstep.jax.device_rows import ReplayObservations, observed
 from lockstep.jax.flat import FlatParameters, Params, subtree, with_prefix
-from lockstep.jax.loops import StepCalls, in_turn, stacked
+from lockstep.jax.loops import StepCalls, stacked, steps_first
 from lockstep.jax.non_finite import LossReader
 from lockstep.jax.transitions import ActorCriticPart, TransitionBatch
 from lockstep.record.metric_means import MetricMeans
@@ -245,7 +245,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
                 state = jax.lax.optimization_barrier(state)  # steps are not fused, to have the bits of single calls
             return state, None
 
-        parts = jax.tree.map(lambda leaf: leaf.reshape(-1, delay, *leaf.shape[1:]), in_turn(stacks))
+        parts = jax.tree.map(lambda leaf: leaf.reshape(-1, delay, *leaf.shape[1:]), steps_first(stacks))
         return jax.lax.scan(group, state, parts)[0], ()
 
     def step(self, state: State, own: Own) -> tuple[State, Array]:

@@ -21,7 +21,7 @@ from lockstep.jax.transitions import TransitionBatch
 _GOES_ON, _TERMINATED, _TRUNCATED = range(3)
 
 
-class Transitions(NamedTuple):
+class TransitionRows(NamedTuple):
     """Transitions of a shard, [T, B, ...], or the rings of all shards of a device, [L, R, B, ...]."""
 
     observation: Array
@@ -36,13 +36,13 @@ class Transitions(NamedTuple):
 class DeviceReplay(NamedTuple):
     """The buffers of the shards of a device."""
 
-    rings: Transitions
+    rings: TransitionRows
     written: Array
     """[L] int32: rows written since the start."""
 
 
 def end_of(terminated: Array, truncated: Array) -> Array:
-    """`Transitions.end` from flags."""
+    """`TransitionRows.end` from flags."""
     return jnp.where(terminated, _TERMINATED, jnp.where(truncated, _TRUNCATED, _GOES_ON)).astype(jnp.uint8)
 
 
@@ -76,7 +76,7 @@ class ReplayRows:
         rows = (self.num_rows, self._num_envs)
         before, after = np.zeros((2, *rows, self._spec.observation_size), np.float32)
         action = np.zeros((*rows, self._spec.action.width), np.float32)
-        rings = Transitions(before, action, np.zeros(rows, np.float32), after, np.zeros(rows, np.uint8))  # type: ignore[arg-type]
+        rings = TransitionRows(before, action, np.zeros(rows, np.float32), after, np.zeros(rows, np.uint8))  # type: ignore[arg-type]
         return DeviceReplay(rings, np.zeros((), np.int32))  # type: ignore[arg-type]
 
     def size(self, replay: DeviceReplay, slot: int) -> Array:
@@ -86,7 +86,7 @@ class ReplayRows:
     def _startable(self, written: Array) -> Array:
         return jnp.maximum(jnp.minimum(written, self.num_rows) - (self._n - 1), 0)
 
-    def write(self, replay: DeviceReplay, slot: int, steps: Transitions, keep: Array) -> DeviceReplay:
+    def write(self, replay: DeviceReplay, slot: int, steps: TransitionRows, keep: Array) -> DeviceReplay:
         """Add a shard's rollout [T, B, ...], unless `keep` is false: the last episodes then count as truncated."""
         rings, written = replay
         length = len(steps.reward)

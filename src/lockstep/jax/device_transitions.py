@@ -11,7 +11,7 @@ from jax import Array
 
 from lockstep.jax.batch import Steps
 from lockstep.jax.continuous_policy import ContinuousPolicy
-from lockstep.jax.device_replay import Transitions, end_of
+from lockstep.jax.device_replay import TransitionRows, end_of
 from lockstep.jax.device_shard import (
     RandomDraws,
     Shard,
@@ -43,7 +43,7 @@ class TransitionRollout:
         self._num_steps, self._size = num_steps, shard_envs
         self._clip = clipper(env.spec.action)
 
-    def rollout(self, actor: Params, shard: Shard, update: Array, random: Array) -> tuple[Shard, Transitions]:
+    def rollout(self, actor: Params, shard: Shard, update: Array, random: Array) -> tuple[Shard, TransitionRows]:
         """Step every environment T times.
 
         Args:
@@ -80,7 +80,7 @@ class TransitionRollout:
 
     def _step(
         self, actor: Params, random: Array, carry: tuple[Any, ...], drawn: RandomDraws
-    ) -> tuple[tuple[Any, ...], tuple[StepRecord, Transitions]]:
+    ) -> tuple[tuple[Any, ...], tuple[StepRecord, TransitionRows]]:
         """Step every environment; ended episodes are reset in the same step."""
         policy = self._policy
         state, seen, returned, length = carry
@@ -104,6 +104,6 @@ class TransitionRollout:
         )  # fmt: skip
         # What follows a termination has no value: it is not stored, since it may be not finite.
         following = jnp.where(terminated[:, None], seen.policy, final.policy)
-        steps = Transitions(seen.policy, action, reward, following, end_of(terminated, truncated))
+        steps = TransitionRows(seen.policy, action, reward, following, end_of(terminated, truncated))
         returned, length = (jnp.where(ended, jnp.zeros_like(x), x) for x in (returned, length))
         return (state, observation, returned, length), (record, steps)

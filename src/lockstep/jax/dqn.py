@@ -26,7 +26,7 @@ from lockstep.jax.batch import slots
 from lockstep.jax.comm import Comm
 from lockstep.jax.device_rows import ReplayObservations, observed
 from lockstep.jax.flat import FlatParameters, Params, subtree, with_prefix
-from lockstep.jax.loops import StepCalls, in_turn, stacked
+from lockstep.jax.loops import StepCalls, stacked, steps_first
 from lockstep.jax.networks import actor_of
 from lockstep.jax.non_finite import LossReader
 from lockstep.jax.q_networks import QPolicy, noisy_actor
@@ -204,7 +204,7 @@ class DQN:
                 state = state._replace(target=jnp.where(copied, state.values, state.target))
             return state, None
 
-        state, _ = jax.lax.scan(step, state, (in_turn(parts), copies))
+        state, _ = jax.lax.scan(step, state, (steps_first(parts), copies))
         return (state, copies), ()
 
     def step(self, state: State, own: tuple[Part, Array | None]) -> tuple[State, Array]:

@@ -31,7 +31,7 @@ def may_scan(run: Run, spec: EnvSpec, platform: str) -> bool:
     return platform != "cpu" or not has_convolutions
 
 
-def repeat(
+def scan_or_unroll(
     scan: bool, step: Callable[[Carried, Array], tuple[Carried, Array]], state: Carried, rows: Array
 ) -> tuple[Carried, Array]:
     """Apply `step` to each of `rows` in turn: as a `lax.scan`, or unrolled; the outputs are stacked."""
@@ -99,6 +99,6 @@ def stacked(steps: Sequence[Sequence[Part]]) -> list[Part]:
     return [jax.tree.map(lambda *leaves: np.stack(leaves), *parts) for parts in zip(*steps, strict=True)]
 
 
-def in_turn(own: Any) -> Any:
+def steps_first(own: Any) -> Any:
     """Leaves [L, M, ...] of L slots and M steps as [M, L, ...], for a `lax.scan` over the steps."""
     return jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), own)

@@ -25,7 +25,7 @@ from lockstep.jax.batch import Batch, slots
 from lockstep.jax.batch_builder import BatchBuilder
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import FlatParameters, Params, divisor
-from lockstep.jax.loops import may_scan, repeat
+from lockstep.jax.loops import may_scan, scan_or_unroll
 from lockstep.jax.metrics import Metrics
 from lockstep.jax.networks import Policy, actor_of
 from lockstep.jax.non_finite import LossReader
@@ -127,7 +127,7 @@ class PPO:
         return self._add_learning_rate(state, jnp.ones(())), totals
 
     def _epochs(self, state: State, batches: Sequence[Batch], orders: Array) -> tuple[State, Array]:
-        return repeat(self._scan, lambda state, order: self._epoch(state, batches, order), state, orders.swapaxes(0, 1))
+        return scan_or_unroll(self._scan, lambda s, order: self._epoch(s, batches, order), state, orders.swapaxes(0, 1))
 
     def _add_learning_rate(self, state: State, weight: Array) -> State:
         table = self.metrics.add(state.table, ("optim/learning_rate",), state.learning_rate[None] * weight, weight)
@@ -143,7 +143,7 @@ class PPO:
             return self._adapt_learning_rate(state, "minibatch", sums), sums
 
         parts = order.reshape(len(batches), c.num_minibatches, self.rows).swapaxes(0, 1)
-        state, totals = repeat(self._scan, step, state, parts)
+        state, totals = scan_or_unroll(self._scan, step, state, parts)
         sums = totals.sum(0)
         state = state._replace(table=self._add_step_metrics(state.table, sums))
         state = self._adapt_learning_rate(state, "epoch", sums)

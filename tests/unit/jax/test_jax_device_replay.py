@@ -16,7 +16,7 @@ from lockstep.algorithms.td3 import TD3Config
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.jax.continuous_policy import ContinuousPolicy
-from lockstep.jax.device_replay import DeviceReplay, ReplayRows, Transitions
+from lockstep.jax.device_replay import DeviceReplay, ReplayRows, TransitionRows
 from lockstep.jax.device_shard import first_shard, keys_of
 from lockstep.jax.device_transitions import TransitionRollout
 from lockstep.jax.envs.packed import PackedEnv
@@ -41,7 +41,7 @@ def rollout(number, generator):
     observation = np.stack([step, np.zeros((T, 1)) + np.arange(B)], -1).astype(np.float32)
     reward = generator.normal(size=(T, B)).astype(np.float32)
     end = generator.choice(3, (T, B), p=[0.7, 0.15, 0.15]).astype(np.uint8)
-    return Transitions(observation, observation[..., :1], reward, observation + 0.5, end)
+    return TransitionRows(observation, observation[..., :1], reward, observation + 0.5, end)
 
 
 @pytest.mark.parametrize(("n_step", "capacity"), [(1, 12), (3, 30), (4, 11)])
@@ -51,7 +51,7 @@ def test_what_is_drawn_are_the_transitions_of_the_log(n_step, capacity):
     empty = rows.empty()
     replay = jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * 2), empty)  # two shards, of which one is written
     replay = DeviceReplay(*replay)
-    log, generator, draw = list[Transitions](), np.random.default_rng(0), jax.jit(rows.draw, static_argnums=(1, 3))
+    log, generator, draw = list[TransitionRows](), np.random.default_rng(0), jax.jit(rows.draw, static_argnums=(1, 3))
     write = jax.jit(rows.write, static_argnums=1)
     for number in range(20):
         new, keep = rollout(number, generator), number != 9
@@ -61,7 +61,7 @@ def test_what_is_drawn_are_the_transitions_of_the_log(n_step, capacity):
         elif log:  # what came before is cut off
             log[-1].end[-1][log[-1].end[-1] == 0] = 2
         size = int(rows.size(replay, 1))
-        steps = Transitions(*(np.concatenate(leaves) for leaves in zip(*log, strict=True)))
+        steps = TransitionRows(*(np.concatenate(leaves) for leaves in zip(*log, strict=True)))
         assert size == max(min(len(steps.reward), rows.num_rows) - n_step + 1, 0) * B
         if not size:
             continue

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from lockstep.envs.make import env_spec, make_vector_env
 from lockstep.errors import ConfigError
-from lockstep.jax.envs.cartpole import CartPole, CartPoleState
+from lockstep.jax.envs.gymnasium_cartpole import CartPole, CartPoleState
 from lockstep.jax.envs.make import make_device_env
 from lockstep.run import EnvConfig
 

@@ -15,10 +15,10 @@ from lockstep.jax.envs.interface import DeviceEnv
 from lockstep.jax.envs.limits import LimitedEnv
 from lockstep.jax.envs.packed import PackedEnv
 
-BUILT_IN = {"CartPole-v1": ("lockstep.jax.envs.cartpole", "CartPole")}
+BUILT_IN = {"CartPole-v1": ("lockstep.jax.envs.gymnasium_cartpole", "CartPole")}
 """Classes of the tasks `jax/NAME`."""
 _TASKS_OF_BOTH = {
-    "lockstep/Cartpole-v0": ("lockstep.jax.envs.isaac_cartpole", "Cartpole"),
+    "lockstep/Cartpole-v0": ("lockstep.jax.envs.cartpole", "Cartpole"),
     "lockstep/PixelPong-v0": ("lockstep.jax.envs.pixel_pong", "PixelPong"),
 }
 """Classes of the tasks that are also in numpy and torch."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
-from lockstep.envs.vector import way_out_of
+from lockstep.envs.vector import argument_hint
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Report:
         try:
             return call()
         except Exception as error:
-            way_out = way_out_of(error) if method == "__init__" else ""
+            way_out = argument_hint(error) if method == "__init__" else ""
             self.fatal(f"{method} raised {describe_error(error)}{way_out}")
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from lockstep.envs.make import env_spec, make_vector_env
-from lockstep.jax.envs.cartpole import CartPole, CartPoleState
+from lockstep.jax.envs.gymnasium_cartpole import CartPole, CartPoleState
 from lockstep.run import EnvConfig
 
 ULP = float(np.finfo(np.float32).eps)
