@@ -273,8 +273,7 @@ class LinearActor:
         return self._actor(observation)
 
     def _layers(self) -> list[Layer]:
-        params = self._loaded
-        return [(np.asarray(params[f"{name}.weight"]).T, np.asarray(params[f"{name}.bias"])) for name in self._chain]
+        return _layers_of(self._loaded, self._chain)
 
 
 class JaxActor:
@@ -323,11 +322,11 @@ class RecurrentLinearActor:
         assert network.core is not None
         core = {name: np.asarray(array) for name, array in subtree(self._loaded, "network.core").items()}
         cells = [NumpyCell.of(core, layer) for layer in range(network.core.num_layers)]
-        return cells, _layers_of(self._loaded, "network.actor", network.actor)
+        return cells, _layers_of(self._loaded, _layer_names("network.actor", network.actor))
 
     def _body(self) -> list[Layer]:
         body = self._policy.recurrent.body
-        return _layers_of(self._loaded, "network.body", body) if isinstance(body, Mlp) else []
+        return _layers_of(self._loaded, _layer_names("network.body", body)) if isinstance(body, Mlp) else []
 
 
 class RecurrentJaxActor:
@@ -369,22 +368,25 @@ def actor_of(policy: AnyPolicy, device: Any = None) -> Actor:
     return JaxActor(policy, chosen)
 
 
-def _layers_of(params: Params, name: str, network: Mlp) -> list[Layer]:
-    names = [f"{name}.layers.{i}" for i in range(len(network.shapes))]
-    return [(np.asarray(params[f"{one}.weight"]).T, np.asarray(params[f"{one}.bias"])) for one in names]
+def _layer_names(prefix: str, network: Mlp) -> list[str]:
+    return [f"{prefix}.layers.{i}" for i in range(len(network.shapes))]
+
+
+def _layers_of(params: Params, names: list[str]) -> list[Layer]:
+    return [(np.asarray(params[f"{name}.weight"]).T, np.asarray(params[f"{name}.bias"])) for name in names]
 
 
 def _linear_chain(policy: ActingPolicy) -> tuple[list[str], str] | None:
     """Names of the linear layers from observation to output and their activation, if there are no other layers."""
     network = policy.network
     if isinstance(network, Mlp):
-        return [f"actor.layers.{i}" for i in range(len(network.shapes))], network.activation
+        return _layer_names("actor", network), network.activation
     if isinstance(network, QNetwork):
         chain = network.chain
     elif isinstance(network, ActorCriticNetwork):
-        names = [f"actor.layers.{i}" for i in range(len(network.actor.shapes))]
+        names = _layer_names("actor", network.actor)
         if isinstance(network.body, Mlp):
-            names = [f"body.layers.{i}" for i in range(len(network.body.shapes))] + names
+            names = _layer_names("body", network.body) + names
         chain = names, network.actor.activation
     else:
         return None

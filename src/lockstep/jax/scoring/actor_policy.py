@@ -15,7 +15,7 @@ from jax import Array
 from lockstep.algorithms.offline_continuous import IQLConfig
 from lockstep.experience.sampling import ClippedGaussian
 from lockstep.jax.continuous_policy import Critics
-from lockstep.jax.encoders import Mlp, cast_inputs, init_streams, orthogonal
+from lockstep.jax.encoders import Mlp, cast_inputs, init_streams
 from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.jax.scoring.networks import ActionOutcomeNetwork
 from lockstep.session.offline.policy_spec import OfflinePolicySpec
@@ -61,27 +61,19 @@ class ActorPolicy:
         self._actor = Mlp((size[0], *network.hidden, size[1]), activation, last_gain=0.01)
         self._value = Mlp((size[0], *network.hidden, 1), activation, last_gain=1.0)
         self._outcomes = ActionOutcomeNetwork(*size, 1 + len(info.metrics), network)
-        self._critics = Critics(config.num_critics, (sum(size), *network.hidden, 1), activation)
-        networks: dict[str, Mlp | ActionOutcomeNetwork] = {_ACTOR: self._actor, _VALUE: self._value}
+        self._critics = Critics(config.num_critics, (sum(size), *network.hidden, 1), activation, orthogonal=True)
+        networks: dict[str, Mlp | ActionOutcomeNetwork | Critics] = {
+            CRITICS: self._critics,
+            _ACTOR: self._actor,
+            _VALUE: self._value,
+        }
         if self.has_models:
             networks |= {"heads.reward": self._outcomes, "heads.value": self._outcomes}
         draws = init_streams(seed)
-        params = {LOG_STD: np.zeros(size[1], np.float32)} | with_prefix(CRITICS, self._initial_critics(seed))
+        params = {LOG_STD: np.zeros(size[1], np.float32)}
         for name, part in networks.items():
             params |= with_prefix(name, part.initialize(lambda key, name=name: draws(f"{name}.{key}")))
         self.params: Params = cast(Params, params)
-
-    def _initial_critics(self, seed: int) -> dict[str, np.ndarray]:
-        """Orthogonal weights with gain sqrt(2), the last layer with gain 1; biases 0."""
-        params: dict[str, np.ndarray] = {}
-        last = len(self._critics.shapes) - 1
-        for i, (count, *shape) in enumerate(self._critics.shapes):
-            generator = init_streams(seed)(f"{CRITICS}.layers.{i}.weight")
-            gain = 1.0 if i == last else math.sqrt(2)
-            weights = [orthogonal((shape[0], shape[1]), gain, generator) for _ in range(count)]
-            params[f"layers.{i}.weight"] = np.stack(weights)
-            params[f"layers.{i}.bias"] = np.zeros((count, shape[0]), np.float32)
-        return params
 
     def preprocess(self, observation: np.ndarray) -> np.ndarray:
         """Normalize a simulator's observations [N, F]; [N, S]."""
