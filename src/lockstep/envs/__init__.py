@@ -5,7 +5,7 @@
 `cartpole.py`, `hidden_cartpole.py` and `toy_tasks.py` built-in tasks. `limits.py` clips numbers, `stacking.py` joins
 observations of several steps. `dlpack.py` is the protocol of environments on another framework's arrays. `spec.py`
 describes an environment, `state.py` is the protocol for saving one, `wrapper_state.py` saves Gymnasium's.
-`package_folders.py` finds the packages of suites.
+`package_folders.py` finds the packages of suites, `errors.py` describes errors of environments.
 """
 
 import lazy_loader

@@ -3,7 +3,6 @@
 import copy
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from lockstep.envs import wrapper_state
 from lockstep.envs.drawing import choose_mujoco_gl, frames_per_second
+from lockstep.envs.errors import describe_error
 from lockstep.envs.extras import EXTRAS, install_line, missing_module
 from lockstep.envs.groups import ObservationGroups, observation_fields
 from lockstep.envs.joined_groups import split_groups
@@ -30,12 +30,11 @@ from lockstep.envs.spaces import (
     restore_action,
 )
 from lockstep.envs.spec import EnvSpec
-from lockstep.envs.vector import not_made_error
+from lockstep.envs.vector import Step, not_made_error
 from lockstep.envs.workers import WorkerEnvs, become_worker
 from lockstep.errors import ConfigError, RunError
 
 Env = gymnasium.Env[Any, Any]
-VectorStep = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
 
 
 class VectorizedTask:
@@ -65,14 +64,14 @@ class VectorizedTask:
             observation, _ = self._env.reset(seed=int(seeds[0]))
         return _of_shape(self._shape, self._convert(observation), self._task, "reset")
 
-    def step(self, action: np.ndarray) -> VectorStep:
+    def step(self, action: np.ndarray) -> Step:
         """Step every environment once."""
         if self._restore_action is not None:
             action = self._restore_action(action)
         try:
             observation, reward, terminated, truncated, info = self._step(action)
         except Exception as error:
-            raise RunError(f"{self._task} failed in step: {describe(error)}") from error
+            raise RunError(f"{self._task} failed in step: {describe_error(error)}") from error
         observation = _of_shape(self._shape, self._convert(observation), self._task, "step")
         reward = np.asarray(reward)
         if reward.dtype.kind in "SU":
@@ -141,7 +140,7 @@ class SingleEnvs:
             raise self._worker_error(error) from error
         return self._split(observation, None)[0]
 
-    def step(self, action: np.ndarray) -> VectorStep:
+    def step(self, action: np.ndarray) -> Step:
         """Step every environment once."""
         try:
             observation, reward, terminated, truncated, info = self._env.step(action)
@@ -204,7 +203,7 @@ class SingleEnvs:
         return [getattr(env, method)(*own) for env, own in zip(self._env.envs, arguments, strict=True)]
 
     def _worker_error(self, error: Exception) -> RunError:
-        return RunError(self._env.death_report() if isinstance(self._env, WorkerEnvs) else describe(error))
+        return RunError(self._env.death_report() if isinstance(self._env, WorkerEnvs) else describe_error(error))
 
 
 class FlatEnv(gymnasium.Env[np.ndarray, Any]):
@@ -229,7 +228,7 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
         else:
             self.action_space = spaces.MultiDiscrete(list(action.sizes))
         self._restore_action = restore_action(env.action_space, action)
-        self._name = f"environment {index}"
+        self._name = f"environment {index} of its shard"
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -247,7 +246,7 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
             observation, reward, terminated, truncated, _ = self.env.step(raw)
             flat, number = self._flatten(observation), float(reward)
         except Exception as error:
-            raise RunError(f"{self._name} failed in step: {describe(error)}") from error
+            raise RunError(f"{self._name} failed in step: {describe_error(error)}") from error
         if isinstance(reward, (str, bytes)):
             raise text_reward_error(self._name, reward)
         return _of_shape(self._shape, flat, self._name, "step"), number, terminated, truncated, {}
@@ -340,19 +339,12 @@ def close_or_warn(env: Any, name: str) -> None:
     try:
         env.close()
     except Exception as error:
-        print(f"lockstep: warning: {name} failed in close: {describe(error)}", file=sys.stderr, flush=True)
+        print(f"lockstep: warning: {name} failed in close: {describe_error(error)}", file=sys.stderr, flush=True)
 
 
 def text_reward_error(name: str, reward: Any) -> RunError:
-    """The error for a reward that is text, from which `float` and numpy would read a number without a word."""
+    """The error for a reward that is text, from which `float` and numpy would silently read a number."""
     return RunError(f"{name} gave the reward {reward!r} in step, which is text; return a number: float(reward)")
-
-
-def describe(error: Exception) -> str:
-    """Kind, message and place of an error, in one line."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 
 
 @contextmanager
@@ -361,7 +353,7 @@ def _errors_named(what: str, where: str) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        raise RunError(f"{what} failed in {where}: {describe(error)}") from error
+        raise RunError(f"{what} failed in {where}: {describe_error(error)}") from error
 
 
 def _of_shape(shape: tuple[int, ...], observation: np.ndarray, name: str, method: str) -> np.ndarray:
@@ -388,8 +380,8 @@ def _final(
         last = convert(np.asarray(rows[row])[None])[0]
         if last.shape != final.shape[1:]:
             raise RunError(
-                f"the final_obs of environment {row} has the shape {list(last.shape)}, and its observations "
-                f"{list(final.shape[1:])}; return the last observation of the episode"
+                f"the final_obs of environment {row} of its shard has the shape {list(last.shape)}, and its "
+                f"observations {list(final.shape[1:])}; return the last observation of the episode"
             )
         final[row] = last
     return final

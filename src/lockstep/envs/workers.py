@@ -107,7 +107,7 @@ class WorkerEnvs(_AsyncVectorEnv):
             raise RunError("a worker failed and did not say why") from None
         if isinstance(error, RunError):
             raise error
-        raise RunError(f"environment {index} failed: {type(error).__name__}: {error}")
+        raise RunError(f"environment {index} of its shard failed: {type(error).__name__}: {error}")
 
     def _kill(self) -> None:
         _kill(self.processes)

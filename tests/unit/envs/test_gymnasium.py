@@ -164,7 +164,10 @@ def test_failure_of_close_is_a_warning_and_the_others_are_closed(monkeypatch, ca
     monkeypatch.setattr(Counter, "close", close)
     make_vector_env("own_envs:Counter", SYNC, 2).close()
     assert len(closed) == 2
-    assert "lockstep: warning: environment 1 failed in close: OSError: the display is gone" in capfd.readouterr().err
+    assert (
+        "lockstep: warning: environment 1 of its shard failed in close: OSError: the display is gone"
+        in capfd.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(("space", "kind", "sizes", "action", "raw"), ACTIONS)
@@ -262,7 +265,7 @@ def test_a_reward_that_is_text_ends_the_run(text, monkeypatch):
         return observation, [text] * len(actions), *rest
 
     monkeypatch.setattr(own_envs.GymVector, "step", of_text)
-    for task, name in (("Counter", "environment 0"), ("GymVector", "own_envs:GymVector")):
+    for task, name in (("Counter", "environment 0 of its shard"), ("GymVector", "own_envs:GymVector")):
         env = make_vector_env(f"own_envs:{task}", EnvConfig(), 2)
         env.reset([5, 6])
         with pytest.raises(RunError, match=rf"{name} gave the reward .*1\.5.* in step, which is text; return a number"):
@@ -276,7 +279,9 @@ def test_an_observation_of_another_shape_ends_the_run(mode, tmp_path):
     env = make_vector_env("own_envs:Faulty", EnvConfig(kwargs={"order": str(order)}, vectorization=mode), 2)
     env.reset([10, 11])
     order.write_text("narrow")
-    with pytest.raises(RunError, match=r"environment 1 gave an observation of the shape \[1\] in step.* is \[2\]"):
+    with pytest.raises(
+        RunError, match=r"environment 1 of its shard gave an observation of the shape \[1\] in step.* is \[2\]"
+    ):
         env.step(np.zeros(2, np.int64))
     env.close()
 
@@ -311,7 +316,7 @@ def test_an_environment_that_raises_is_named_by_index(tmp_path):
         env.step(np.zeros(3, np.int64))
         order.write_text("raise")
         with pytest.raises(
-            RunError, match=r"environment 1 failed in step: ValueError: the motor is hot \(.*own_envs.py"
+            RunError, match=r"environment 1 of its shard failed in step: ValueError: the motor is hot \(.*own_envs.py"
         ):
             env.step(np.zeros(3, np.int64))
         env.close()

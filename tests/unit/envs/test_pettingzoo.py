@@ -265,11 +265,20 @@ def test_settings_that_do_not_fit_are_refused(config, message):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("no infos", "environment 0: reset returned a dict; return 2 dicts by agent: observations, infos"),
-        ("no observation", "environment 0: there is no observation of agent agent_1"),
-        ("four values", "environment 0: step returned 4 values; return 5 dicts by agent: observations, rewards, term"),
-        ("text", r"environment 0 \(agent agent_1\) gave the reward '1.5' in step, which is text; return a number"),
-        ("one number", r"environment 0: the observation of agent agent_1 has the shape \[1\] when flat, .* \[3\]"),
+        ("no infos", "environment 0 of its shard: reset returned a dict; return 2 dicts by agent: observations, infos"),
+        ("no observation", "environment 0 of its shard: there is no observation of agent agent_1"),
+        (
+            "four values",
+            "environment 0 of its shard: step returned 4 values; return 5 dicts by agent: observations, rewards, term",
+        ),
+        (
+            "text",
+            r"environment 0 of its shard \(agent agent_1\) gave the reward '1.5' in step, which is text",
+        ),
+        (
+            "one number",
+            r"environment 0 of its shard: the observation of agent agent_1 has the shape \[1\] when flat, .* \[3\]",
+        ),
     ],
 )
 def test_faults_of_an_environment_are_named(fault, message):

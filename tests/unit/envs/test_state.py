@@ -164,7 +164,9 @@ def test_what_cannot_be_saved_says_so(task, wrapper, mode):
     assert not can_save(env)
     env.reset([0, 1])
     assert not can_save(env)
-    with pytest.raises(RunError, match=r"environment \d failed in state: .* cannot be saved: it has no methods"):
+    with pytest.raises(
+        RunError, match=r"environment \d of its shard failed in state: .* cannot be saved: it has no methods"
+    ):
         env.state()
     env.close()
     assert not can_save(env)
@@ -183,7 +185,9 @@ def test_a_state_that_does_not_fit_is_one_clear_line():
         env = make_vector_env(task, EnvConfig(vectorization="sync", wrappers=wrappers), 2)
         env.reset([0, 1])
         saved[task, *wrappers] = env.state()
-    with pytest.raises(RunError, match=r"environment 0 failed in restore: .* from TimeLimit of OrderEnforcing of Cart"):
+    with pytest.raises(
+        RunError, match=r"environment 0 of its shard failed in restore: .* from TimeLimit of OrderEnforcing of Cart"
+    ):
         env.restore(saved["CartPole-v1",])
     with pytest.raises(RunError, match=r"saved from TimeLimit of .* this is Odometer of TimeLimit"):
         env.restore(saved["Pendulum-v1",])

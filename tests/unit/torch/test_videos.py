@@ -110,7 +110,10 @@ def test_a_failure_in_the_episode_of_a_video_is_told_and_leaves_no_file(tmp_path
     monkeypatch.syspath_prepend(tmp_path)
     faulty = importlib.import_module("faulty_in_video")
     for fault, words in (
-        ("step", r"environment 0 failed in step: ValueError: the motor is hot \(.*faulty_in_video.py:\d+\)"),
+        (
+            "step",
+            r"environment 0 of its shard failed in step: ValueError: the motor is hot \(.*faulty_in_video.py:\d+\)",
+        ),
         ("nan", r"environment 0 gave an observation that is not finite \(nan\), in step 3 of an episode"),
         ("render", "ValueError: no paint"),
     ):

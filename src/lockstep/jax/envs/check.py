@@ -9,11 +9,12 @@ import numpy as np
 from jax.core import Tracer
 
 from lockstep.config.env import EnvConfig
+from lockstep.envs.errors import describe_error, user_location
 from lockstep.envs.spec import EnvSpec
 from lockstep.jax.envs.interface import DeviceEnv, Observation
 from lockstep.jax.envs.make import make_device_env
 from lockstep.jax.envs.packed import action_type
-from lockstep.session.env_checks.report import CheckEndedError, Report, describe_error, describe_value
+from lockstep.session.env_checks.report import CheckEndedError, Report, describe_value
 
 _TRACED = "its arguments are known only when it runs"
 
@@ -136,10 +137,11 @@ def _trace(env: DeviceEnv, method: str, call: Callable[[], Any], report: Report)
         raise
     except (jax.errors.TracerBoolConversionError, jax.errors.TracerIntegerConversionError) as error:
         report.fatal(
-            f"{method} decides by the value of an array{_location(error)}, and {_TRACED}; use jnp.where or jax.lax.cond"
+            f"{method} decides by the value of an array{user_location(error)}, and {_TRACED}; "
+            "use jnp.where or jax.lax.cond"
         )
     except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as error:
-        report.fatal(f"{method} gives an array to Python or numpy{_location(error)}, and {_TRACED}; use jax.numpy")
+        report.fatal(f"{method} gives an array to Python or numpy{user_location(error)}, and {_TRACED}; use jax.numpy")
     except Exception as error:
         kind, _, rest = describe_error(error).partition(": ")
         report.fatal(f"{method} raised {kind}: {rest[:300]}")
@@ -150,9 +152,3 @@ def _check_no_tracers_kept(env: DeviceEnv, method: str, report: Report) -> None:
     for name, value in getattr(env, "__dict__", {}).items():
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
             report.fatal(f"{method} keeps an array in self.{name}; put it into the state, and settings alone into self")
-
-
-def _location(error: Exception) -> str:
-    """The location in the user's code, ` (file:line)`, or nothing."""
-    text = describe_error(error)
-    return f" {text[text.rindex(' (') + 1 :]}" if text.endswith(")") and ".py:" in text else ""

@@ -1,10 +1,10 @@
 """The report of a check of an environment."""
 
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
+from lockstep.envs.errors import describe_error
 from lockstep.envs.vector import argument_hint
 
 T = TypeVar("T")
@@ -66,15 +66,6 @@ class Report:
         except Exception as error:
             way_out = argument_hint(error) if method == "__init__" else ""
             self.fatal(f"{method} raised {describe_error(error)}{way_out}")
-
-
-def describe_error(error: BaseException) -> str:
-    """Type, message and location of an error in one line; the location is the last frame outside installed packages."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not any(part in frame.filename for part in ("site-packages", "src/lockstep"))]
-    place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
-    message = " ".join(str(error).split())
-    return f"{type(error).__name__}{': ' if message else ''}{message}{place}"
 
 
 def describe_value(value: Any) -> str:

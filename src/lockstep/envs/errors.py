@@ -1,0 +1,30 @@
+"""The words of errors that environments raise."""
+
+import traceback
+
+_LOCKSTEP = ("src/lockstep", "site-packages/lockstep")
+
+
+def describe_error(error: BaseException) -> str:
+    """Type, message and location of an error in one line.
+
+    The location is that in the user's code; where none of it ran, the last frame outside Lockstep.
+    """
+    message = " ".join(str(error).split())
+    location = user_location(error) or _last_of(_frames(error))
+    return f"{type(error).__name__}{': ' if message else ''}{message}{location}"
+
+
+def user_location(error: BaseException) -> str:
+    """` (file:line)` of the last frame outside installed packages, or nothing."""
+    return _last_of([frame for frame in _frames(error) if "site-packages" not in frame.filename])
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames outside Lockstep."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if not any(part in frame.filename for part in _LOCKSTEP)]
+
+
+def _last_of(frames: list[traceback.FrameSummary]) -> str:
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

@@ -1,0 +1,38 @@
+"""The location in messages about errors of environments: the user's own line, wherever the error was raised."""
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from own_envs import Counter
+
+from lockstep.config.env import EnvConfig
+from lockstep.envs.errors import describe_error, user_location
+from lockstep.envs.make import make_vector_env
+from lockstep.errors import RunError
+
+HERE = re.escape(str(Path(__file__)))
+
+
+def test_the_location_is_the_users_line_and_not_that_of_numpy(monkeypatch):
+    monkeypatch.setattr(Counter, "step", lambda self, action: np.stack([]))
+    env = make_vector_env("own_envs:Counter", EnvConfig(vectorization="sync"), 1)
+    env.reset([0])
+    with pytest.raises(RunError, match=rf"failed in step: ValueError: need at least one array .* \({HERE}:\d+\)$"):
+        env.step(np.zeros(1, np.int64))
+
+
+def test_where_no_line_of_the_user_ran_the_location_is_that_of_the_package():
+    with pytest.raises(ValueError) as caught:
+        np.stack([])
+    error = caught.value
+    assert user_location(error).startswith(f" ({__file__}:") and describe_error(error).endswith(user_location(error))
+    error = error.with_traceback(error.__traceback__.tb_next)  # numpy's frames alone
+    assert user_location(error) == "" and f"site-packages{os.sep}numpy" in describe_error(error)
+    assert describe_error(error.with_traceback(None)) == "ValueError: need at least one array to stack"
+
+
+def test_an_error_without_a_message_has_no_colon():
+    assert describe_error(KeyboardInterrupt()) == "KeyboardInterrupt"
