@@ -1,8 +1,9 @@
 """The words of errors that environments raise."""
 
 import traceback
+from pathlib import Path
 
-_LOCKSTEP = ("src/lockstep", "site-packages/lockstep")
+_LOCKSTEP = Path(__file__).parents[1]
 
 
 def describe_error(error: BaseException) -> str:
@@ -23,7 +24,7 @@ def user_location(error: BaseException) -> str:
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The frames outside Lockstep."""
     frames = traceback.extract_tb(error.__traceback__)
-    return [frame for frame in frames if not any(part in frame.filename for part in _LOCKSTEP)]
+    return [frame for frame in frames if not Path(frame.filename).is_relative_to(_LOCKSTEP)]
 
 
 def _last_of(frames: list[traceback.FrameSummary]) -> str:

@@ -36,3 +36,11 @@ def test_where_no_line_of_the_user_ran_the_location_is_that_of_the_package():
 
 def test_an_error_without_a_message_has_no_colon():
     assert describe_error(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+def test_a_users_folder_may_be_called_like_ours(tmp_path):
+    """Also where the repository was cloned as `src/lockstep`, with the user's class beside its examples."""
+    file = tmp_path / "src" / "lockstep" / "my_env.py"
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec(compile("1 / 0", str(file), "exec"))
+    assert describe_error(caught.value).endswith(f" ({file}:1)")
