@@ -37,6 +37,8 @@ class OnPolicyRunner:
         if mode == "idle":
             return
         if mode.startswith("SIG"):
+            if mode == "SIGINT":  # as in a terminal, also where these tests run in the background of a shell
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             os.kill(os.getpid(), getattr(signal, mode))
             time.sleep(60)
         for parameter in actor.parameters():
