@@ -86,6 +86,10 @@ def _layers(env: Any) -> list[Any]:
     return layers
 
 
+def _attributes(layer: object) -> tuple[str, ...] | None:
+    return ATTRIBUTES.get(type(layer))
+
+
 def _name(layer: Any) -> str:
     return type(layer).__name__
 
@@ -99,7 +103,7 @@ def _generator(task: Any) -> dict[str, Any] | None:
 def _save(layer: Any) -> dict[str, Any]:
     if mujoco_state.is_mujoco_task(layer):
         return mujoco_state.save(layer)
-    attributes = ATTRIBUTES.get(type(layer))
+    attributes = _attributes(layer)
     if attributes is None:
         if not has_state_methods(layer):
             raise TypeError(f"{_name(layer)} cannot be saved: it has no methods state and restore")
@@ -113,7 +117,7 @@ def _restore(layer: Any, state: dict[str, Any]) -> None:
     if mujoco_state.is_mujoco_task(layer):
         mujoco_state.restore(layer, state)
         return
-    attributes = ATTRIBUTES.get(type(layer))
+    attributes = _attributes(layer)
     if attributes is None:
         layer.restore(state)
         return

@@ -53,7 +53,7 @@ class _PinnedDevice(dict[str, Any]):
 def _settings(run: LibraryRun, agent: Any) -> dict[str, Any]:
     """The library's settings, with those that are fixed for ranks."""
     given = cast("dict[str, Any]", agent) if isinstance(agent, dict) else {}
-    if "config" not in given.get("params", {}):
+    if "config" not in (given.get("params") or {}):
         raise ConfigError("--agent: an rl_games config has its settings under `params`, with a `config` among them")
     settings = copy.deepcopy(given)
     world, config = run.world, settings["params"]["config"]

@@ -45,6 +45,7 @@ def begun(monkeypatch, tmp_path):
         (rsl_rl, {"max_iterations": 3}, "the settings of rsl_rl have no num_steps_per_env"),
         (rsl_rl, {"num_steps_per_env": 24}, "the settings of rsl_rl have no max_iterations"),
         (skrl, SKRL, "trainer has no timesteps; add it, or give --max_iterations N"),
+        (rl_games, {"params": None}, "under `params`, with a `config` among them"),
         (rl_games, {"params": {}}, "under `params`, with a `config` among them"),
         (rl_games, {"params": {"config": {}}}, "params.config has no horizon_length"),
     ],
