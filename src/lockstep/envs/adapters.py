@@ -17,7 +17,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from lockstep.envs import wrapper_state
 from lockstep.envs.drawing import choose_mujoco_gl, frames_per_second
-from lockstep.envs.errors import describe_error
+from lockstep.envs.errors import describe_error, name_in_shard
 from lockstep.envs.extras import EXTRAS, install_line, missing_module
 from lockstep.envs.groups import ObservationGroups, observation_fields
 from lockstep.envs.joined_groups import split_groups
@@ -228,7 +228,7 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
         else:
             self.action_space = spaces.MultiDiscrete(list(action.sizes))
         self._restore_action = restore_action(env.action_space, action)
-        self._name = f"environment {index} of its shard"
+        self._name = name_in_shard(index)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -380,7 +380,7 @@ def _final(
         last = convert(np.asarray(rows[row])[None])[0]
         if last.shape != final.shape[1:]:
             raise RunError(
-                f"the final_obs of environment {row} of its shard has the shape {list(last.shape)}, and its "
+                f"the final_obs of {name_in_shard(int(row))} has the shape {list(last.shape)}, and its "
                 f"observations {list(final.shape[1:])}; return the last observation of the episode"
             )
         final[row] = last

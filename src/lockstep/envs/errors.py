@@ -6,6 +6,11 @@ from pathlib import Path
 _LOCKSTEP = Path(__file__).parents[1]
 
 
+def name_in_shard(index: int) -> str:
+    """An environment of a shard in messages; which shard, what reports the error says in front."""
+    return f"environment {index} of its shard"
+
+
 def describe_error(error: BaseException) -> str:
     """Type, message and location of an error in one line.
 

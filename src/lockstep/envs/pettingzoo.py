@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.config.env import EnvConfig
 from lockstep.envs.adapters import close_or_warn, config_errors, text_reward_error
 from lockstep.envs.drawing import frames_per_second
-from lockstep.envs.errors import describe_error
+from lockstep.envs.errors import describe_error, name_in_shard
 from lockstep.envs.groups import refuse_groups
 from lockstep.envs.load import near
 from lockstep.envs.package_folders import package_folders
@@ -160,9 +160,9 @@ class ParallelEnvs:
                 if self._acting[row]:
                     missing = [agent not in part for part in (observed, rewards, ended, cut)]
                     if any(missing):
-                        raise RunError(f"{_name(e)}: step returned nothing for agent {agent}, which acted")
+                        raise RunError(f"{name_in_shard(e)}: step returned nothing for agent {agent}, which acted")
                     if isinstance(rewards[agent], (str, bytes)):
-                        raise text_reward_error(f"{_name(e)} (agent {agent})", rewards[agent])
+                        raise text_reward_error(f"{name_in_shard(e)} (agent {agent})", rewards[agent])
                     with np.errstate(over="ignore"):  # one beyond float32 becomes infinite, which the rollout refuses
                         reward[row] = rewards[agent]
                     terminated[row] = ended[agent]
@@ -173,7 +173,7 @@ class ParallelEnvs:
             self._ended[rows] |= over
             present = np.array([agent in env.agents for agent in self._agents]) & ~self._ended[rows]
             if (self._acting[rows] & ~over & ~present).any():
-                raise RunError(f"{_name(e)}: an agent left without being terminated or truncated")
+                raise RunError(f"{name_in_shard(e)}: an agent left without being terminated or truncated")
             self._acting[rows] = present & (not at_limit)
         final = self._observation.copy()
         self._observation[~self._acting] = 0
@@ -219,7 +219,7 @@ class ParallelEnvs:
     def close(self) -> None:
         """Close every environment."""
         for e, env in enumerate(self._envs):
-            close_or_warn(env, _name(e))
+            close_or_warn(env, name_in_shard(e))
 
     def _rows(self, e: int) -> np.ndarray:
         """The rows of the agents of environment `e`."""
@@ -243,32 +243,32 @@ class ParallelEnvs:
             self._acting[row] = agent in env.agents
             self._observation[row] = self._flat(e, agent, observed) if self._acting[row] else 0
         if not self._acting[self._rows(e)].any():
-            raise RunError(f"{_name(e)}: reset left no agents")
+            raise RunError(f"{name_in_shard(e)}: reset left no agents")
 
     def _call(self, method: str, env: Any, e: int, argument: Any) -> Sequence[Any]:
         """Call `reset` or `step`. Raises a `RunError` that names the environment."""
         try:
             found = env.reset(seed=argument) if method == "reset" else env.step(argument)
         except Exception as error:
-            raise RunError(f"{_name(e)} failed in {method}: {describe_error(error)}") from error
+            raise RunError(f"{name_in_shard(e)} failed in {method}: {describe_error(error)}") from error
         parts = _RETURNED[method]
         values = cast("Sequence[Any]", found) if isinstance(found, tuple | list) else None
         if values is None or len(values) != len(parts):
             what = f"a {type(cast('object', found)).__name__}" if values is None else f"{len(values)} values"
             raise RunError(
-                f"{_name(e)}: {method} returned {what}; return {len(parts)} dicts by agent: {', '.join(parts)}"
+                f"{name_in_shard(e)}: {method} returned {what}; return {len(parts)} dicts by agent: {', '.join(parts)}"
             )
         return values
 
     def _flat(self, e: int, agent: Any, observed: Mapping[Any, Any]) -> np.ndarray:
         """An agent's observation. Raises a `RunError` if there is none, or if it is not of the space's shape."""
         if agent not in observed:
-            raise RunError(f"{_name(e)}: there is no observation of agent {agent}, which is one of its agents")
+            raise RunError(f"{name_in_shard(e)}: there is no observation of agent {agent}, which is one of its agents")
         flat, shape = self._flatten(observed[agent]), self._observation.shape[1:]
         if flat.shape != shape:  # numpy would broadcast a single number silently
             raise RunError(
-                f"{_name(e)}: the observation of agent {agent} has the shape {list(flat.shape)} when flat, that "
-                f"of its space {list(shape)}"
+                f"{name_in_shard(e)}: the observation of agent {agent} has the shape {list(flat.shape)} when flat, "
+                f"that of its space {list(shape)}"
             )
         return flat
 
@@ -289,8 +289,3 @@ class ParallelEnvs:
                     "equal in a class of your own (module:Class, derived from pettingzoo.ParallelEnv)"
                 )
         return spaces[first]
-
-
-def _name(e: int) -> str:
-    """Environment `e` in messages, which say in front which shard it is of."""
-    return f"environment {e} of its shard"

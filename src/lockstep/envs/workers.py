@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
+from lockstep.envs.errors import name_in_shard
 from lockstep.errors import RunError
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class WorkerEnvs(_AsyncVectorEnv):
             raise RunError("a worker failed and did not say why") from None
         if isinstance(error, RunError):
             raise error
-        raise RunError(f"environment {index} of its shard failed: {type(error).__name__}: {error}")
+        raise RunError(f"{name_in_shard(index)} failed: {type(error).__name__}: {error}")
 
     def _kill(self) -> None:
         _kill(self.processes)

@@ -26,9 +26,8 @@ class CheckpointManager(checkpoint_manager.CheckpointManager):
                 "and restore it with jax.random.wrap_key_data"
             )
         array = np.asarray(value)
-        bits = (
-            array.view(np.int16) if array.dtype.name == "bfloat16" else array
-        )  # numpy, and so the checkpoint format, has no bfloat16
+        # Numpy, and so the checkpoint format, has no bfloat16.
+        bits = array.view(np.int16) if array.dtype.name == "bfloat16" else array
         return bits, array.dtype.name
 
     def from_numpy(self, array: np.ndarray, kind: str) -> np.ndarray:

@@ -77,9 +77,8 @@ class ScoringPolicy:
 
     def apply(self, params: Params, state: Array) -> tuple[Array, Array]:
         """Preprocessed states [N, S] to the scores of a simulator's actions over the temperature, and their maximum."""
-        possible = jnp.ones(
-            (len(state), len(self.info.actions)), jnp.float32
-        )  # every action is possible in a simulator
+        # Every action is possible in a simulator.
+        possible = jnp.ones((len(state), len(self.info.actions)), jnp.float32)
         scores = self.scores(params, state, possible)[:, self._actions_of_simulator()] / self.config.temperature
         return scores, scores.max(-1)
 
