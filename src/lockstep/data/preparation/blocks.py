@@ -62,7 +62,7 @@ def concatenate(blocks: list[Block]) -> Block:
     names = {name: column.dtype for block in blocks for name, column in block.columns.items()}
     columns = {
         name: np.concatenate(
-            [b.columns[name] if name in b.columns else _absent(dtype, len(b)) for b in blocks], dtype=dtype
+            [b.columns[name] if name in b.columns else absent(dtype, len(b)) for b in blocks], dtype=dtype
         )
         for name, dtype in names.items()
     }
@@ -76,7 +76,8 @@ def concatenate(blocks: list[Block]) -> Block:
     )
 
 
-def _absent(dtype: np.dtype[Any], rows: int) -> NDArray[Any]:
+def absent(dtype: np.dtype[Any], rows: int) -> NDArray[Any]:
+    """A column [n] of rows that lack it, as `Block` defines it."""
     if dtype.kind == "f":
         return np.full(rows, np.nan)
     return np.full(rows, False if dtype.kind == "b" else -1, dtype)

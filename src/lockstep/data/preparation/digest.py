@@ -32,6 +32,7 @@ class Digest:
         kinds = ("state", "action", "metric", "reward", "propensity", "log_probability", "time_diff", *FLAGS)
         self._columns = sorted(name for name in columns if name.partition(":")[0] in kinds)
         self._next = sorted(name for name in columns if name.startswith("next_state:"))
+        self._lists = [name for name in LISTS if name in columns]  # of the log: a group of its rows may have none
         self._salt = dict(zip(sorted(columns), hash_names(sorted(columns))[:, 0], strict=True))
         self._names, self._hashes = names, hashes
         self._keys, self._rows = [0, 0], [0, 0]
@@ -47,13 +48,12 @@ class Digest:
         keys = lanes.sum(1, dtype=np.uint64)
         for name in self._columns:
             self._absorb(lanes, block, name)
-        for name in LISTS:
+        for name in self._lists:
             lists = block.lists[name]
-            if (lists.index >= 0).any():
-                table = np.zeros((2, len(lists.offsets)), np.uint64)
-                table[:, :-1] = hash_lists(self._hashes(lists.items), lists.offsets)
-                absorb_(lanes, table[0, lists.index])
-                absorb_(lanes, table[1, lists.index])
+            table = np.zeros((2, len(lists.offsets)), np.uint64)
+            table[:, :-1] = hash_lists(self._hashes(lists.items), lists.offsets)
+            absorb_(lanes, table[0, lists.index])
+            absorb_(lanes, table[1, lists.index])
         if self._next and last.size:
             ends, few = block.take(last), lanes[:, last]
             for name in self._next:

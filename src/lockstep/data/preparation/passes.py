@@ -266,6 +266,7 @@ class Preparation:
         """Read and prepare whole trajectories. Called from several threads: must not change state."""
         assert self._scan.spill is not None
         block = self._scan.spill.read(*bins)
+        self._scan.contents.complete(block)
         block = block.take(order(block))
         block.lists = {name: self._lists(block, name) for name in LISTS}
 

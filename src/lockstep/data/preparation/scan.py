@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lockstep.data.features import ordered
 from lockstep.data.logs.column_names import LISTS
-from lockstep.data.preparation.blocks import Block, Encoder, concatenate
+from lockstep.data.preparation.blocks import Block, Encoder, absent, concatenate
 from lockstep.data.preparation.hashing import Words, absorb_, finish_
 from lockstep.data.preparation.lists import pad_columns, slices
 from lockstep.data.preparation.next_rows import Mark
@@ -108,7 +108,7 @@ def feature_sample_of(sample: Sample, encoder: Encoder, size: int, contents: "Lo
     if encoder.kind != "discrete":
         found.action_ids = ordered(encoder.action_ids)
         place = [encoder.action_ids.index(name) for name in found.action_ids]
-        taken = np.flatnonzero(block.columns["has_action"])
+        taken = np.flatnonzero(block.columns.get("has_action", np.zeros(len(block), np.bool_)))
         actions, rows = [block.table("action", found.action_ids)[taken]], [taken]
         for lists in block.lists.values():
             known = np.flatnonzero(lists.lengths > 0)
@@ -170,6 +170,8 @@ class LogContents:
 
     columns: set[str] = field(default_factory=set[str])
     """Columns with a value in any row."""
+    dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict[str, np.dtype[Any]])
+    """Types of the columns of all blocks, with a value or without one."""
     empty: set[str] = field(default_factory=set[str])
     """List columns with any empty list."""
     shared: NDArray[Any] | None = None
@@ -194,6 +196,7 @@ class LogContents:
 
     def add(self, block: Block) -> None:
         """Add some rows."""
+        self.dtypes |= {name: column.dtype for name, column in block.columns.items()}
         for name, column in block.columns.items():
             if name not in self.columns and _has_any(column):
                 self.columns.add(name)
@@ -214,6 +217,16 @@ class LogContents:
             if (lengths == 0).any():
                 self.empty.add(name)
             self._compare(lists.items, lengths[lengths > 0])
+
+    def complete(self, block: Block) -> None:
+        """Add the columns of the log that some of its rows lack.
+
+        What a missing column means is a question of the whole log: of a group of rows, the answer would depend on how
+        many rows fit into memory.
+        """
+        for name, dtype in self.dtypes.items():
+            if name not in block.columns:
+                block.columns[name] = absent(dtype, len(block))
 
     def names(self, prefix: str) -> tuple[str, ...]:
         """The NAMEs of columns `prefix:NAME`, in order."""
