@@ -56,7 +56,7 @@ def read_log(
         actions: names of discrete actions, in the order of their indices; others are rejected.
 
     Raises:
-        ConfigError: a file is missing or empty, or its first rows violate the schema.
+        ConfigError: a file is missing or empty, no row has an action, or the first rows violate the schema.
     """
     import_optional("polars", "offline")
     from lockstep.data.logs.files import find_files
@@ -101,12 +101,12 @@ class Log:
         self.total_bytes, self.done_bytes = sum(self._sizes), 0
         self.continuous = None if kind is None else kind == "continuous"
         asked, kind = kind, "parametric" if kind == "continuous" else kind
-        first = next((found for found in self._read() if kind is None or found.kind), None)
-        if first is not None and kind is not None and self.actions is None and first.kind not in (kind, None):
+        first = next((found for found in self._read() if found.kind), None)
+        if first is None:
+            raise ConfigError(f"{files[0]}: no row of the log has an action; log the action of every decision")
+        if kind is not None and self.actions is None and first.kind != kind:
             raise ConfigError(_other_kind(files[0], str(asked)))
-        if first is None and kind is None:
-            raise ConfigError(f"{files[0]} names no action in any row; say which kind of actions the log has")
-        self.kind: str = kind or str(first.kind if first else None)
+        self.kind: str = kind or str(first.kind)
 
     @property
     def notes(self) -> list[str]:
