@@ -1,8 +1,8 @@
 """The lock and the scratch directory of a preparation, and the disk space that it needs."""
 
 import errno
-import glob
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Generator
@@ -38,12 +38,13 @@ def locked(out: Path, show: Callable[[str], None]) -> Generator[None]:
 
 def remove_leftovers(out: Path) -> None:
     """Remove files that killed processes left behind. The caller holds the lock."""
-    name = glob.escape(out.name)
-    for path in out.parent.glob(f".{name}.*.replaced"):
-        if not out.exists() and (path / "data").exists():
+    # The random part has no dot: with one, `.data.eval.x.unfinished` would be of `data`, and is of `data.eval`.
+    form = re.compile(re.escape(f".{out.name}.") + r"[^.]+\.(unfinished|replaced)")
+    for path in sorted(out.parent.iterdir()):
+        if not (found := form.fullmatch(path.name)):
+            continue
+        if found[1] == "replaced" and not out.exists() and (path / "data").exists():
             os.rename(path / "data", out)  # killed between the two renames: the old data is complete
-        shutil.rmtree(path, ignore_errors=True)
-    for path in out.parent.glob(f".{name}.*.unfinished"):
         shutil.rmtree(path, ignore_errors=True)
 
 
