@@ -204,8 +204,10 @@ def _decode_one(decoder: Any, text: bytes, where: SourceRows) -> None:
         said = error_text(error)
         if "missing required field" in said:
             said += "; every row needs it"
-        elif "Expected `int`," in said:  # only a sequence_number must be one
+        elif "Expected `int`" in said:  # only a sequence_number must be one
             said += f"; it must be {WHOLE}"
+        elif "Expected `float | null`" in said:  # null: unknown
+            said += "; it must be a number"
         elif "Expected `bool" in said:  # only a flag may be one
             said += "; it must be true or false"
         where.refuse(0, f"{column}: {said}" if column else said)
@@ -256,13 +258,21 @@ def _scalars(column: Callable[[str], list[Any]], where: SourceRows, *, second: b
     for name in (*NUMBERS, *FLAGS):
         values, dtype = column(name), pl.Boolean if name in FLAGS else pl.Float64
         if name == "propensity" and second:
-            values = [b if a is None else a for a, b in zip(values, column("propensity_"), strict=True)]
+            values = _one_of(values, column("propensity_"), where)
         if name in FLAGS and not _FLAG.keys() >= set(values):
             other = next(i for i, value in enumerate(values) if value not in _FLAG)
             where.refuse(other, f"{name} is {values[other]:g}; it must be true or false")
         if name == "reward" or values.count(None) < len(values):
             found[name] = pl.Series(map(_FLAG.get, values) if name in FLAGS else values, dtype=dtype)
     return found
+
+
+def _one_of(values: list[float | None], others: list[float | None], where: SourceRows) -> list[float | None]:
+    """The propensities of rows, under either of their two names."""
+    twice = (i for i, pair in enumerate(zip(values, others, strict=True)) if None not in pair)
+    if (bad := next(twice, None)) is not None:
+        where.refuse(bad, "has both propensity and action_probability, which mean the same; leave one out")
+    return [b if a is None else a for a, b in zip(values, others, strict=True)]
 
 
 def _spread(column: Callable[[str], list[Any]], fields: dict[str, str], *, optional: bool) -> Maps:

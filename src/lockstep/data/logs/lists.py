@@ -25,6 +25,7 @@ from lockstep.data.logs.maps import (
 )
 from lockstep.errors import ConfigError
 
+_WHAT = "a list of names, of marks or of maps"
 _FIRST = re.compile(rb"\s*\[\s*([^\s\]])")
 _Lists = list[list[dict[str, float | None]] | None]
 _LISTS = msgspec.json.Decoder(_Lists)
@@ -39,7 +40,8 @@ def lists_of_json(texts: Sequence[Any], names: ActionNames, where: SourceRows, c
         return _maps_of_json(different, where.take(first), column).gather(codes)
     found = [_names(text, names, where, int(first[i]), column) for i, text in enumerate(different)]
     made = pl.Series(column, found, dtype=pl.List(pl.String))
-    _check_names(made, names, where.take(first), column)
+    children, row = flatten(made)
+    _check_names(children, names, where.take(first[row]), column)
     return made.gather(codes)
 
 
@@ -59,10 +61,11 @@ def lists_of_series(series: pl.Series, names: ActionNames, where: SourceRows, co
     null = series.is_null().to_numpy()
     counts = series.list.len().fill_null(0).to_numpy().astype(np.int64)
     children, row = flatten(series)
+    if children.null_count():
+        where.take(row).refuse_first(children.is_null(), lambda _: f"{column} holds a null; leave it out of the list")
     if is_text(inner):
-        made = series.cast(pl.List(pl.String)).alias(column)
-        _check_names(made, names, where, column)
-        return made
+        _check_names(children.cast(pl.String), names, where.take(row), column)
+        return series.cast(pl.List(pl.String)).alias(column)
     if inner == pl.Null:
         return lists(pl.Series(column, [], dtype=pl.String), counts, null)
     if inner.is_numeric() or inner == pl.Boolean:
@@ -90,22 +93,22 @@ def lists(children: pl.Series, counts: NDArray[np.int64], null: NDArray[np.bool_
     return whole.gather(pl.select(pl.when(~pl.Series(null)).then(pl.Series(index))).to_series())
 
 
-def _check_names(series: pl.Series, names: ActionNames, where: SourceRows, column: str) -> None:
-    if names.names is not None:
-        children, row = flatten(series)
-        names.check(children, where.take(row), column)
+def _check_names(children: pl.Series, names: ActionNames, where: SourceRows, column: str) -> None:
+    """Refuse unknown names [m], and empty ones: an empty action is no action."""
+    where.refuse_first(children == "", lambda _: f"{column} holds an empty name; leave it out of the list")
+    names.check(children, where, column)
 
 
 def _names(text: bytes, names: ActionNames, where: SourceRows, row: int, column: str) -> list[str] | None:
     try:
         found = msgspec.json.decode(text)
     except ValueError as error:
-        where.refuse(row, f"{column}: {error_text(error)}")
+        where.refuse(row, f"{column}: {error_text(error)}; it must be {_WHAT}, in JSON")
     if found is None:
         return None
     listed = cast("list[Any]", found)
     if not isinstance(found, list) or any(isinstance(one, (dict, list)) for one in listed):
-        where.refuse(row, f"{column} is {text.decode()[:80]}; it must be a list of names, of marks or of maps")
+        where.refuse(row, f"{column} is {text.decode()[:80]}; it must be {_WHAT}")
     if all(isinstance(one, str) for one in listed):
         return cast("list[str]", listed)
     return names.names_of_mask(listed, where, row, column)
