@@ -36,6 +36,8 @@ class Sample:
         self._blocks, self._keys = list[Block](), list[Words]()
         self._held = 0
         self._limit = ~np.uint64(0)
+        self._list_limits = dict[str, NDArray[np.uint64]]()
+        """By the name of a column of lists: the smallest key [2] of which a list was dropped."""
 
     def add(self, block: Block, key: Words) -> None:
         """Add rows with keys [n, 2]."""
@@ -60,12 +62,25 @@ class Sample:
         order = _smallest(key, self._size)
         key, block = key[order], block.take(order)
         for name, lists in block.lists.items():
-            lists.index[1:][np.cumsum(lists.lengths)[1:] > self._size] = -1
+            lists.index[self._too_many(name, key, lists.lengths)] = -1
             block.lists[name] = lists.compact()
         self._blocks, self._keys, self._held = [block], [key], len(key)
         if len(key) == self._size:
             self._limit = key[-1, 0]
         return key, block
+
+    def _too_many(self, name: str, key: Words, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Rows [n], ordered by key, whose lists are dropped.
+
+        A dropped list no longer counts in later readings. What follows it stays dropped, as in a single reading.
+        """
+        found = np.cumsum(lengths) > self._size
+        found[:1] = False
+        if (limit := self._list_limits.get(name)) is not None:
+            found |= (key[:, 0] > limit[0]) | ((key[:, 0] == limit[0]) & (key[:, 1] >= limit[1]))
+        if found.any():
+            self._list_limits[name] = key[int(found.argmax())]
+        return found
 
 
 def _smallest(key: Words, size: int) -> NDArray[np.int64]:
