@@ -112,25 +112,32 @@ def _summary(dataset: Dataset) -> dict[str, Any]:
         "metrics": list(info.metrics),
         "normalization": dataset.features_digest,
         "max_episode_steps": dict(info.rules.get("options", {})).get("max_episode_steps"),
+        _MARK: info.rules.get("mark"),
     }
 
 
+_MARK = "marks of an end"
+"""What marks the last decision of an episode as terminal; None in data of versions that did not record it."""
 _REMEDIES = {
     "actions": "prepare every part with the same --actions",
     "normalization": "prepare every part with the same --state-features (and --action-features), such as those that "
     "preparing wrote on the first node",
     "max_episode_steps": "prepare all of them with the same --max-episode-steps",
+    _MARK: "mark ends alike in the logs of every part, such as by a column terminated, and prepare them again",
 }
 _REMEDY = "prepare every part from logs of the same schema, with the same --like DIR"
 
 
 def _check_schema(nodes: list[int], summaries: list[dict[str, Any]]) -> None:
     for name in [key for key in summaries[0] if key not in ("path", "num_rows", "digest")]:
-        for node, summary in zip(nodes, summaries, strict=True):
-            if summary[name] != summaries[0][name]:
-                values = "" if name == "normalization" else f": {summaries[0][name]} and {summary[name]}"
+        found = zip(nodes, summaries, strict=True)
+        known = [(node, summary) for node, summary in found if name != _MARK or summary[name] is not None]
+        for node, summary in known[1:]:
+            first, expected = known[0][0], known[0][1][name]
+            if summary[name] != expected:
+                values = "" if name == "normalization" else f": {expected} and {summary[name]}"
                 raise ConfigError(
-                    f"nodes {nodes[0]} and {node} hold data with different {name} under {summary['path']}{values}; "
+                    f"nodes {first} and {node} hold data with different {name} under {summary['path']}{values}; "
                     f"{_REMEDIES.get(name, _REMEDY)}"
                 )
 

@@ -159,6 +159,14 @@ def test_parts_with_different_schemas_are_rejected(tmp_path, data):
     assert together([first, data(np.arange(100, 200), rules={"options": options})])[0].kind == "split"
     limited = data(np.arange(100, 200), rules={"options": {"max_episode_steps": 200}})
     refused(together([first, limited]), "different max_episode_steps", "None and 200", "the same --max-episode-steps")
+    marked, unmarked = ({"rules": {"mark": mark}} for mark in ("possible_actions", "last_row"))
+    early = data(np.arange(100), rules={})
+    parts = [early, data(np.arange(100, 150), **marked), data(np.arange(150, 200), **marked)]
+    assert together(parts)[0].kind == "split", "earlier data does not say what marks an end"
+    parts[2] = data(np.arange(150, 200), **unmarked)
+    refused(
+        together(parts), "nodes 1 and 2", "different marks of an end", "possible_actions and last_row", "terminated"
+    )
     named = data(np.arange(100, 200), metrics=("money",))
     refused(together([first, named]), "different metrics", "money", "--like")
 

@@ -217,7 +217,12 @@ class Preparation:
             reward_mean=self._reward_sum / self.counts.kept,
             digest=self._digest.rows,
             keys_digest=self._digest.keys,
-            rules={"options": dict(options), "words": self.messages(), **self.counts.plain()},
+            rules={
+                "options": dict(options),
+                "mark": self._rules.mark,
+                "words": self.messages(),
+                **self.counts.plain(),
+            },
         )
 
     def messages(self, example: str = "") -> list[str]:

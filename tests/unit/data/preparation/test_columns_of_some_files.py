@@ -45,6 +45,7 @@ def test_ends_that_one_file_marks(tmp_path):
     data = same(tmp_path, episodes("a", terminated=lambda i: i == 2), episodes("b"))
     assert len(data) == 60 + 40
     assert data.column("terminal")[:].sum() == 20
+    assert data.info.rules["mark"] == "terminated"
 
 
 @pytest.mark.parametrize("memory", MEMORY)
