@@ -79,6 +79,8 @@ class DQNConfig(ReplayConfig):
         checks.positive(self, "learning_rate", "adam_eps")
         checks.fraction(self, "epsilon_start", "epsilon_end")
         checks.limit(self, "max_grad_norm")
+        checks.number(self, "num_atoms", "v_min", "v_max")
+        checks.number_or_none(self, "target_rate")
         if self.target_rate is not None and not 0 < self.target_rate <= 1:
             raise ConfigError(f"target_rate={self.target_rate} must lie in (0, 1], or be null for copies")
         if self.num_atoms < 2:

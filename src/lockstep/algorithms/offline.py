@@ -65,6 +65,7 @@ class OfflineConfigBase:
         checks.at_least(self, 0, "l2_decay")
         checks.positive(self, "learning_rate", "adam_eps", "learning_rate_decay")
         checks.limit(self, "max_grad_norm")
+        checks.number(self, "target_rate")
         if self.learning_rate_decay != 1.0 and self.learning_rate_schedule != "exponential":
             raise ConfigError(
                 f"learning_rate_decay={self.learning_rate_decay} is only used with learning_rate_schedule=exponential, "
@@ -115,6 +116,7 @@ class OfflineDQNConfig(OfflineConfigBase):
         """Check the values."""
         OfflineConfigBase.__post_init__(self)
         checks.at_least(self, 0, "cql_alpha")
+        checks.number(self, "n_step")
         checks.at_least(self, 1, "n_step")
         checks.positive(self, "temperature", "time_diff_unit")
         if self.time_diff_unit != 1.0 and not self.use_time_diff:
@@ -135,8 +137,9 @@ class OfflineDQNConfig(OfflineConfigBase):
                 "the rewards of several; use n_step=1"
             )
         for action, boost in self.reward_boost.items():
-            if not math.isfinite(boost):
-                raise ConfigError(f"reward_boost of action {action} is {boost}; it must be finite")
+            if not checks.is_number(boost) or not math.isfinite(boost):
+                raise ConfigError(f"reward_boost of action {action} is {boost!r}; it must be a finite number")
+        checks.number_or_none(self, "bcq_threshold")
         if self.bcq_threshold is not None and not 0 <= self.bcq_threshold <= 1:
             raise ConfigError(f"bcq_threshold={self.bcq_threshold} must lie in [0, 1], or be null")
         if self.bcq_threshold is not None and not self.maxq:
@@ -161,5 +164,6 @@ class CloningConfig(OfflineConfigBase):
         OfflineConfigBase.__post_init__(self)
         checks.positive(self, "temperature")
         checks.fraction(self, "gamma")
+        checks.number(self, "label_smoothing")
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"label_smoothing={self.label_smoothing} must lie in [0, 1)")

@@ -37,6 +37,7 @@ class IQLConfig(OfflineConfigBase):
         """Check the values."""
         OfflineConfigBase.__post_init__(self)
         _check_values(self)
+        checks.number(self, "expectile")
         if not 0 < self.expectile < 1:
             raise ConfigError(f"expectile={self.expectile} must lie between 0 and 1")
         checks.at_least(self, 0, "beta")

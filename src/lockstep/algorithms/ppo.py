@@ -97,6 +97,8 @@ class PPOConfig:
         checks.at_least(self, 1, "num_steps", "num_epochs", "num_minibatches")
         checks.fraction(self, "gamma", "gae_lambda")
         checks.limit(self, "value_clip_range", "max_grad_norm", "target_kl", "value_limit")
+        checks.number(self, "num_steps", "clip_range", "observation_limit")
+        checks.number_or_none(self, "sequence_length")
         if self.sequence_length is not None and (self.sequence_length < 1 or self.num_steps % self.sequence_length):
             raise ConfigError(
                 f"sequence_length={self.sequence_length} does not divide num_steps={self.num_steps}; change one of them"

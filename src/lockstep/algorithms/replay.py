@@ -49,6 +49,7 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot train."""
+        checks.number(self, "capacity", "batch_size")
         checks.at_least(self, 1, "num_steps", "batch_size", "capacity", "n_step")
         checks.at_least(self, 0, "learning_starts", "priority_exponent")
         checks.positive(self, "updates_per_step", "priority_eps")

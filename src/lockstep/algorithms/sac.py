@@ -4,7 +4,6 @@ All gradients of a step (critics, policy, temperature) are taken at the paramete
 sent in one message; then all parameters move, and the target critics follow the new critics.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,13 +72,12 @@ class SACConfig(ReplayConfig):
     def __post_init__(self) -> None:
         """Refuse values that cannot train."""
         ReplayConfig.__post_init__(self)
-        checks.critics(self.num_critics, self.target_critics, self.dropout, self.target_rate)
+        checks.critics(self)
         checks.at_least(self, 1, "policy_delay")
         checks.at_least(self, 0, "alpha")
         checks.positive(self, "learning_rate", "critic_learning_rate", "initial_alpha", "adam_eps")
         checks.limit(self, "max_grad_norm")
-        if self.target_entropy is not None and not math.isfinite(self.target_entropy):
-            raise ConfigError(f"target_entropy={self.target_entropy} must be finite, or null")
+        checks.finite(self, "target_entropy")
         if self.alpha is not None and (self.target_entropy is not None or self.initial_alpha != 1.0):
             name = "initial_alpha" if self.target_entropy is None else "target_entropy"
             raise ConfigError(

@@ -70,7 +70,7 @@ class TD3Config(ReplayConfig):
     def __post_init__(self) -> None:
         """Refuse values that cannot train."""
         ReplayConfig.__post_init__(self)
-        checks.critics(self.num_critics, self.target_critics, self.dropout, self.target_rate)
+        checks.critics(self)
         checks.at_least(self, 1, "policy_delay")
         checks.at_least(self, 0, "exploration_noise", "target_noise")
         checks.positive(self, "learning_rate", "critic_learning_rate", "noise_clip", "adam_eps")

@@ -20,7 +20,7 @@ WRONG = [
     ({"n_step": 0}, "n_step=0 must be at least 1"),
     ({"n_step": 2, "use_time_diff": True}, "n_step=2 and use_time_diff=true contradict each other"),
     ({"n_step": 2, "reward_boost": {"a": 1.0}}, "sums the rewards of several; use n_step=1"),
-    ({"reward_boost": {"a": float("inf")}}, "reward_boost of action a is inf; it must be finite"),
+    ({"reward_boost": {"a": float("inf")}}, "reward_boost of action a is inf; it must be a finite number"),
     ({"time_diff_unit": 0.0}, "time_diff_unit=0.0 must be greater than 0"),
     ({"time_diff_unit": 60.0}, "time_diff_unit=60.0 is only used with use_time_diff=true"),
     ({"cql_alpha": -0.1}, "cql_alpha=-0.1 must be at least 0"),
