@@ -57,7 +57,7 @@ class OfflineConfigBase:
     target_rate: float = 0.01
     """Update rate of the target networks after every gradient step (tau)."""
     estimate: bool = True
-    """Whether to learn models of the reward and of each metric, which some estimators need."""
+    """Whether to learn models of the reward, of each metric and of the policy's value, which some estimators need."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -84,7 +84,7 @@ class OfflineDQNConfig(OfflineConfigBase):
     """Q-learning on logged data: of named actions (`dqn`), or of actions that are features (`parametric_dqn`)."""
 
     temperature: float = 0.35
-    """The temperature of the softmax that turns scores into probabilities."""
+    """`policy=softmax` only: the temperature of the softmax that turns scores into probabilities."""
     policy: Literal["greedy", "softmax"] = "greedy"
     """The policy to estimate and export: the action with the highest score, or one sampled from softmax(scores /
     temperature)."""
@@ -109,8 +109,8 @@ class OfflineDQNConfig(OfflineConfigBase):
     reward_boost: dict[str, float] = field(default_factory=dict[str, float])
     """`dqn` only: added to the reward of an action, by its name."""
     bcq_threshold: float | None = None
-    """`dqn` only: exclude next actions whose probability in the log, relative to the most likely action, is lower than
-    this (discrete BCQ; Fujimoto et al., 2019, arXiv:1910.01708); `null` excludes none."""
+    """`dqn` only: exclude actions whose probability in the log, relative to the most likely action, is lower than this,
+    from targets and from the policy (discrete BCQ; Fujimoto et al., 2019, arXiv:1910.01708); `null` excludes none."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -151,7 +151,8 @@ class CloningConfig(OfflineConfigBase):
     """Behaviour cloning: scores are logits of the logged actions, learned by maximum likelihood."""
 
     temperature: float = 1.0
-    """The temperature of the softmax that turns scores into probabilities; 1 reproduces those of the log."""
+    """`policy=softmax` only: the temperature of the softmax that turns scores into probabilities; 1 reproduces those of
+    the log."""
     policy: Literal["greedy", "softmax"] = "softmax"
     """The policy to estimate and export: the most frequent logged action, or the distribution of the logged actions."""
     gamma: float = 0.99

@@ -25,6 +25,7 @@ _ONLY_WITH: tuple[tuple[str, str | bool | None, tuple[str, ...]], ...] = (
     ("normalize_observation", True, ("observation_limit",)),
     ("optimizer", "adam", ("adam_eps",)),
     ("target_noise", True, ("noise_clip",)),
+    ("policy", "softmax", ("temperature",)),
 )
 """A setting of an algorithm, the value that it must have, and the settings that have an effect only then. True: any
 value but false and 0."""

@@ -148,6 +148,13 @@ def test_logged_data_is_told_of_a_setting_of_another_optimizer() -> None:
     assert unused_settings(run) == ["adam_eps=1e-05 has no effect with optimizer=sgd"]
 
 
+@pytest.mark.parametrize("algo", ["dqn", "parametric_dqn", "bc"])
+def test_a_temperature_is_for_policies_that_sample(algo: str) -> None:
+    run = override(OfflineRun(data="log", algo=algo), {"temperature": 0.1, "policy": "greedy"})
+    assert unused_settings(run) == ["temperature=0.1 has no effect with policy=greedy"]
+    assert unused_settings(override(run, {"policy": "softmax"})) == []
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
