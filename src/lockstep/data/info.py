@@ -41,7 +41,8 @@ class DatasetInfo:
     digest: str = ""
     """Of keys and raw contents of all rows, independent of their order."""
     keys_digest: str = ""
-    """Of the keys alone."""
+    """Of the keys alone: equal for logs of the same decisions that differ in their contents. For people; no code reads
+    it."""
     rules: dict[str, Any] = field(default_factory=dict[str, Any])
     """Options and counts of the preparation: terminal rows, time limits and so on."""
 

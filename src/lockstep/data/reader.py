@@ -213,9 +213,10 @@ def _partitions(dataset: Dataset, world: World, layout: Layout) -> list[_Partiti
     for node, partition in enumerate(partitions):
         if partition.rows < len(partition.shards):
             where = f"data={dataset.path}" + (f" of node {node}" if layout.kind == "split" else "")
+            what = "shards (num_shards)" if world.num_shards > world.size else "ranks"
             raise ConfigError(
-                f"{where} holds {partition.rows} rows for {len(partition.shards)} shards ({world.size} ranks); "
-                f"use at most {max(partition.rows, 1)} ranks, or more data"
+                f"{where} holds {partition.rows} rows for {len(partition.shards)} shards ({world.size} "
+                f"rank{'s' if world.size > 1 else ''}); use at most {max(partition.rows, 1)} {what}, or more data"
             )
     return partitions
 

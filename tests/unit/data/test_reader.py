@@ -227,6 +227,8 @@ def test_more_ranks_than_rows_are_rejected(tmp_path):
     dataset = Dataset.open(made_data.discrete(tmp_path / "data", 3))
     with pytest.raises(ConfigError, match=r"data=.*data holds 3 rows for 4 shards \(4 ranks\); use at most 3 ranks"):
         readers(dataset, 4)
+    with pytest.raises(ConfigError, match=r"3 rows for 8 shards \(1 rank\); use at most 3 shards \(num_shards\), or"):
+        readers(dataset, shards=8)
     assert len(readers(dataset, 3)) == 3
     none = Dataset.open(made_data.discrete(tmp_path / "more", 4))
     for reader in (ranks := readers(none, 4, batch_size=64)):

@@ -189,7 +189,10 @@ def _printed_numbers(cell: str) -> list[float] | None:
 
 
 def _maps_of_lists(texts: Sequence[bytes], where: SourceRows, column: str) -> Maps:
-    """Continuous actions logged as lists of K numbers: maps with the ids `action_0` to `action_(K - 1)`."""
+    """Continuous actions logged as lists of K numbers: maps with the ids `action_0`, `action_1` and so on.
+
+    They are `action_00`, `action_01` and so on where there are more than ten.
+    """
     try:
         found = _NUMBERS.decode(b"[" + b",".join(texts) + b"]")
     except ValueError:
@@ -206,7 +209,7 @@ def _maps_of_lists(texts: Sequence[bytes], where: SourceRows, column: str) -> Ma
             where.refuse(i, f"{column} holds {len(numbers)} numbers, and rows before hold {width}")
     values = np.full((len(found), width), np.nan)
     values[given] = np.array([numbers for numbers in found if numbers], np.float64).reshape(-1, width)
-    digits = len(str(max(width - 1, 0)))  # ids are ordered by name: action_02 comes before action_10
+    digits = len(str(max(width - 1, 0)))  # earlier versions ordered ids by name, and their data has these
     return Maps(tuple(f"action_{k:0{digits}}" for k in range(width)), values, given).check(where, column)
 
 

@@ -56,7 +56,7 @@ class Rules:
     """Items of the list of actions that all rows share; None if lists differ."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class NextRows:
     """The successor of each row of whole trajectories, in order."""
 
@@ -138,20 +138,20 @@ def next_rows(block: Block, rules: Rules, where: RowName, hashes: Callable[[Any]
     next_index[terminal] = -1
     begins = np.flatnonzero(first)
     return NextRows(
-        first,
-        kept,
-        following,
-        terminal,
-        continues,
-        _time_diff(columns, following),
-        Lists(own_index, lists.offsets, lists.items),
-        next_index,
-        int(at_limit.sum()),
-        int((decision & ~kept).sum()),
-        int(gaps.sum()),
-        int((decision & ~has_list).sum()),
-        int((lists.index[following[terminal & (following >= 0)]] < 0).sum()),
-        np.add.reduceat(decision, begins, dtype=np.int64) if rows else np.zeros(0, np.int64),
+        first=first,
+        kept=kept,
+        following=following,
+        terminal=terminal,
+        continues=continues,
+        time_diff=_time_diff(columns, following),
+        lists=Lists(own_index, lists.offsets, lists.items),
+        next_index=next_index,
+        cut=int(at_limit.sum()),
+        left_out=int((decision & ~kept).sum()),
+        gaps=int(gaps.sum()),
+        filled=int((decision & ~has_list).sum()),
+        final_states=int((lists.index[following[terminal & (following >= 0)]] < 0).sum()),
+        lengths=np.add.reduceat(decision, begins, dtype=np.int64) if rows else np.zeros(0, np.int64),
     )
 
 
