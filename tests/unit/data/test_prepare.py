@@ -147,6 +147,29 @@ def test_parametric_columns_match_expected_values(tmp_path):
     assert data.info.candidates == (), "rows offer different actions"
 
 
+@pytest.mark.parametrize("kind", ["discrete", "parametric"])
+def test_a_logged_next_action_is_among_the_possible_next_ones(tmp_path, kind):
+    """As the action of a decision is: a list that lacks it gets it, at its end."""
+    actions = [{"7": 1.0}, {"7": 2.0}, {"7": 3.0}] if kind == "parametric" else ["a", "b", "c"]
+    a, b, c = actions
+    listed = [[a, b], [a], None, [c], [b, a]]
+    rows = [
+        row(f"x {i}", 0, {"1": 1.0}, a, i, possible_actions=actions, next_state_features={"1": 5.0}, next_action=coming)
+        | {"possible_next_actions": possible}
+        for i, (possible, coming) in enumerate(zip(listed, [b, c, b, b, c], strict=True))
+    ]
+    rows += [row("end", i, {"1": 1.0}, a, 9, possible_actions=[a, c], terminated=i == 1) for i in range(2)]
+    data, _ = prepare(tmp_path, rows)
+    order = np.argsort(data.column("reward")[:], kind="stable")[:5]
+    if kind == "parametric":
+        found = data.ragged("possible_next_actions")[order]
+        values = np.split(found.values[:, 0], found.offsets[1:-1])
+        assert [one.tolist() for one in values] == [[1, 2], [1, 3], [2], [3, 2], [2, 1, 3]]
+    else:
+        masks = data.column("possible_next_actions")[:][order]
+        assert masks.tolist() == [[1, 1, 0], [1, 0, 1], [1, 1, 1], [0, 1, 1], [1, 1, 1]], "no list: all are possible"
+
+
 @pytest.mark.parametrize("given", [{"7": 3.0}, None])
 def test_unknown_candidates_default_to_the_action_taken(tmp_path, given):
     rows = [

@@ -181,13 +181,14 @@ def _parametric(block: Block, successors: NextRows, schema: PreparedSchema, rows
     follows, logged = _next_decision(block, successors, rows)
     after = successors.following[rows]
     later = block.take(rows[logged]).table("next_action", features.ids)
+    lacking = _not_listed(successors, rows[logged], later, features.ids)
     # One table of all actions: of lists, then taken ones, then logged next ones.
     normal = features.normalize(np.concatenate([successors.lists.items, raw, later]))
     taken, coming = len(successors.lists.items), len(successors.lists.items) + len(raw)
     own, index, added, lists = _own_lists(successors.lists, raw, features.ids, block.columns["has_action"], taken)
     next_own = np.full(len(rows), -1, np.int64)
     next_own[follows] = after[follows]
-    next_lists = _next_lists(successors, rows, next_own, own, (logged, coming))
+    next_lists = _next_lists(successors, rows, next_own, own, (logged[lacking], coming + lacking))
     next_action = _take_some(normal, taken + after, follows)
     next_action[logged] = normal[coming:]
     has_next = np.zeros(len(rows), np.uint8)
@@ -248,21 +249,50 @@ def _own_lists(
     return whole, index, int((missing & (lengths > 0)).sum()), np.where(missing, -1, lists.index)
 
 
-def _next_lists(successors: NextRows, rows: Index, next_own: Index, own: Lists, logged: tuple[Index, int]) -> Lists:
-    """The possible actions after each kept row: those of the next decision, or else logged ones."""
+def _not_listed(successors: NextRows, rows: Index, raw: NDArray[np.float64], ids: tuple[str, ...]) -> Index:
+    """Those of some rows [p] whose logged next action, raw [p, FA], is not in the list of possible next actions."""
+    lists = successors.lists
+    which = successors.next_index[rows]
+    known = np.flatnonzero(which >= 0)
+    items, offsets = slices(lists.offsets, which[known])
+    row = np.repeat(known, np.diff(offsets))
+    same = item_hashes(lists.items[items], ids) == item_hashes(raw, ids)[:, row]
+    lacking = np.ones(len(rows), np.bool_)
+    lacking[row[same.all(0)]] = False
+    return np.flatnonzero(lacking)
+
+
+def _next_lists(successors: NextRows, rows: Index, next_own: Index, own: Lists, added: tuple[Index, Index]) -> Lists:
+    """The possible actions after each kept row: those of the next decision, or else logged ones.
+
+    `added` names some of the rows that no decision follows, and the action (of the table of all) that their logged
+    lists lack, if they have any.
+    """
     log, which = successors.lists, successors.next_index[rows]
     chosen = np.where(next_own >= 0, next_own, -1)
     number, listed = len(own.offsets) - 1, (next_own < 0) & (which >= 0)
     chosen[listed] = number + which[listed]
-    places, coming = logged
-    no_list = (next_own[places] < 0) & (which[places] < 0)
-    chosen[places[no_list]] = number + len(log.offsets) - 1 + np.flatnonzero(no_list)
+    places, coming = added
+    chosen[places] = number + len(log.offsets) - 1 + np.arange(len(places))
     lost = (chosen < 0) & ~successors.terminal[rows]
     chosen[lost] = rows[lost]  # the next state has no known actions: those of the row itself
+    longer = _with_one_more(log, which[places], coming)
     offsets = np.concatenate([own.offsets, own.offsets[-1] + log.offsets[1:]])
-    offsets = np.concatenate([offsets, offsets[-1] + 1 + np.arange(len(places))])
-    items = np.concatenate([own.items, np.arange(len(log.items)), coming + np.arange(len(places))])
+    offsets = np.concatenate([offsets, offsets[-1] + longer.offsets[1:]])
+    items = np.concatenate([own.items, np.arange(len(log.items)), longer.items])
     empty = np.append(offsets, offsets[-1])
     chosen[chosen < 0] = len(empty) - 2
     take, found = slices(empty, chosen)
     return Lists(np.arange(len(rows)), found, items[take])
+
+
+def _with_one_more(log: Lists, which: Index, more: Index) -> Lists:
+    """Some logged lists [p], -1: an empty one, each with one more item at its end; items are their indices."""
+    each = np.append(np.diff(log.offsets), 0)[which]
+    offsets = offsets_of(each + 1)
+    items = np.empty(int(offsets[-1]), np.int64)
+    last = np.zeros(len(items), np.bool_)
+    last[offsets[1:] - 1] = True
+    items[last] = more
+    items[~last] = slices(log.offsets, which[which >= 0])[0]
+    return Lists(np.arange(len(which)), offsets, items)
