@@ -8,6 +8,8 @@ from collections.abc import Callable, Generator, Sequence
 from types import FrameType
 from typing import NoReturn
 
+from lockstep.system import fork_signals
+
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # SIGINT raises KeyboardInterrupt
 
 
@@ -52,12 +54,12 @@ def cleanup_on_signal(cleanup: Callable[[int], None]) -> Generator[None]:
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    previous = signal.set_wakeup_fd(wakeup)
+    previous = fork_signals.open_wakeup(wakeup)
     try:
         with _handled(numbers, join):  # the wakeup descriptor reports only signals that have a handler
             yield
     finally:
-        signal.set_wakeup_fd(previous)
+        fork_signals.close_wakeup(wakeup, previous)
         os.close(wakeup)
 
 
@@ -68,11 +70,13 @@ def _unhandled() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def _handled(numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
-    """Handle these signals for a while; their default action is restored at the end."""
+    """Handle these signals for a while; their default action is restored at the end, and SIGTERM's in forks."""
+    fork_signals.only_in_this_process(handler)
     for number in numbers:
         signal.signal(number, handler)
     try:
         yield
     finally:
+        fork_signals.forget(handler)
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
