@@ -16,8 +16,9 @@ from lockstep.launch.node_flags import bounds_of, max_restarts_of, nodes_of, tak
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rank_environment import check_no_rank
 from lockstep.launch.restarts import new_start_record
+from lockstep.launch.search_path import search_path, search_path_of_programs
 from lockstep.launch.supervise import SCRIPT_EARLY_S, Bounds
-from lockstep.launch.train_ranks import PROGRAM, search_path
+from lockstep.launch.train_ranks import PROGRAM
 from lockstep.preflight.identity import identity, user_code
 from lockstep.preflight.setting_paths import with_portable_paths
 
@@ -171,8 +172,9 @@ def _start(  # noqa: PLR0913  # all but the first four by keyword
 ) -> int:
     check_not_elsewhere(nodes)
     bounds = bounds or bounds_of(args)
+    path = search_path_of_programs() if getattr(args, "no_python", False) else search_path()
     max_restarts, record = max_restarts_of(args, nodes), new_start_record()
-    rank_environment = {"PYTHONPATH": search_path(), "LOCKSTEP_START_RECORD": str(record), **(environment or {})}
+    rank_environment = {"PYTHONPATH": path, "LOCKSTEP_START_RECORD": str(record), **(environment or {})}
     try:
         if nodes.maximum == 1:
             return launch(

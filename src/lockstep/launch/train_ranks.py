@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.failure_report import log, refused_to_resume
 from lockstep.launch.local import RestartPolicy, launch
+from lockstep.launch.search_path import search_path
 from lockstep.launch.supervise import DEFAULT_BOUNDS, Bounds
 from lockstep.record.failure import read_failure
 from lockstep.record.follow import read_json
@@ -198,12 +199,6 @@ def _with_script_paths(run: "AnyRun") -> "AnyRun":
         return f"{file}:{name.removeprefix('__main__:')}"
 
     return with_code(run, in_script)
-
-
-def search_path() -> str:
-    """PYTHONPATH for ranks: the working directory and the search path of this process."""
-    inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    return os.pathsep.join(dict.fromkeys([os.getcwd(), *(entry for entry in sys.path if entry), *inherited]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def main(library: str, train: Callable[[LibraryRun], None], arguments: list[str]
 def _start_ranks(request: LibraryRequest, ranks: int, words: list[str]) -> int:
     """Start the same command once per rank on this machine."""
     from lockstep.launch.local import launch
-    from lockstep.launch.train_ranks import search_path
+    from lockstep.launch.search_path import search_path
 
     module = f"lockstep.workflows.{request.library}"
     command = {"task": request.task, "algo": request.library, "command": shlex.join([module, *words])}

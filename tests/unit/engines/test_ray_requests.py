@@ -15,7 +15,6 @@ from lockstep.engines.ray import call
 from lockstep.engines.ray.actor import Host
 from lockstep.engines.ray.arguments import RayRequest, ray_request, runtime_env_of
 from lockstep.engines.ray.attempt import rank_children
-from lockstep.engines.ray.cluster import own_search_path
 from lockstep.engines.ray.placement import PlacedRank
 from lockstep.errors import ConfigError
 from lockstep.launch.node_flags import bounds_of
@@ -109,13 +108,6 @@ def test_the_time_of_a_call_includes_the_placement(timeout_s, placement_s, monke
     assert known["placement_s"] == placement_s
     assert known["timeout_s"] == timeout_s
     assert known["since"] <= known["placed_at"]
-
-
-def test_packages_of_the_installation_are_not_handed_over():
-    import sys
-
-    entries = ["/home/me/code", f"{sys.prefix}/lib/site-packages", f"{sys.prefix}-mine/src"]
-    assert own_search_path(entries) == ["/home/me/code", f"{sys.prefix}-mine/src"]
 
 
 def test_environment_variables_are_text(tmp_path):

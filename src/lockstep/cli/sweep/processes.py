@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from lockstep.cli.sweep.slots import Slot
-from lockstep.launch.train_ranks import search_path
+from lockstep.launch.search_path import search_path
 
 
 class Process(Protocol):

@@ -1,6 +1,5 @@
 """`lockstep.engines.ray.launch`: call a function on ranks that Ray places."""
 
-import os
 import pickle
 import signal
 import sys
@@ -12,14 +11,14 @@ from typing import Any, TypeVar
 
 from lockstep.engines.ray.arguments import STRATEGIES, RayRequest, checked_address
 from lockstep.engines.ray.attempt import RemoteRanks, rank_children
-from lockstep.engines.ray.cluster import connected, own_search_path
+from lockstep.engines.ray.cluster import connected
 from lockstep.engines.ray.placement import placed_ranks
 from lockstep.engines.ray.train import variables_of_user
 from lockstep.errors import ConfigError, RunError
+from lockstep.launch.search_path import search_path_of_nodes
 from lockstep.launch.signals import caught_signals
 from lockstep.launch.spawned_call import unpack
 from lockstep.launch.supervise import Bounds, wait_for_ranks
-from lockstep.launch.train_ranks import search_path
 
 _T = TypeVar("_T")
 _PLACEMENT_S = 300.0
@@ -96,12 +95,12 @@ def _packed(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 def _call(call: bytes, request: RayRequest, timeout_s: float | None, started: float) -> list[Any]:
     code = "from lockstep.launch.spawned_call import run"
-    path = [str(Path(__file__).parents[3]), *search_path().split(os.pathsep)]
+    path = search_path_of_nodes(str(Path(__file__).parents[3]))
     bounds = Bounds(settle_s=5.0)
     with caught_signals() as caught, placed_ranks(request, lambda: bool(caught)) as placed:
         children = [
             replace(child, command=[sys.executable, "-c", code], call=call)
-            for child in rank_children(placed, request, variables_of_user(), own_search_path(path))
+            for child in rank_children(placed, request, variables_of_user(), path)
         ]
         group = RemoteRanks(placed, children)
         failure = wait_for_ranks(

@@ -2,10 +2,8 @@
 
 import contextlib
 import os
-import sys
 from collections.abc import Generator, Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from lockstep.errors import ConfigError
@@ -107,12 +105,6 @@ def submit_job(address: str, name: str, entrypoint: str, runtime_env: dict[str, 
         client.submit_job(entrypoint=entrypoint, submission_id=name, runtime_env=runtime_env)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"the Ray cluster at --address {address} refuses the job: {_first_line(error)}") from None
-
-
-def own_search_path(entries: list[str]) -> list[str]:
-    """The entries of a search path that do not belong to the Python installation, which other nodes have, too."""
-    installed = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
-    return [entry for entry in entries if not any(map(Path(entry).is_relative_to, installed))]
 
 
 def _first_line(error: Exception) -> str:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.engines.ray.arguments import RayRequest
 from lockstep.engines.ray.attempt import RayAttempt
-from lockstep.engines.ray.cluster import connected, has_gpus, own_search_path
+from lockstep.engines.ray.cluster import connected, has_gpus
 from lockstep.launch.local import RestartPolicy, run_attempts
+from lockstep.launch.search_path import search_path_of_nodes
 from lockstep.launch.supervise import Bounds
-from lockstep.launch.train_ranks import launch_training, search_path
+from lockstep.launch.train_ranks import launch_training
 
 if TYPE_CHECKING:
     from lockstep.run import AnyRun
@@ -55,7 +56,7 @@ class _RayLauncher:
             command=command,
             run_dir=run_dir.absolute(),
             environment=variables_of_user(),
-            search_path=own_search_path(search_path().split(os.pathsep)),
+            search_path=search_path_of_nodes(),
         )
         return run_attempts(attempt, restart_policy, bounds)
 

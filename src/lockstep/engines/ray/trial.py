@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.engines.ray.actor import MAX_CONCURRENCY, Child, ChildActor
-from lockstep.engines.ray.cluster import connected, has_gpus, own_search_path
+from lockstep.engines.ray.cluster import connected, has_gpus
 from lockstep.engines.ray.train import variables_of_user
 from lockstep.launch.failure_report import log
-from lockstep.launch.train_ranks import search_path
+from lockstep.launch.search_path import search_path_of_nodes
 
 
 class RayProcess:
@@ -75,7 +75,7 @@ class RayTrials:
                 **({} if self.gpus else {"CUDA_VISIBLE_DEVICES": ""}),
             },
             directory=os.getcwd(),
-            search_path=own_search_path(search_path().split(os.pathsep)),
+            search_path=search_path_of_nodes(),
             log=log_file,
         )
         return RayProcess(ray.remote(ChildActor).options(**options).remote(), child)
