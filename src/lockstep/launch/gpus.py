@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from lockstep.system.nvidia import DRIVER, chosen_gpus, nvidia_gpu_present
+from lockstep.system.nvidia import DRIVER, num_gpus, nvidia_gpu_present
 
 _CUDA_TORCH = "install a CUDA build instead; https://pytorch.org/get-started/locally has the command for your driver"
 
@@ -50,7 +50,7 @@ def visible_gpus(framework: str = "torch") -> int:
     if not nvidia_gpu_present() or find_spec(framework) is None:
         return 0
     if framework == "jax":
-        return _driver_gpus() if jax_plugins() else 0
+        return num_gpus() if jax_plugins() else 0
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -60,7 +60,7 @@ def installed_gpus(framework: str = "torch") -> int:
     """The number of GPUs of the driver, if the framework was built for them; imports no framework."""
     if not nvidia_gpu_present():
         return 0
-    return _driver_gpus() if (jax_plugins() if framework == "jax" else _torch_has_cuda()) else 0
+    return num_gpus() if (jax_plugins() if framework == "jax" else _torch_has_cuda()) else 0
 
 
 def _torch_has_cuda() -> bool:
@@ -70,14 +70,6 @@ def _torch_has_cuda() -> bool:
         return False
     built = re.search(r"^cuda\b.*= *(\S+)", Path(spec.origin).with_name("version.py").read_text(), re.MULTILINE)
     return built is not None and built[1] != "None"
-
-
-def _driver_gpus() -> int:
-    """NVIDIA GPUs that programs started from here may use."""
-    chosen = chosen_gpus()
-    if chosen is not None:
-        return len(chosen)
-    return sum(path.name.removeprefix("nvidia").isdecimal() for path in Path("/dev").glob("nvidia*"))
 
 
 def jax_plugins() -> list[str]:

@@ -15,8 +15,20 @@ _JAX_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 def nvidia_gpu_present() -> bool:
     """Whether a GPU can be used from here; a container may have another one than the first."""
-    numbers = (path.name.removeprefix("nvidia") for path in _DEVICES.glob("nvidia*"))
-    return any(number.isdecimal() for number in numbers) or DRIVER.exists() or _WSL.exists()
+    return _device_files() > 0 or DRIVER.exists() or _WSL.exists()
+
+
+def num_gpus() -> int:
+    """GPUs that programs started from here may use; in Windows' Subsystem for Linux 1, unless chosen by their numbers.
+
+    A driver without devices counts nothing otherwise: a container sees that of the machine, also without its GPUs.
+    """
+    chosen = chosen_gpus()
+    return len(chosen) if chosen is not None else _device_files() or int(_WSL.exists())
+
+
+def _device_files() -> int:
+    return sum(path.name.removeprefix("nvidia").isdecimal() for path in _DEVICES.glob("nvidia*"))
 
 
 def jax_finds_gpu() -> bool:

@@ -7,6 +7,7 @@ import pytest
 from lockstep.cli import doctor
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch import gpus
+from lockstep.system import nvidia
 
 pytest.importorskip("jax")
 
@@ -48,8 +49,7 @@ def test_gpus_for_jax_are_counted_without_starting_it(monkeypatch, tmp_path, vis
         (tmp_path / name).touch()
     monkeypatch.setattr(gpus, "nvidia_gpu_present", lambda: True)
     monkeypatch.setattr(gpus, "jax_plugins", lambda: ["jax-cuda13-plugin 0.10.2"])
-    real = gpus.Path
-    monkeypatch.setattr(gpus, "Path", lambda path: tmp_path if path == "/dev" else real(path))
+    monkeypatch.setattr(nvidia, "_DEVICES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

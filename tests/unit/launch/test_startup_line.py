@@ -54,7 +54,7 @@ def test_a_run_directory_elsewhere_has_its_whole_path(here, monkeypatch):
 
 def test_a_gpu_is_found_without_a_framework(monkeypatch):
     monkeypatch.setattr(gpus, "nvidia_gpu_present", lambda: True)
-    monkeypatch.setattr(gpus, "_driver_gpus", lambda: 2)
+    monkeypatch.setattr(gpus, "num_gpus", lambda: 2)
     for built, device in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(gpus, "_torch_has_cuda", lambda built=built: built)
         assert f" on {device};" in startup_line(RUN, World(), None)
