@@ -17,6 +17,7 @@ from lockstep.record.partial_files import modified_at
 ATTEMPT_PREFIX = "--- lockstep: "
 """Begins the line that separates the attempts of a run in a log."""
 _TAIL_LINES = 15
+_ERROR = "lockstep: error: "
 _NCCL_ERROR = re.compile(r"ProcessGroupNCCL\.cpp:\d+\] (?:\[[^]]*\]\s*)*(.*(?:caught|[Ee]rror|timed out).*)")
 """A line of torch's log, as "[rank0]:[E1123 ... ProcessGroupNCCL.cpp:685] [Rank 0] Watchdog caught collective ..."."""
 
@@ -38,15 +39,14 @@ def merge_failures(observed: Failure, ended: Sequence[EndedRank], run_dir: Path)
     if record is None:
         rank = observed.rank
         if rank is not None:
-            if observed.code == ConfigError.exit_code:  # a user error: the rank's own message is complete
-                observed = replace(observed, message=(_tail(log_path(run_dir, rank)) or [observed.message])[-1])
+            if observed.code == ConfigError.exit_code and (told := _user_error(log_path(run_dir, rank))):
+                observed = replace(observed, message=told[0])  # the rank's own message is complete
             record_failure(run_dir, rank=rank, message=observed.message, code=observed.code)
         return observed
     rank, message, phase = int(record["rank"]), str(record["message"]), record.get("phase")
     code = {other.index: other.exit_code for other in ended}.get(rank) or observed.code
     if code == ConfigError.exit_code:
-        lines = [line for line in _tail(log_path(run_dir, rank)) if message in line]
-        return Failure((lines or [message])[-1], code, rank)
+        return Failure((_user_error(log_path(run_dir, rank), message) or [message])[0], code, rank)
     if rank == observed.rank and code > 128:
         message = observed.message  # the rank recorded a closed connection; the launcher has the cause
     elif any(other.index == rank and other.exit_code == 0 for other in ended):
@@ -64,8 +64,9 @@ def report_failure(failure: Failure, ranks: int, late: list[int], run_dir: Path 
 
     `late`: the ranks that had to be killed; `restarts`: number of earlier attempts.
     """
-    if run_dir is not None and failure.code == ConfigError.exit_code:
-        log(failure.message)
+    if run_dir is not None and failure.code == ConfigError.exit_code and failure.message.startswith(_ERROR):
+        told = [] if failure.rank is None else _user_error(log_path(run_dir, failure.rank), failure.message)
+        log("\n".join(told) or failure.message)
         return
     text = f"lockstep: {failure.headline}"
     if failure.rank is None:
@@ -129,6 +130,17 @@ def log(line: str) -> None:
 def _tail(path: Path) -> list[str]:
     """The last lines of the last attempt."""
     return _last_attempt(path, 1 << 14)[-_TAIL_LINES:]
+
+
+def _user_error(path: Path, message: str = "") -> list[str]:
+    """The rank's last error with these words, and what it printed afterwards: a table, or what libraries say at exit.
+
+    Empty if the log has none: of other programs, code 2 need not mean a user error.
+    """
+    words = " ".join(message.partition("\n")[0].split())
+    lines = _last_attempt(path, 1 << 14)
+    found = [number for number, line in enumerate(lines) if line.startswith(_ERROR) and words in line]
+    return lines[found[-1] :] if found else []
 
 
 def _last_attempt(path: Path, num_bytes: int) -> list[str]:
