@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep.errors import ConfigError
-from lockstep.launch.supervise import EndedRank, Failure
+from lockstep.launch.signals import signal_name
+from lockstep.launch.supervise import EndedRank, Failure, failed_after_signal, first_failure
 from lockstep.record.failure import read_failure, record_failure
 from lockstep.record.follow import read_end, read_json
 from lockstep.record.partial_files import modified_at
@@ -59,6 +60,20 @@ def merge_failures(observed: Failure, ended: Sequence[EndedRank], run_dir: Path)
     return Failure(message, code, rank)
 
 
+def with_failure_while_stopping(interruption: Failure, ended: Sequence[EndedRank], run_dir: Path) -> Failure:
+    """The failure of a rank that raised after a signal, in place of the interruption: there may be no checkpoint.
+
+    A rank that failed before its training began has recorded nothing. It may only have seen another one end.
+    """
+    failed = failed_after_signal(ended)
+    if not failed or interruption.interrupted is None or interruption.node_drained or read_failure(run_dir) is None:
+        return interruption
+    failure = merge_failures(first_failure(failed), failed, run_dir)
+    head, newline, rest = failure.message.partition("\n")
+    message = f"{head} (after {signal_name(interruption.interrupted)}){newline}{rest}"
+    return replace(failure, message=message, interrupted=interruption.interrupted)
+
+
 def report_failure(failure: Failure, ranks: int, late: list[int], run_dir: Path | None, *, restarts: int = 0) -> None:
     """Print the failure on stderr: one line, then the last lines of the log of the rank at fault.
 
@@ -100,11 +115,12 @@ def update_summary(
     status = None
     if modified_at(run_dir / "summary.json") != summary_modified_at:
         status = read_json(run_dir / "summary.json").get("status")
-    if failure.interrupted is not None and status in ("interrupted", "finished", "solved"):
+    interrupted = failure.interrupted is not None and failure.code == 128 + failure.interrupted
+    if interrupted and status in ("interrupted", "finished", "solved"):
         return
     from lockstep.record.run_dir import mark_failed
 
-    status = "failed" if failure.interrupted is None else "interrupted"
+    status = "interrupted" if interrupted else "failed"
     try:
         mark_failed(run_dir, failure.message, status, ranks, restarts)
     except OSError as error:

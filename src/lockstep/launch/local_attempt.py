@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from lockstep.launch.failure_report import ATTEMPT_PREFIX, log_path, merge_failures
+from lockstep.launch.failure_report import ATTEMPT_PREFIX, log_path, merge_failures, with_failure_while_stopping
 from lockstep.launch.rank_environment import RankPlacement, rank_environments
 from lockstep.launch.supervise import Bounds, Failure, RankGroup, wait_for_ranks
 from lockstep.record.failure import archive_failure
@@ -94,7 +94,10 @@ class LocalAttempt:
                 if failure.interrupted is None:
                     group.stop(signal.SIGTERM, bounds.stop_s, lambda: signal.SIGINT in caught)
                     return failure, []
-                return failure, group.stop(failure.interrupted, bounds.grace_s, lambda: signal.SIGINT in caught[1:])
+                late = group.stop(failure.interrupted, bounds.grace_s, lambda: signal.SIGINT in caught[1:])
+                if self.run_dir is not None:
+                    failure = with_failure_while_stopping(failure, group.ended, self.run_dir)
+                return failure, late
         finally:
             if self.run_dir is not None:
                 remove_partial_files(self.run_dir)

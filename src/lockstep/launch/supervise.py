@@ -51,7 +51,7 @@ class Failure:
     rank: int | None = None
     """The rank at fault; None when all are."""
     interrupted: int | None = None
-    """The signal, if one requested the end."""
+    """The signal, if one requested the end; `code` is a rank's, if one failed while it stopped."""
     node_drained: bool = False
     """Whether a cluster drains a node, to take it away: ranks write a checkpoint, and may restart on other nodes."""
 
@@ -141,7 +141,7 @@ def wait_for_ranks(
             return interruption(caught[0])
         if any(rank.code for rank in ranks.ended):
             sleep_until_ended(ranks, now + bounds.settle_s, hurry=lambda: bool(caught) or bool(_killed(ranks.ended)))
-            return interruption(caught[0]) if caught else _first_failure(ranks.ended)
+            return interruption(caught[0]) if caught else first_failure(ranks.ended)
         if (failure := elsewhere()) is not None:
             return failure
         early = [rank.index for rank in ranks.ended if not has_result(rank.index)]
@@ -153,7 +153,13 @@ def wait_for_ranks(
         if now > deadline:
             return Failure(f"{_names(running)} still running after timeout_s={timeout_s:g}", 1)
         ranks.sleep(ranks.tick_s)
-    return _first_failure(ranks.ended) if any(rank.code for rank in ranks.ended) else None
+    return first_failure(ranks.ended) if any(rank.code for rank in ranks.ended) else None
+
+
+def failed_after_signal(ended: Sequence[EndedRank]) -> list[EndedRank]:
+    """The ranks that a signal did not end, though it was sent: they raised while they stopped, or saw another fail."""
+    by_signal = {0, -signal.SIGKILL, *_INTERRUPTED, *(-number for number in _INTERRUPTED.values())}
+    return [rank for rank in ended if rank.code not in by_signal]
 
 
 def sleep_until_ended(ranks: Ranks, deadline: float, hurry: Callable[[], bool] = lambda: False) -> None:
@@ -162,7 +168,7 @@ def sleep_until_ended(ranks: Ranks, deadline: float, hurry: Callable[[], bool] =
         ranks.sleep(min(seconds, ranks.tick_s))
 
 
-def _first_failure(ended: Sequence[EndedRank]) -> Failure:
+def first_failure(ended: Sequence[EndedRank]) -> Failure:
     """The cause among the failures seen so far."""
     failed = [rank for rank in ended if rank.code]
     first = (_killed(failed) or failed)[0]

@@ -102,29 +102,6 @@ def test_a_failure_after_an_early_leaver_names_both(tmp_path, capfd):
     assert "rank 0 exited with code 1 after rank 1 had exited early with code 0" in capfd.readouterr().err
 
 
-def test_the_users_mistake_is_one_plain_line(tmp_path, capfd):
-    code = "print('starting'); print('lockstep: error: num_envs=3 is odd', file=sys.stderr); sys.exit(2)"
-    assert run(code, tmp_path) == 2
-    assert capfd.readouterr().err == "lockstep: error: num_envs=3 is odd\n"
-
-
-def test_what_libraries_say_at_exit_does_not_hide_the_users_mistake(tmp_path, capfd):
-    code = (
-        "print('lockstep: error: num_envs=3 is odd'); print('[W1129 TCPStore.cpp:125] recvValue failed'); sys.exit(2)"
-    )
-    assert run(code, tmp_path) == 2
-    assert read_failure(tmp_path)["message"] == "lockstep: error: num_envs=3 is odd"
-    told = capfd.readouterr().err.splitlines()
-    assert told == ["lockstep: error: num_envs=3 is odd", "[W1129 TCPStore.cpp:125] recvValue failed"]
-
-
-def test_code_2_of_another_program_is_reported_with_its_rank_and_log(tmp_path, capfd):
-    assert run("print('panic: index out of range'); print('  main.go:12'); sys.exit(2)", tmp_path, ranks=1) == 2
-    first, *rest = capfd.readouterr().err.splitlines()
-    assert first.startswith("lockstep: rank 0 exited with code 2; log: ") and first.endswith("rank_0.log")
-    assert rest == ["rank 0 | panic: index out of range", "rank 0 |   main.go:12"]
-
-
 def test_a_rank_that_wrote_down_the_failure_is_believed(tmp_path, capfd):
     code = "import json; open(os.environ['DIR'] + '/logs/failure.json', 'x').write(json.dumps(dict("
     code += "rank=1, code=1, message='rank 1 has been in env.step for 42 s', phase='env.step')))\nsys.exit(1)"
