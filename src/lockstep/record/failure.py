@@ -1,5 +1,6 @@
 """The first failure of a start: one small file, which ranks and launcher create exclusively."""
 
+import contextlib
 import itertools
 import json
 from pathlib import Path
@@ -11,10 +12,11 @@ _NAME = Path("logs", "failure.json")
 
 
 def record_failure(run_dir: Path, *, rank: int, message: str, code: int, phase: str | None = None) -> bool:
-    """Record the first failure of a start; returns whether this was the first. Never raises.
+    """Record the first failure of a start; returns False if one was recorded before. Never raises.
 
-    Later failures are usually consequences of the first and change nothing. `rank` is at fault, which need not be the
-    writing one; `phase` is what it was doing, if that is known.
+    Where the file cannot be written, as on a full disk, every failure counts as the first. Later failures are usually
+    consequences of the first and change nothing. `rank` is at fault, which need not be the writing one; `phase` is what
+    it was doing, if that is known.
     """
     path = run_dir / _NAME
     text = json.dumps({"rank": rank, "code": code, "message": message, "phase": phase}) + "\n"
@@ -22,8 +24,11 @@ def record_failure(run_dir: Path, *, rank: int, message: str, code: int, phase: 
         path.parent.mkdir(exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
+    except FileExistsError:
+        return not path.parent.is_dir()
     except OSError:
-        return False
+        with contextlib.suppress(OSError):
+            path.unlink()  # an empty file would be the first failure
     return True
 
 

@@ -99,8 +99,8 @@ def test_a_failure_that_is_kept_makes_room_for_the_next(tmp_path):
         assert archive_failure(tmp_path) is None
 
 
-def test_a_failure_that_cannot_be_written_is_no_second_failure(tmp_path):
-    assert not record_failure(tmp_path / "missing", rank=0, message="m", code=1)
+def test_a_failure_that_cannot_be_written_counts_as_the_first(tmp_path):
+    assert record_failure(tmp_path / "missing", rank=0, message="m", code=1), "nobody has recorded another"
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "failure.json").write_text('{"rank": 1, "co')
     assert read_failure(tmp_path) is None
