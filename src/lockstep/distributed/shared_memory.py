@@ -95,8 +95,12 @@ class Segment:
 
     @classmethod
     def attach(cls, address: str, index: int, count: int) -> "Segment":
-        """The memory that another rank created. Raises OSError if this process may not open it."""
-        return cls(index, count, os.open(address, os.O_RDWR | os.O_CLOEXEC))
+        """The memory that another rank created. Raises OSError if this process may not open it, or it is not that."""
+        descriptor = os.open(address, os.O_RDWR | os.O_CLOEXEC)
+        if os.fstat(descriptor).st_size != count * _LINE * 8:
+            os.close(descriptor)
+            raise OSError(errno.ESTALE, "this is another file", address)
+        return cls(index, count, descriptor)
 
     def spin(self) -> None:
         """Poll for a while before sleeping; for hosts where every rank has its own core."""

@@ -41,7 +41,16 @@ def launching_process(variable: str, environment: Mapping[str, str] = os.environ
 
 def identity(pid: int) -> str:
     """A name that is unique among all processes of all machines, even if a process id is reused."""
-    return f"{_machine()}-{pid}-{_started(pid)}"
+    return f"{machine()}-{pid}-{_started(pid)}"
+
+
+def machine() -> str:
+    """The machine and process namespace, within which a process id means one process.
+
+    Containers and machines may share a directory, and containers of one machine its name.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").replace("-", "").strip()
+    return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def private_folder() -> Path:
@@ -68,14 +77,8 @@ def _remove_ended(folder: Path) -> None:
     """Remove files of processes of this machine that have ended."""
     for entry in os.listdir(folder):
         words = entry.partition(".")[0].split("-")
-        if len(words) == 4 and "-".join(words[:2]) == _machine() and words[3] != _started(int(words[2])):
+        if len(words) == 4 and "-".join(words[:2]) == machine() and words[3] != _started(int(words[2])):
             (folder / entry).unlink(missing_ok=True)
-
-
-def _machine() -> str:
-    """The machine and process namespace: containers and machines may share a directory."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").replace("-", "").strip()
-    return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _started(pid: int) -> str:

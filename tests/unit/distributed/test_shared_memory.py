@@ -158,3 +158,14 @@ def test_the_failure_of_the_first_is_read_by_all_whatever_its_length(pair):
     first.announce_failure("x" * 5000)
     assert 400 < len(second.failure()) < 1000
     assert second.tag(1) == "", "the next rank's record was written over"
+
+
+@pytest.mark.parametrize("size", [9, 1 << 16])
+def test_a_file_that_is_not_the_memory_is_left_alone(tmp_path, size):
+    file = tmp_path / "log.txt"
+    file.write_bytes(b"x" * size)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="this is another file"):
+        Segment.attach(str(file), 1, 2)
+    assert file.read_bytes() == b"x" * size
+    assert len(os.listdir("/proc/self/fd")) == descriptors

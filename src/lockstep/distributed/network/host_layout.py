@@ -7,7 +7,6 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +22,7 @@ from lockstep.distributed.timers import Timers
 from lockstep.distributed.watch import MARGIN_S
 from lockstep.errors import PeerError
 from lockstep.system.cores import usable_cores
+from lockstep.system.processes import machine
 from lockstep.world import World
 
 _CONNECT_S = 30.0  # all hosts are up: one that has not connected by then never will
@@ -99,7 +99,7 @@ def hosts_of(gathered: Sequence[Sequence[Any]]) -> list[Host]:
 
 def _identity() -> list[str]:
     with contextlib.suppress(OSError):
-        return [socket.gethostname(), Path("/proc/sys/kernel/random/boot_id").read_text().strip()]
+        return [socket.gethostname(), machine()]  # ranks attach memory through /proc/PID of another
     return [socket.gethostname(), ""]
 
 

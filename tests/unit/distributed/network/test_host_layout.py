@@ -66,3 +66,17 @@ def test_memory_is_closed_where_hosts_cannot_connect(last_answer, monkeypatch):
         open_hosts(World(rank=0, size=2, local_size=1), gather, Timers(), Counter(), memory=True, timeout_s=1.0)
     assert len(asked) == last_answer + 1
     assert [os.path.lexists(segment.address) for segment in made] == [False], "the memory was left open"
+
+
+def test_process_namespaces_of_one_machine_are_apart(monkeypatch):
+    """In another one, the same process id is another process, whose files are not the memory."""
+    here, stat = host_layout._identity(), os.stat
+    assert here == host_layout._identity()
+
+    def elsewhere(path, *args, **kwargs):
+        return stat("/proc/self/ns/uts" if path == "/proc/self/ns/pid" else path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", elsewhere)
+    there = host_layout._identity()
+    assert there != here and there[0] == here[0]
+    assert len(hosts_of([[here, 0, 2, "/proc/1/fd/5"], [there, 1, 2, None]])) == 2
