@@ -187,6 +187,13 @@ def test_a_rank_killed_under_torchrun_is_named_too(tmp_path):
     run.check(1, "failed", "rank 1")
 
 
+@pytest.mark.slow
+def test_the_others_write_the_summary_where_torchrun_does_not(tmp_path):
+    run = Run(tmp_path, "kill", env={"on": 0}, launcher="torchrun")
+    run.wait(START_S + 10)
+    run.check(1, "failed", "rank 0")
+
+
 @pytest.mark.parametrize(
     ("number", "code", "name"),
     [

@@ -330,7 +330,8 @@ class Journal:
     def fail(self, rank: int, message: str, progress: Progress, elapsed: float) -> None:
         """Record the end of a run by an error: the first failure of any rank.
 
-        A start that has not resumed its run leaves the result of the earlier one.
+        A start that has not resumed its run leaves the result of the earlier one. If rank 0 was lost, which writes the
+        result, the others do: not every launcher knows the run directory.
         """
         record_failure(self.path, rank=rank, message=message, code=1)
         if not self._begun:
@@ -344,6 +345,8 @@ class Journal:
                 self._run_dir.write_summary(self.summary)
             except OSError as full:  # the error itself must still be reported
                 print(f"lockstep: summary.json could not be written ({full.strerror})", file=sys.stderr, flush=True)
+        elif rank == 0 and (self.path / RUN_FILE).exists() and not (self.path / SUMMARY_FILE).exists():
+            self.write_or_warn(lambda: mark_failed(self.path, first["message"], processes=self._world.size))
 
     def stalled(self, culprit: Observed, report: str) -> None:
         """Record the end of a run by a stalled rank; called in the thread of the watch."""

@@ -1,9 +1,17 @@
 """`logs/failure.json` has the first failure of a start, or is not there."""
 
+import json
 import subprocess
 import sys
 
+import pytest
+
 from lockstep.record.failure import read_failure, record_failure
+from lockstep.record.journal import Journal
+from lockstep.record.progress import Progress
+from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, RunDir
+from lockstep.run import Run
+from lockstep.world import World
 
 STALLED = """
 import resource, sys
@@ -29,3 +37,35 @@ def test_a_failure_counts_as_the_first_where_no_file_can_be(tmp_path):
     for _ in range(2):
         assert record_failure(tmp_path, rank=1, message="lost", code=1)
     assert read_failure(tmp_path) is None
+
+
+@pytest.fixture
+def peer(tmp_path):
+    """The journal of rank 1 of two, in a run that rank 0 has begun."""
+    RunDir.create(tmp_path / "run", Run(task="CartPole-v1")).close()
+    world = World(rank=1, size=2)
+    journal = Journal(Run(task="CartPole-v1"), world, RunDir.join(tmp_path / "run"), started_by_lockstep=True)
+    yield journal
+    journal.close()
+
+
+def test_the_result_is_written_by_others_where_rank_0_is_lost(peer):
+    peer.fail(1, "rank 1 failed", Progress(100), 1.0)
+    assert not (peer.path / SUMMARY_FILE).exists(), "rank 0 lives, and knows more"
+    (peer.path / "logs" / "failure.json").unlink()
+    peer.fail(0, "lost the connection to rank 0", Progress(100), 1.0)
+    summary = json.loads((peer.path / SUMMARY_FILE).read_text())
+    assert (summary["status"], summary["error"]) == ("failed", "lost the connection to rank 0")
+    assert summary["world_size"] == 2
+
+
+def test_a_result_of_rank_0_stays(peer):
+    (peer.path / SUMMARY_FILE).write_text('{"status": "failed", "error": "its own", "env_steps": 7}')
+    peer.fail(0, "lost the connection to rank 0", Progress(100), 1.0)
+    assert json.loads((peer.path / SUMMARY_FILE).read_text())["error"] == "its own"
+
+
+def test_no_result_is_written_where_the_run_is_on_another_disk(peer):
+    (peer.path / RUN_FILE).unlink()
+    peer.fail(0, "lost the connection to rank 0", Progress(100), 1.0)
+    assert not (peer.path / SUMMARY_FILE).exists()
