@@ -124,12 +124,18 @@ def run_attempts(
 ) -> int:
     """Run an attempt, and further ones after failures; returns the exit code. Arguments and signals as `launch`."""
     started_at = time.monotonic()
-    run_dir = attempt.run_dir
+    run_dir, before = attempt.run_dir, cast("Failure | None", None)
     summary_modified_at = None if run_dir is None else modified_at(run_dir / "summary.json")
     # Handlers are installed first: ranks then start with default ones even where a shell ignores SIGINT (`command &`).
     with caught_signals() as caught:
         while True:
-            failure, late = attempt.run(caught, bounds, timeout_s=timeout_s, since=started_at)
+            try:
+                failure, late = attempt.run(caught, bounds, timeout_s=timeout_s, since=started_at)
+            except RunError as error:  # a restart that cannot begin must not hide why it was needed
+                if before is not None:
+                    log(f"lockstep: error: {error}")
+                failure, late = before or Failure(f"error: {error}", error.exit_code), []
+                break
             if failure is None:
                 return 0
             if attempt.restarts == policy.max_restarts or not failure.restartable:
@@ -142,7 +148,7 @@ def run_attempts(
                 break
             if next_attempt is None:
                 break
-            attempt = next_attempt[0]
+            attempt, before = next_attempt[0], failure
             log(f"lockstep: {failure.headline}; {next_attempt[1]}")
         report_failure(failure, attempt.ranks, late, attempt.log_dir, restarts=attempt.restarts)
         if run_dir is not None:

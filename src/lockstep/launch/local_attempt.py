@@ -4,15 +4,26 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from lockstep.errors import RunError
 from lockstep.launch.failure_report import ATTEMPT_PREFIX, log_path, merge_failures, with_failure_while_stopping
 from lockstep.launch.rank_environment import RankPlacement, rank_environments
 from lockstep.launch.supervise import Bounds, Failure, RankGroup, wait_for_ranks
 from lockstep.record.failure import archive_failure
 from lockstep.record.partial_files import remove_partial_files
+
+
+@contextlib.contextmanager
+def _written(path: Path) -> Generator[None]:
+    """Raise `RunError` where a file of the logs cannot be made."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path} cannot be written ({error.strerror}); free its disk, or choose another") from error
 
 
 class RemoteNodes(Protocol):
@@ -74,7 +85,8 @@ class LocalAttempt:
             ml_framework=self.ml_framework,
         )
         if self.log_dir is not None:
-            (self.log_dir / "logs").mkdir(parents=True, exist_ok=True)
+            with _written(self.log_dir / "logs"):
+                (self.log_dir / "logs").mkdir(parents=True, exist_ok=True)
             archive_failure(self.log_dir)
         try:
             first = 0 if self.placement is None else self.placement.first_rank
@@ -111,10 +123,12 @@ class LocalAttempt:
             group.start(self.command, environment, output=None)
             return
         with contextlib.ExitStack() as stack:
-            log = stack.enter_context(open(log_path(self.log_dir, rank), "ab"))
+            path = log_path(self.log_dir, rank)
+            with _written(path):
+                log = stack.enter_context(open(path, "ab", buffering=0))
             if log.tell():
-                log.write(f"{ATTEMPT_PREFIX}{self.title}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
-                log.flush()
+                with contextlib.suppress(OSError):  # a full disk: the rank reports it where it needs the space
+                    log.write(f"{ATTEMPT_PREFIX}{self.title}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
             terminal: list[int] = []
             if rank == 0:
                 with contextlib.suppress(OSError):  # our own stdout is closed

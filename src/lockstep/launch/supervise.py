@@ -206,15 +206,18 @@ class RankGroup:
     def __enter__(self) -> "RankGroup":
         command = [sys.executable, "-I", str(Path(__file__).with_name("guardian.py")), str(os.getpid())]
         environment = {name: value for name, value in os.environ.items() if name != "LOCKSTEP_LAUNCHER_PID"}
-        self._guardian = subprocess.Popen(
-            command + ([str(self.run_dir.absolute())] if self.run_dir is not None else []),
-            env=environment,  # it is not a rank of the launcher that may have started this one
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            bufsize=0,
-        )
+        try:
+            self._guardian = subprocess.Popen(
+                command + ([str(self.run_dir.absolute())] if self.run_dir is not None else []),
+                env=environment,  # it is not a rank of the launcher that may have started this one
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                bufsize=0,
+            )
+        except OSError as error:
+            raise RunError(f"the process that ends ranks of a killed launcher cannot be started: {error}") from error
         return self
 
     def __exit__(self, *_: object) -> None:
