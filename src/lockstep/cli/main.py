@@ -59,9 +59,10 @@ def _with_output(words: list[str], asked: argparse.Namespace) -> int:
 
 def console() -> NoReturn:
     """The `lockstep` command as a program, which ends although an environment may have left threads."""
-    code = main()
-    from lockstep.launch.child import exit_process
+    from lockstep.launch.child import die_with_launcher, exit_process
 
+    die_with_launcher()
+    code = main()
     exit_process(code)
 
 
