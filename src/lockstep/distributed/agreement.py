@@ -40,11 +40,14 @@ def check_different(gather: Gather, fingerprint: str | Sequence[str], tag: str) 
     """
     gathered: list[Any] = gather([fingerprint] if isinstance(fingerprint, str) else list(fingerprint), tag)
     fingerprints = [fingerprint for of_process in gathered for fingerprint in of_process]
-    equal = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprints.count(fingerprint) > 1]
+    groups: dict[Any, list[str]] = {}
+    for rank, fingerprint in enumerate(fingerprints):
+        groups.setdefault(fingerprint, []).append(str(rank))
+    equal = [f"ranks {', '.join(ranks)}" for ranks in groups.values() if len(ranks) > 1]
     if equal:
         raise RunError(
-            f"ranks {', '.join(map(str, equal))} collected the same data; their environments ignore the seed "
-            "they are given, or a wrapper seeds them alike"
+            f"{' and '.join(equal)} collected the same data{' each' * (len(equal) > 1)}; their environments ignore the "
+            "seed they are given, or a wrapper seeds them alike"
         )
 
 

@@ -10,7 +10,7 @@ def digest(array: np.ndarray, name: str = "") -> str:
     """blake2b (128 bit, hex) over name, dtype, shape and little-endian bytes of an array."""
     little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
     hashed = hashlib.blake2b(f"{name}|{little.dtype.str}|{array.shape}|".encode(), digest_size=16)
-    hashed.update(little.data)
+    hashed.update(little.reshape(-1).view(np.uint8).data)  # types of JAX's, such as bfloat16, have no buffer
     return hashed.hexdigest()
 
 

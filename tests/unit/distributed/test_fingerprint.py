@@ -31,3 +31,13 @@ def test_names_count_and_their_order_does_not():
     a, b = np.zeros(2), np.ones(2)
     assert fingerprint({"a": a, "b": b}) == fingerprint({"b": b, "a": a}) != fingerprint({"a": b, "b": a})
     assert combine(["1", "2"]) != combine(["2", "1"])
+
+
+def test_types_of_jax_have_a_fingerprint():
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    assert digest(ARRAY.astype(bfloat16)) == digest(ARRAY.astype(bfloat16)) != digest((ARRAY + 1).astype(bfloat16))
+
+
+def test_an_array_without_numbers_has_one_that_is_stable():
+    assert digest(np.zeros((0, 3), np.float32)) != digest(np.zeros((0, 4), np.float32))
+    assert digest(ARRAY) == "f20061482cf6e2b4ac67a1f68af4fa7f"

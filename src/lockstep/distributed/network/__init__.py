@@ -1,4 +1,4 @@
-"""How hosts and ranks find each other and exchange messages, with the standard library alone.
+"""How hosts and ranks find each other and exchange messages, without a framework.
 
 The store: `store.py` its protocol, `store_server.py` server and client, `framing.py` the messages between them.
 Rendezvous: `rendezvous.py` of a world's ranks, `rank_zero.py` and `rank_store.py` where rank 0's store is,
