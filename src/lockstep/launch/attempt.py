@@ -165,5 +165,7 @@ def store_errors(*errors: type[Exception]) -> Generator[None]:
     """Raise one error for all ways in which a request to the main node's store fails: RuntimeError and `errors`."""
     try:
         yield
+    except RunError:  # says what it means itself
+        raise
     except (RuntimeError, *errors) as error:
         raise RunError(f"the main node does not answer any more: {str(error).splitlines()[0]}") from error

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from lockstep.errors import ConfigError, RunError
+from lockstep.launch import fixed_membership
 from lockstep.launch.attempt import AttemptEnd
 from lockstep.launch.fixed_membership import FixedMembership
 from lockstep.launch.rendezvous import Cancelled
@@ -102,6 +103,24 @@ def test_waiting_for_a_round_is_bounded(join_nodes):
     waiting.join(20)
     assert isinstance(waiting.error, ConfigError)
     assert "not all nodes came within --join-timeout 0.3 s" in str(waiting.error)
+
+
+def test_a_node_that_does_not_come_back_is_named_by_all_that_wait(join_nodes, monkeypatch, capfd):
+    monkeypatch.setattr(fixed_membership, "_LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(fixed_membership, "_REPORT_EVERY_S", 0.5)
+    memberships, nodes = join_nodes(3)
+    for thread in [Joining(one) for one in memberships]:
+        thread.joined()
+    nodes[2].leave()
+    for node in nodes[:2]:
+        object.__setattr__(node.nodes, "join_timeout_s", 1.5)
+    waiting = [Joining(one) for one in memberships[:2]]
+    for thread in waiting:
+        thread.join(20)
+        assert isinstance(thread.error, RunError), "a scheduler does not repeat a user error"
+        assert str(thread.error) == "node 2 (127.0.0.1) did not come back within --join-timeout 1.5 s"
+    told = [line for line in capfd.readouterr().err.splitlines() if "waiting for node" in line]
+    assert len(told) >= 2 and set(told) == {"lockstep: waiting for node 2 (127.0.0.1), or others in their place"}
 
 
 def test_without_the_main_node_each_node_ends_alone(join_nodes):
