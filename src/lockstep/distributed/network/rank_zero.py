@@ -210,6 +210,7 @@ def find(backend: StoreBackend, world: World, began: float, timeout_s: float, re
         return _find_by_file(backend, world, began + timeout_s, refused)
     agents: dict[tuple[str, int], Store] = {}
     reason, port_closed = "rank 0 did not come", False
+    comes_late = "KUBERNETES_SERVICE_HOST" in os.environ  # a pod's name resolves only once the pod is scheduled
     while time.monotonic() < began + timeout_s:
         try:
             if uses_agent_store(world):
@@ -219,10 +220,12 @@ def find(backend: StoreBackend, world: World, began: float, timeout_s: float, re
             reason = str(error).splitlines()[0]
             port_closed = port_closed or isinstance(error, ConnectionRefusedError)
         except ConfigError as error:
-            if "resolved" not in str(error) or time.monotonic() > began + _PATIENCE_S:  # a name may resolve late
+            impatient = not comes_late and time.monotonic() > began + _PATIENCE_S
+            if "resolved" not in str(error) or impatient:  # a name may resolve late
                 raise
+            reason = str(error)
         if time.monotonic() > began + _PATIENCE_S:
-            _fail_early(world, reason, port_closed=port_closed, complete=bool(refused))
+            _fail_early(world, reason, may_come=port_closed or comes_late, complete=bool(refused) and not port_closed)
         time.sleep(_POLL_S)
     raise PeerError(
         f"rank {world.rank} could not meet all {world.size} ranks at {world.address}:{world.port} within "
@@ -230,18 +233,22 @@ def find(backend: StoreBackend, world: World, began: float, timeout_s: float, re
     )
 
 
-def _fail_early(world: World, reason: str, *, port_closed: bool, complete: bool) -> None:
-    """Raise for what waiting does not change. A closed port may be opened by a rank 0 that starts late."""
+def _fail_early(world: World, reason: str, *, may_come: bool, complete: bool) -> None:
+    """Raise for what waiting does not change.
+
+    `may_come`: a rank 0 that starts late may yet be reached, as at a closed port; `complete`: the ranks that meet there
+    are complete without this process.
+    """
     if several_hosts(world) and means_this_host(world.address):
         raise loopback_error(world)
     if uses_agent_store(world):
         return
-    if complete and not port_closed:
+    if complete:
         raise ConfigError(
             f"the {world.size} ranks that meet at {world.address}:{world.port} are complete without this process, "
             f"which is rank {world.rank}, too; give each process its own RANK, each run its own port"
         )
-    if not port_closed:
+    if not may_come:
         raise ConfigError(
             f"rank 0 cannot be reached from host {socket.gethostname()} at MASTER_ADDR={world.address}, "
             f"MASTER_PORT={world.port}: {reason}; check the address, and that no firewall closes the port"
