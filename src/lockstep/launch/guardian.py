@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 import time
+import types
 from pathlib import Path
 
 _GONE_S = 5.0  # bound on the end of killed processes; one that waits for a disk is slow
@@ -20,7 +21,11 @@ def main() -> None:
     """Wait for the end of the launcher, then end its ranks."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    sys.path.insert(0, str(Path(__file__).parents[2]))  # now, while the source is the one that the launcher has
+    # Now, while the source is the one that the launcher has. The real package imports others, which may lie where only
+    # the launcher looks: in a folder of the user's, or in PYTHONPATH.
+    package = types.ModuleType("lockstep")
+    package.__path__ = [str(Path(__file__).parents[1])]
+    sys.modules["lockstep"] = package
     from lockstep.launch.rank import any_alive
     from lockstep.record.partial_files import remove_partial_files
 
