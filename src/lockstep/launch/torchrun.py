@@ -1,4 +1,4 @@
-"""Checks of a rank that torchrun started, before its rendezvous."""
+"""What a rank that torchrun started does and checks before its rendezvous."""
 
 import contextlib
 import json
@@ -14,10 +14,17 @@ from lockstep.distributed.network.torchrun import (
     torchrun_command,
 )
 from lockstep.errors import ConfigError
+from lockstep.launch.child import die_with_launcher
 from lockstep.launch.nodes import check_shards
 from lockstep.world import World
 
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
+
+def end_with_agent(world: World) -> None:
+    """Tie a rank of a script to torchrun's agent, which does not end its ranks when it is killed."""
+    if world.launcher == "torchrun":
+        die_with_launcher()
 
 
 def check_torchrun(world: World) -> None:

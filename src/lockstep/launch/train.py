@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.envs.load import check_not_imported
 from lockstep.errors import ConfigError, exits_are_errors
-from lockstep.launch.child import die_with_launcher
 from lockstep.launch.restarts import (
     Gather,
     Restart,
@@ -108,8 +107,6 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
         raise ConfigError(f"ranks={ranks}, but this process is one of {world.size} ranks already; leave ranks out")
     if not checked and resume is None:
         check_world(run, world)
-    if world.launcher == "torchrun":
-        die_with_launcher()
     folder, source, earlier = (Path(path) if path else None for path in (run_dir, init_from, resume))
     pending_run = PendingRun(folder, started_by_lockstep=started_by_lockstep, init_from=source)
     return _train_here(run, world, pending_run, source, earlier, checked=checked, profile=profile)
@@ -173,9 +170,10 @@ def _train_here(
     profile: int | None,
 ) -> dict[str, Any]:
     """Train in this process; returns the summary. `checked`: it is known that the run can begin."""
-    from lockstep.launch.torchrun import check_growth, check_torchrun
+    from lockstep.launch.torchrun import check_growth, check_torchrun, end_with_agent
     from lockstep.session.start_policy import check_start_policy
 
+    end_with_agent(world)
     check_torchrun(world)
     if resume is None:  # else the checkpoint has the number of shards
         check_growth(world, run.num_shards)

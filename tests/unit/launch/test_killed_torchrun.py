@@ -20,9 +20,9 @@ def waits(*_, **__):
     time.sleep(60)
 """
 SCRIPT = f"""
-import importlib, os, time, lockstep
+import os, time, lockstep, lockstep.launch.torchrun
 {WAITS}
-importlib.import_module("lockstep.launch.train")._train_here = waits
+lockstep.launch.torchrun.check_torchrun = waits
 lockstep.train("CartPole-v1")
 """
 PROGRAM = f"""
