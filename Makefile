@@ -122,7 +122,7 @@ format: setup  ## Format the code and mend what the linter can mend.
 	$(BIN)/ruff check --fix
 
 clean:  ## Remove environments, caches and builds; runs/ stays.
-	rm -rf .venv .venv-jax .venv-suites .venv-ray .venv-dist .venv-docs build dist site .pytest_cache .ruff_cache src/*.egg-info
+	rm -rf .venv .venv-* .bench build dist dist.log site test-artifacts .pytest_cache .ruff_cache src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A system without the venv module's own pip gets it from the pip that it has.

@@ -122,6 +122,8 @@ def main() -> None:
         parser.error("name a task, a recipe or a file, or say --table")
     if args.library in TITLES and not {"algo", "total_steps"} <= {change.partition("=")[0] for change in args.set}:
         parser.error(f"--library {args.library} needs --set algo=ppo|sac|td3 and --set total_steps=N")
+    if args.library in TITLES and args.ranks != [1]:
+        parser.error(f"--library {args.library} trains on one rank; leave out --ranks")
     known = {json.dumps([row[name] for name in KEY]) for row in read_rows(args.rows)}
     for seed in range(args.seeds if args.target else 0):
         for ranks in args.ranks:

@@ -37,6 +37,8 @@ def table(rows: list[dict]) -> str:
         for row in mine:
             seeds[row["seed"]][row["ranks"]] = row
         pairs = [tuple(of[ranks] for ranks in RANKS) for of in seeds.values() if len(of) == len(RANKS)]
+        if not pairs:
+            continue
         for one, two in pairs:
             assert one["params_fingerprint"] == two["params_fingerprint"], (target, one["seed"])
         seconds = np.array([[run["wall_time_s"] for run in pair] for pair in pairs])
