@@ -171,8 +171,15 @@ class Policy(nn.Module):
             spec.action, config.initial_log_std, state_dependent_std=config.state_dependent_std
         )
         parameters = self.distribution.num_parameters
+        self.state_size, self.actor_state_size = 0, 0
         if config.module is None:
-            self.network: nn.Module = ActorCriticNetwork(spec, parameters, config)
+            network = ActorCriticNetwork(spec, parameters, config)
+            self.network: nn.Module = network
+            self.state_size, self.actor_state_size = network.state_size, network.actor_state_size
+            generator = torch.Generator().manual_seed(seed)
+            for module in network.modules():
+                if isinstance(module, (Mlp, Convolutions, Impala, RecurrentLayers)):
+                    module.initialize(generator)
         else:
             self.network, outputs = own_network(config.module, spec, parameters, seed)
             if described_outputs(outputs) != f"([2, {parameters}], [2])":
@@ -181,12 +188,6 @@ class Policy(nn.Module):
                     f"needs parameters of the action distribution and values, ([2, {parameters}], [2]): see "
                     "docs/networks.md"
                 )
-        self.state_size: int = getattr(self.network, "state_size", 0)
-        self.actor_state_size: int = getattr(self.network, "actor_state_size", 0)
-        generator = torch.Generator().manual_seed(seed)
-        for module in self.network.modules():
-            if isinstance(module, (Mlp, Convolutions, Impala, RecurrentLayers)):
-                module.initialize(generator)
 
     def forward(
         self, observation: Tensor, critic: Tensor | None = None, sequences: Sequences | None = None

@@ -10,6 +10,7 @@ from torch import nn
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.run import NetworkConfig
+from lockstep.torch.encoders import Mlp
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.networks import NumpyActor, Policy, TorchActor, actor_of
 
@@ -26,6 +27,24 @@ class Own(nn.Module):
 
     def forward(self, observation):
         return self.actor(observation), self.critic(observation).squeeze(-1)
+
+
+class Sized(Own):
+    """Keeps the number that it is given, under the name that recurrent policies have for theirs."""
+
+    def __init__(self, state_size, num_parameters):
+        super().__init__(state_size, num_parameters)
+        self.state_size = self.actor_state_size = state_size
+
+
+class Filled(Own):
+    """Has a layer of Lockstep's, with numbers of its own, as from a file."""
+
+    def __init__(self, observation_size, num_parameters):
+        super().__init__(observation_size, num_parameters)
+        self.actor = Mlp((observation_size, num_parameters), "tanh", last_gain=1.0)
+        for parameter in self.actor.parameters():
+            nn.init.constant_(parameter, 0.125)
 
 
 def not_a_network(observation_size, num_parameters):
@@ -96,6 +115,17 @@ def test_a_custom_network_acts_in_torch():
     actor = actor_of(policy, CPU)
     assert isinstance(actor, TorchActor)
     assert actor(np.zeros((2, 4, 6), np.float32)).shape == (2, 4, 3)
+
+
+def test_a_custom_network_with_a_state_size_is_not_recurrent():
+    policy = Policy(SPEC, NetworkConfig(module=f"{__file__}:Sized"))
+    assert (policy.state_size, policy.actor_state_size) == (0, 0)
+    assert isinstance(actor_of(policy, CPU), TorchActor)
+
+
+def test_a_custom_network_of_lockstep_s_layers_keeps_its_numbers():
+    policy = Policy(SPEC, NetworkConfig(module=f"{__file__}:Filled"), seed=1)
+    assert all((parameter == 0.125).all() for parameter in policy.network.actor.parameters())
 
 
 def test_what_is_no_network_is_refused():
