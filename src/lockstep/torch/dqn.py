@@ -31,7 +31,7 @@ from lockstep.torch.capture import announce_capture, capture_acting, capture_gra
 from lockstep.torch.comm import Comm
 from lockstep.torch.device_rows import observation_storage
 from lockstep.torch.flat import FlatParameters
-from lockstep.torch.gradient import LossGradient
+from lockstep.torch.gradient import LossGradient, in_training
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.networks import actor_of
 from lockstep.torch.non_finite import LossReader
@@ -90,7 +90,9 @@ class DQN:
         self._skipped_step = torch.tensor([0.0] * (1 + len(VALUE_METRICS)) + [0.0, 1.0], device=comm.device)
         self._not_skipped = torch.zeros(1, device=comm.device)  # the end of the result of a step that is taken
         self._precision = torch.autocast(comm.device.type, torch.bfloat16, enabled=run.precision == "bfloat16")
-        self._backward = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
+        self._backward = LossGradient(
+            self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode, network=policy.network
+        )
         self._accumulate, self._apply, self._take_step = capture_gradient_step(
             run, comm, self.flat, self._accumulate_gradients, self._apply_gradient, self._gradient_step
         )
@@ -236,7 +238,8 @@ class DQN:
     ) -> NonFiniteError:
         reader = LossReader(self.loss, self.flat)
         batches = [[(part,) for part in parts] for parts in minibatches]
-        return locate_non_finite_replayed(self.comm, rollouts, batches, progress, reader)
+        with in_training(self.policy.network):
+            return locate_non_finite_replayed(self.comm, rollouts, batches, progress, reader)
 
     def warmup(self, rows: int) -> Callable[[], object]:
         """Return a function that takes a gradient step on `rows` rows of zeros, without messages or effects."""

@@ -6,16 +6,13 @@ Shapes: N rows, O numbers of a vector, C channels, H height and W width of an im
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from lockstep.envs.load import load_object
 from lockstep.envs.spec import EnvSpec, ImagePart, number_columns
-from lockstep.errors import ConfigError
 from lockstep.run import NetworkConfig
 from lockstep.session.encoder_choice import CONVOLUTIONS, check_encoder, encoder_of
 from lockstep.torch.layers import conv2d, elu
@@ -259,60 +256,6 @@ def _image_encoder(
         orthogonal=plain,
         channels_last=config.channels_last,
     )
-
-
-def own_network(path: str, spec: EnvSpec, num_outputs: int, seed: int) -> tuple[nn.Module, Any]:
-    """The user's `network.module`, called as `YourClass(observation_size, num_outputs)`; equal on every rank.
-
-    Returns:
-        The network, and what it gives for 2 observations of zeros.
-
-    Raises:
-        ConfigError: it cannot be made, or it fails.
-    """
-    make = load_object(path, "network.module")
-    with torch.random.fork_rng(devices=[]):  # the user's initialisation draws from the global generator
-        torch.manual_seed(seed)
-        try:
-            network = make(spec.observation_size, num_outputs)
-        except Exception as error:
-            raise ConfigError(
-                f"network.module={path}({spec.observation_size}, {num_outputs}) failed: {type(error).__name__}: {error}"
-            ) from error
-        if not isinstance(network, nn.Module):
-            raise ConfigError(f"network.module={path} made a {type(network).__name__}, not a torch.nn.Module")
-        if not any(parameter.requires_grad for parameter in network.parameters()):
-            raise ConfigError(f"network.module={path} has no parameters to train; make its layers in __init__")
-        observations = torch.from_numpy(np.zeros((2, *spec.observation_shape), spec.observation_dtype))
-        was_training = network.training
-        try:
-            outputs: Any = network.eval()(observations)
-        except Exception as error:
-            raise ConfigError(
-                f"network.module={path} failed with observations {list(observations.shape)}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-    if not _has_gradient(outputs):
-        raise ConfigError(
-            f"network.module={path} gave outputs without gradients; remove torch.no_grad and detach from its forward"
-        )
-    return network.train(was_training), outputs
-
-
-def _has_gradient(outputs: Any) -> bool:
-    """Whether gradients flow through any output; True of what is no tensor, which is told elsewhere."""
-    if isinstance(outputs, tuple | list):
-        return any(map(_has_gradient, cast("list[Any]", outputs)))
-    return not isinstance(outputs, Tensor) or outputs.requires_grad
-
-
-def described_outputs(outputs: Any) -> str:
-    """The shapes of what a network gave, for errors."""
-    if isinstance(outputs, Tensor):
-        return f"{list(outputs.shape)}"
-    if isinstance(outputs, tuple | list):
-        return f"({', '.join(described_outputs(one) for one in cast('list[Any]', outputs))})"
-    return f"a {type(outputs).__name__}"
 
 
 def as_numbers(x: Tensor) -> Tensor:

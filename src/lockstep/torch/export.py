@@ -62,9 +62,9 @@ def _from_file(
         return offline_policy_from_file(path, metadata, _tensors(arrays)), None
     about, parameters, observation_moments = policy_file.parts_of(path, metadata, arrays)
     policy = (
-        Policy(about.spec, about.network)
+        Policy(about.spec, about.network, trains=False)
         if about.algorithm is None
-        else QPolicy(about.spec, about.network, about.algorithm)
+        else QPolicy(about.spec, about.network, about.algorithm, trains=False)
         if isinstance(about.algorithm, DQNConfig)
         else ContinuousPolicy(about.spec, about.network, about.algorithm)
     )
@@ -72,7 +72,7 @@ def _from_file(
         policy.load_state_dict(_tensors(parameters))
     except RuntimeError as error:
         raise policy_file.damaged_error(path) from error
-    return policy.eval(), observation_moments  # `network.module` may have dropout
+    return policy.eval(), observation_moments
 
 
 def start_from(

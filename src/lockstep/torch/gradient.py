@@ -1,15 +1,29 @@
 """The gradient of a loss over the rows of a shard: by a backward pass, or as one compiled function."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep.torch.flat import FlatParameters
 
 _MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs"}
 """torch's names. Its modes with CUDA graphs are left out: `capture` makes them, of the whole gradient step."""
+
+
+@contextmanager
+def in_training(network: nn.Module) -> Generator[None]:
+    """Context of a loss: a network of the user's, else in evaluation mode, is in training mode."""
+    if network.training:  # as Lockstep's own networks always are
+        yield
+        return
+    network.train()
+    try:
+        yield
+    finally:
+        network.eval()
 
 
 class LossGradient:
@@ -22,6 +36,7 @@ class LossGradient:
         flat: the parameters; gradient and sums are stored in its rows.
         loss: returns the loss, its sums [S], and possibly more tensors.
         compiled: use `torch.compile`.
+        network: in training mode while the loss is computed; None: no part of the loss has modes.
         mode: `compile_mode` of the run.
         dynamic: as in `torch.compile`: False compiles again for each new shape, None makes sizes that change symbols.
     """
@@ -34,8 +49,10 @@ class LossGradient:
         compiled: bool,
         dynamic: bool | None,
         mode: str = "default",
+        network: nn.Module | None = None,
     ) -> None:
         self._flat = flat
+        self._network = network
         self._loss = loss
         self._compiled: Callable[..., Sequence[Tensor]] | None = None
         if compiled and _traces_autograd():
@@ -54,11 +71,12 @@ class LossGradient:
         Returns:
             What the loss returns after its sums.
         """
-        if self._compiled is not None:
-            return self._compiled(self._flat.rows[shard], inputs, extra)
-        self._flat.zero_gradient_()
-        loss, sums, *more = self._loss(*inputs)
-        loss.backward()
+        with nullcontext() if self._network is None else in_training(self._network):
+            if self._compiled is not None:
+                return self._compiled(self._flat.rows[shard], inputs, extra)
+            self._flat.zero_gradient_()
+            loss, sums, *more = self._loss(*inputs)
+            loss.backward()
         self._flat.store_shard(shard, _joined(sums, extra))
         return more
 

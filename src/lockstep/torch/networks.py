@@ -4,9 +4,8 @@ Shapes: N rows, O observation, C the critic's own observation, P parameters of t
 recurrent policy's state, of which the actor has the first A; L steps of a sequence.
 """
 
-import contextlib
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -27,15 +26,14 @@ from lockstep.torch.encoders import (
     Impala,
     Mlp,
     as_numbers,
-    described_outputs,
     make_critic_encoder,
     make_encoder,
-    own_network,
 )
 from lockstep.torch.q_networks import Head, QNetwork, QPolicy
 from lockstep.torch.recurrent import RecurrentLayers, Sequences
 from lockstep.torch.scoring.offline_policy import OfflinePolicy
 from lockstep.torch.transfer import StagingBuffers, to_device
+from lockstep.torch.user_network import described_outputs, own_network
 
 
 class ActorCriticNetwork(nn.Module):
@@ -154,16 +152,18 @@ class Policy(nn.Module):
         spec: of the environments.
         config: of the network.
         seed: of the initial parameters.
+        trains: False: the policy only acts, and a `network.module` may have dropout.
 
     Attributes:
         spec: of the environments.
-        network: observations [N, *O] (and [N, C]) to distribution parameters [N, P] and values [N].
+        network: observations [N, *O] (and [N, C]) to distribution parameters [N, P] and values [N]. One of
+            `network.module` is in evaluation mode, except while `PPO` computes its loss.
         distribution: of the actions; samples in numpy, and computes log-probabilities and entropies in torch.
         state_size: S; 0 for a policy without recurrent layers.
         actor_state_size: A.
     """
 
-    def __init__(self, spec: EnvSpec, config: NetworkConfig, seed: int = 0) -> None:
+    def __init__(self, spec: EnvSpec, config: NetworkConfig, seed: int = 0, *, trains: bool = True) -> None:
         super().__init__()
         check_critic_observation(config, spec)
         self.spec = spec
@@ -181,7 +181,7 @@ class Policy(nn.Module):
                 if isinstance(module, (Mlp, Convolutions, Impala, RecurrentLayers)):
                     module.initialize(generator)
         else:
-            self.network, outputs = own_network(config.module, spec, parameters, seed)
+            self.network, outputs = own_network(config.module, spec, parameters, seed, trains=trains)
             if described_outputs(outputs) != f"([2, {parameters}], [2])":
                 raise ConfigError(
                     f"network.module={config.module} made {described_outputs(outputs)} of 2 observations; algo=ppo "
@@ -216,10 +216,6 @@ AnyPolicy = ActingPolicy | OfflinePolicy
 """A policy of any algorithm: observations to parameters of the action distribution, and a value."""
 
 
-_LAYERS_WITH_MODES = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # pyright: ignore[reportPrivateUsage]
-"""Layers that act differently in training."""
-
-
 class TorchActor:
     """Compute distribution parameters in torch, for any network on any device.
 
@@ -233,8 +229,6 @@ class TorchActor:
         self._policy = policy
         self._staging = StagingBuffers(device)
         self._forward = self._parameters if capture is None else capture(self._parameters)
-        # A network of the user's may have such layers; actions must not depend on torch's global generator.
-        self._has_modes = any(isinstance(layer, _LAYERS_WITH_MODES) for layer in policy.modules())
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         """[..., N, O] to [..., N, P]; one copy to the device and one back.
@@ -242,7 +236,7 @@ class TorchActor:
         There is one forward pass per shard, so that its shape does not depend on the number of ranks.
         """
         seen = self._staging.to_device(np.ascontiguousarray(observation))
-        with torch.inference_mode(), self._evaluating():
+        with torch.inference_mode():
             parameters = self._forward([seen])
         return self._staging.to_host(parameters)
 
@@ -254,16 +248,6 @@ class TorchActor:
         parts = seen.flatten(0, len(ahead) - 1) if ahead else seen.unsqueeze(0)
         outputs = [self._policy(part)[0].float() for part in parts]
         return torch.stack(outputs).view(*ahead, *outputs[0].shape) if ahead else outputs[0]
-
-    @contextlib.contextmanager
-    def _evaluating(self) -> Generator[None]:
-        """Context in which dropout and batch normalization act as in evaluation."""
-        training = self._has_modes and self._policy.training
-        if training:
-            self._policy.eval()
-        yield
-        if training:
-            self._policy.train()
 
 
 class RecurrentTorchActor:

@@ -27,7 +27,7 @@ from lockstep.torch.device_rollout import TensorCollector
 from lockstep.torch.device_shard import TensorRollout
 from lockstep.torch.distributions import DiagonalGaussian, StateDependentGaussian, gaussian_kl
 from lockstep.torch.flat import FlatParameters
-from lockstep.torch.gradient import LossGradient
+from lockstep.torch.gradient import LossGradient, in_training
 from lockstep.torch.metrics import Metrics
 from lockstep.torch.minibatch_orders import MinibatchOrders
 from lockstep.torch.networks import Policy, actor_of
@@ -75,7 +75,9 @@ class PPO:
             config, policy, self.normalizers, num_shards=len(comm.world.shards), shard_envs=shard_envs, rows=self.rows,
             device=comm.device, precision=self._precision if bfloat16 else None, symmetry=self._symmetry,
         )  # fmt: skip
-        self._backward = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
+        self._backward = LossGradient(
+            self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode, network=policy.network
+        )
         self._accumulate, self._apply, self._take_step = capture_gradient_step(
             run, comm, self.flat, self._accumulate_gradients, self._apply_gradient, self._gradient_step
         )
@@ -155,7 +157,8 @@ class PPO:
         """The error that names the source of a non-finite value; *collective*."""
         reader = LossReader(self.loss, self.flat)
         on_host = [rollout.to_host() if isinstance(rollout, TensorRollout) else rollout for rollout in rollouts]
-        return locate_non_finite(self.comm, on_host, [(batch,) for batch in batches], progress, reader, self.rows)
+        with in_training(self.policy.network):
+            return locate_non_finite(self.comm, on_host, [(batch,) for batch in batches], progress, reader, self.rows)
 
     def warmup(self, rows: int) -> Callable[[], object]:
         """Return a function that takes a gradient step on `rows` rows of weight 0, without messages or effects."""

@@ -20,9 +20,10 @@ from lockstep.experience.exploration import EpsilonGreedy, NoisyActor
 from lockstep.run import NetworkConfig
 from lockstep.session.checks import check_custom_heads
 from lockstep.torch.capture import Capture
-from lockstep.torch.encoders import ACTIVATIONS, Convolutions, Impala, Mlp, described_outputs, make_encoder, own_network
+from lockstep.torch.encoders import ACTIVATIONS, Convolutions, Impala, Mlp, make_encoder
 from lockstep.torch.products import linear
 from lockstep.torch.transfer import to_device
+from lockstep.torch.user_network import described_outputs, own_network
 
 
 class NoisyLinear(nn.Module):
@@ -136,16 +137,19 @@ class QPolicy(nn.Module):
             observations [N, O] to [N, A Z].
         algorithm: config of the heads.
         seed: of the parameters.
+        trains: False: the policy only acts, and a `network.module` may have dropout.
 
     Attributes:
         spec: of the environments.
         algorithm: config of the heads.
-        network: the network.
+        network: the network; one of `network.module` is in evaluation mode, except while `DQN` computes its loss.
         distribution: epsilon-greedy, with the epsilon of the end of training.
         num_noise: random numbers per draw of noise; 0 without noisy layers.
     """
 
-    def __init__(self, spec: EnvSpec, network: NetworkConfig, algorithm: DQNConfig, seed: int = 0) -> None:
+    def __init__(
+        self, spec: EnvSpec, network: NetworkConfig, algorithm: DQNConfig, seed: int = 0, *, trains: bool = True
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.algorithm = algorithm
@@ -160,7 +164,7 @@ class QPolicy(nn.Module):
             self.network: nn.Module = QNetwork(spec, network, algorithm, self.points)
             initialize(self.network, seed)
         else:
-            self.network = _custom_network(network.module, spec, algorithm, self.points, seed)
+            self.network = _custom_network(network.module, spec, algorithm, self.points, seed, trains=trains)
         self._noisy = [layer for layer in self.network.modules() if isinstance(layer, NoisyLinear)]
         self._noise_sizes = [size for layer in self._noisy for size in reversed(layer.weight.shape)]
         self.num_noise = sum(self._noise_sizes)
@@ -241,10 +245,12 @@ def _initialize(weight: Tensor, bias: Tensor, generator: torch.Generator) -> Non
         nn.init.uniform_(parameter, -bound, bound, generator=generator)
 
 
-def _custom_network(path: str, spec: EnvSpec, algorithm: DQNConfig, points: int, seed: int) -> nn.Module:
+def _custom_network(
+    path: str, spec: EnvSpec, algorithm: DQNConfig, points: int, seed: int, *, trains: bool
+) -> nn.Module:
     check_custom_heads(path, algorithm)
     num_outputs = spec.action.sizes[0] * points
-    network, outputs = own_network(path, spec, num_outputs, seed)
+    network, outputs = own_network(path, spec, num_outputs, seed, trains=trains)
     if not isinstance(outputs, Tensor) or list(outputs.shape) != [2, num_outputs]:
         raise ConfigError(
             f"network.module={path} made {described_outputs(outputs)} of 2 observations; algo=dqn needs values of "
