@@ -17,7 +17,13 @@ from lockstep.envs.spec import ActionSpec
 from lockstep.experience.rollout import NonFiniteValue, Rollout, find_non_finite
 from lockstep.torch.batch import EvaluatedRollout
 from lockstep.torch.envs.capturable import can_capture, steps_in_place
-from lockstep.torch.envs.interface import Observation, TensorVectorEnv, no_final_observation
+from lockstep.torch.envs.interface import (
+    Observation,
+    TensorVectorEnv,
+    check_observation,
+    check_step,
+    no_final_observation,
+)
 from lockstep.torch.envs.saved_tensors import to_arrays
 from lockstep.torch.moments import DeviceMoments
 from lockstep.torch.networks import Policy
@@ -149,6 +155,7 @@ class TensorShard:
         capture: Callable[..., Callable[..., Any]] | None = None,
     ) -> None:
         spec, size, device = env.spec, env.num_envs, env.device
+        check_observation(spec, size, first)
         self.env = env
         self.generator = generator
         self.episodes = TensorEpisodes(size, device)
@@ -259,6 +266,7 @@ class TensorShard:
     def _step_env(self, actions: Sequence[Tensor], t: int) -> None:
         """What `step` does."""
         step = self.env.step(actions[0])
+        check_step(self.env.spec, self.env.num_envs, step)
         self.store(t + 1, step.observation)
         self._reward[t] = step.reward
         self._terminated[t] = step.terminated

@@ -20,6 +20,7 @@ from lockstep.session.normalizers import Normalizers
 from lockstep.torch.comm import Comm
 from lockstep.torch.device_rollout import TensorCollector
 from lockstep.torch.device_shard import TensorEpisodes
+from lockstep.torch.envs.dlpack import DLPackEnv
 from lockstep.torch.envs.make import make_tensor_env
 from lockstep.torch.moments import DeviceMoments
 from lockstep.torch.networks import Policy
@@ -123,6 +124,63 @@ def test_truncation_without_a_final_observation_is_refused():
     made._shards[0].env.step = lambda action: step(action)._replace(final=None)
     with pytest.raises(RunError, match=r"truncated an episode without a final observation.*next_step"):
         made.collect()
+
+
+def without_critic(observation):
+    return observation._replace(critic=None)
+
+
+WRONG_STEPS = [
+    (lambda step: step._replace(reward=step.reward.mean()), r"rewards of the shape \[\], and their spec says \[4\]"),
+    (lambda step: step._replace(truncated=step.truncated[:1]), r"truncated of the shape \[1\], .* says \[4\]"),
+    (
+        lambda step: step._replace(observation=step.observation._replace(policy=step.reward)),
+        r"observations of the shape \[4\], and their spec says \[4, 1\]",
+    ),
+    (
+        lambda step: step._replace(final=step.final._replace(critic=step.final.critic[:, :1])),
+        r"final observations of the critic of the shape \[4, 1\], and their spec says \[4, 2\]",
+    ),
+    (lambda step: step._replace(observation=without_critic(step.observation)), r"critic_size=2; return Observation"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "said"), WRONG_STEPS)
+def test_what_torch_would_broadcast_is_refused(wrong, said):
+    made, *_ = collector()
+    step = made._shards[0].env.step
+    made._shards[0].env.step = lambda action: wrong(step(action))
+    with pytest.raises(RunError, match=said):
+        made.collect()
+
+
+@pytest.mark.parametrize("reset", [without_critic, lambda seen: seen._replace(policy=seen.critic)])
+def test_first_observations_of_another_shape_are_refused(monkeypatch, reset):
+    env = make_tensor_env(WALK, EnvConfig(), ENVS, CPU)
+    first = env.reset
+    env.reset = lambda seeds: reset(first(seeds))
+    monkeypatch.setitem(globals(), "make_tensor_env", lambda *_: env)
+    with pytest.raises(RunError, match=r"return Observation\(policy, critic\)|shape \[4, 2\], .* says \[4, 1\]"):
+        collector()
+
+
+@pytest.mark.parametrize(("wrong", "said"), WRONG_STEPS)
+def test_what_torch_would_broadcast_for_jax_is_refused(wrong, said):
+    env = make_tensor_env(WALK, EnvConfig(), ENVS, CPU)
+    step, for_jax = env.step, DLPackEnv(env)
+    for_jax.reset([1])
+    for_jax.begin(1)
+    env.step = lambda action: wrong(step(action))
+    with pytest.raises(RunError, match=said):
+        for_jax.step(torch.zeros(ENVS, 1))
+
+
+def test_first_observations_without_the_critic_s_are_refused_for_jax():
+    env = make_tensor_env(WALK, EnvConfig(), ENVS, CPU)
+    first = env.reset
+    env.reset = lambda seeds: without_critic(first(seeds))
+    with pytest.raises(RunError, match=r"return Observation\(policy, critic\)"):
+        DLPackEnv(env).reset([1])
 
 
 class NoSynchronization(TorchDispatchMode):

@@ -10,7 +10,14 @@ from torch import Tensor
 from lockstep.config.env import EnvConfig
 from lockstep.envs.dlpack import DLPackArray, DLPackRollout
 from lockstep.envs.joined_groups import joined_shape
-from lockstep.torch.envs.interface import Observation, TensorVectorEnv, can_save, no_final_observation
+from lockstep.torch.envs.interface import (
+    Observation,
+    TensorVectorEnv,
+    can_save,
+    check_observation,
+    check_step,
+    no_final_observation,
+)
 from lockstep.torch.envs.make import make_tensor_env
 from lockstep.torch.envs.saved_tensors import to_arrays, to_tensors
 
@@ -36,7 +43,9 @@ class DLPackEnv:
     def reset(self, seeds: Sequence[int]) -> None:
         """Start new episodes everywhere."""
         self.begin(0)
-        self._store(self._observation[0], self._env.reset(seeds))
+        first = self._env.reset(seeds)
+        check_observation(self.spec, self.num_envs, first)
+        self._store(self._observation[0], first)
 
     def begin(self, num_steps: int) -> None:
         """Begin a rollout with the last observation, in new storage."""
@@ -60,6 +69,7 @@ class DLPackEnv:
         # A copy: an environment may write to its argument, which the learner keeps.
         given = torch.from_dlpack(action).to(self._env.device, kind, copy=True)
         step, t = self._env.step(given), self._step
+        check_step(self.spec, self.num_envs, step)
         self._store(self._observation[t + 1], step.observation)
         self._reward[t] = step.reward
         self._terminated[t] = step.terminated

@@ -9,8 +9,14 @@ import torch
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs.vector import Step
-from lockstep.errors import RunError
-from lockstep.torch.envs.interface import Observation, TensorVectorEnv, can_draw, can_save, no_final_observation
+from lockstep.torch.envs.interface import (
+    Observation,
+    TensorVectorEnv,
+    can_draw,
+    can_save,
+    no_critic_observation,
+    no_final_observation,
+)
 from lockstep.torch.envs.make import make_tensor_env
 from lockstep.torch.envs.saved_tensors import to_arrays, to_tensors
 
@@ -64,10 +70,7 @@ class HostEnv:
         """Keep the critic's own observations of a reset or step, if there are any; raises `RunError` without them."""
         if observation.critic is None:
             if self.spec.critic_size is not None:
-                raise RunError(
-                    f"the environments gave no observation of the critic, and their spec has critic_size="
-                    f"{self.spec.critic_size}; return Observation(policy, critic)"
-                )
+                raise no_critic_observation(self.spec)
             return
         now = _array(observation.critic)
         last = now if final is None or final.critic is None else _array(final.critic)

@@ -131,6 +131,45 @@ def can_save(env: TensorVectorEnv) -> TypeGuard[SavableTensorEnv]:
     return has_state_methods(env) and bool(getattr(env, "savable", True))
 
 
+def check_step(spec: EnvSpec, num_envs: int, step: TensorStep) -> None:
+    """Refuse a step of B environments of whose numbers any have another shape than the spec says.
+
+    Shapes are known on the host: nothing waits for the device. torch would broadcast a single number silently.
+
+    Raises:
+        RunError: it names the shapes, or says that the critic's observation is missing.
+    """
+    check_observation(spec, num_envs, step.observation)
+    if step.final is not None:
+        check_observation(spec, num_envs, step.final, "final observations")
+    for name, column in (("rewards", step.reward), ("terminated", step.terminated), ("truncated", step.truncated)):
+        _check_shape(name, column, (num_envs,))
+
+
+def check_observation(spec: EnvSpec, num_envs: int, observation: Observation, name: str = "observations") -> None:
+    """`check_step` of the observations alone. One of a critic that the spec does not have is ignored."""
+    _check_shape(name, observation.policy, (num_envs, *spec.observation_shape))
+    if spec.critic_size is None:
+        return
+    if observation.critic is None:
+        raise no_critic_observation(spec)
+    _check_shape(f"{name} of the critic", observation.critic, (num_envs, spec.critic_size))
+
+
+def _check_shape(name: str, given: Any, wanted: tuple[int, ...]) -> None:
+    shape = tuple(getattr(given, "shape", ()))
+    if shape != wanted:
+        raise RunError(f"the environments gave {name} of the shape {list(shape)}, and their spec says {list(wanted)}")
+
+
+def no_critic_observation(spec: EnvSpec) -> RunError:
+    """The error for environments that give no observation of the critic, which their spec has."""
+    return RunError(
+        f"the environments gave no observation of the critic, and their spec has critic_size={spec.critic_size}; "
+        "return Observation(policy, critic)"
+    )
+
+
 def no_final_observation() -> RunError:
     """The error for an environment that truncates an episode without `TensorStep.final`."""
     return RunError(
