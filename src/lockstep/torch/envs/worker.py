@@ -17,7 +17,14 @@ from lockstep.config.env import EnvConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.workers import become_worker
 from lockstep.errors import ConfigError, RunError
-from lockstep.torch.envs.interface import Observation, TensorStep, TensorVectorEnv, can_draw
+from lockstep.torch.envs.interface import (
+    Observation,
+    TensorStep,
+    TensorVectorEnv,
+    can_draw,
+    check_observation,
+    check_step,
+)
 
 _START_S = 600.0
 """Timeout for the start of a simulator, whose first start compiles kernels."""
@@ -155,13 +162,21 @@ def _serve(
         while _answer(pipe, env, buffers):
             pass
         env.close()
-    except (EOFError, OSError):  # the rank closed its end
-        return
     except ConfigError as error:
-        pipe.send(("refused", str(error)))
+        _send_last(pipe, "refused", str(error))
     except Exception as error:
-        traceback.print_exc()
-        pipe.send(("error", f"{type(error).__name__}: {error}"))
+        message = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+        if _send_last(pipe, "error", message):
+            traceback.print_exc()
+
+
+def _send_last(pipe: Connection, kind: str, message: str) -> bool:
+    """Tell the rank why the worker ends; false if it closed its end, which may be the reason."""
+    try:
+        pipe.send((kind, message))
+    except OSError:
+        return False
+    return True
 
 
 @torch.no_grad()
@@ -171,7 +186,9 @@ def _answer(pipe: Connection, env: TensorVectorEnv, buffers: _Buffers) -> bool:
     if command == "close":
         return False
     if command == "reset":
-        _copy(buffers.observation, env.reset(argument))
+        first = env.reset(argument)
+        check_observation(env.spec, env.num_envs, first)
+        _copy(buffers.observation, first)
         pipe.send(("ok", None))
         return True
     if command == "render":
@@ -179,6 +196,7 @@ def _answer(pipe: Connection, env: TensorVectorEnv, buffers: _Buffers) -> bool:
         pipe.send(("ok", env.render()))
         return True
     step = env.step(buffers.action.to(env.device))
+    check_step(env.spec, env.num_envs, step)
     _copy(buffers.observation, step.observation)
     buffers.reward.copy_(step.reward)
     buffers.terminated.copy_(step.terminated)

@@ -91,6 +91,21 @@ class Walk:
         self.closed = True
 
 
+class WithoutFile(Walk):
+    """Reads a file that is not there, at each step."""
+
+    def step(self, action):
+        return open("/nowhere/terrain.npz")
+
+
+class OneReward(Walk):
+    """Gives one reward for all."""
+
+    def step(self, action):
+        step = super().step(action)
+        return step._replace(reward=step.reward.mean())
+
+
 class WithoutDevice(Walk):
     """Lacks the device."""
 

@@ -50,3 +50,26 @@ def test_the_death_of_a_worker_is_an_error_that_names_the_task(worker):
 def test_what_cannot_be_made_is_refused_and_leaves_no_process():
     with pytest.raises(ConfigError, match="did you mean autoreset"):
         WorkerEnv(f"{FILE}:Walk", EnvConfig(kwargs={"autorest": "next_step"}), 4, CPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("WithoutFile", r"^FileNotFoundError: .*/nowhere/terrain\.npz"),
+        ("OneReward", r"^the environments gave rewards of the shape \[\], and their spec says \[4\]"),
+    ],
+)
+def test_an_error_in_a_step_reaches_the_rank(name, said):
+    env = WorkerEnv(f"{FILE}:{name}", EnvConfig(), 4, CPU)
+    env.reset([3])
+    with pytest.raises(RunError, match=said):
+        env.step(torch.zeros(4, 1))
+    env.close()
+
+
+def test_a_worker_ends_without_a_word_when_the_rank_closed_its_end(worker, capfd):
+    worker.reset([3])
+    worker._pipe.close()
+    worker._process.join(60)
+    assert worker._process.exitcode == 0
+    assert "Traceback" not in capfd.readouterr().err
