@@ -30,7 +30,7 @@ class FlatParameters:
         num_sums: numbers after each gradient that are summed with it, the weight of the rows first.
 
     Raises:
-        ValueError: the trained parameters are of several types, on several devices, or shorter than 32 bits; or there
+        ConfigError: the trained parameters are of several types, on several devices, or shorter than 32 bits; or there
             are none.
 
     Attributes:
@@ -47,9 +47,9 @@ class FlatParameters:
         self.layout = layout_code([(name, p.shape, p.dtype) for name, p in named])
         kinds = {(p.dtype, p.device) for p in parameters}
         if len(kinds) != 1:
-            raise ValueError(f"parameters of one type on one device are needed, not {sorted(map(str, kinds))}")
+            raise ConfigError(f"parameters of one type on one device are needed, not {sorted(map(str, kinds))}")
         if parameters[0].element_size() < 4:
-            raise ValueError(
+            raise ConfigError(
                 f"sums over shards need parameters of 32 bits or more, not {parameters[0].dtype}; keep them in float32 "
                 "and compute under torch.autocast"
             )

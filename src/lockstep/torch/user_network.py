@@ -40,6 +40,7 @@ def own_network(path: str, spec: EnvSpec, num_outputs: int, seed: int, *, trains
             raise ConfigError(f"network.module={path} made a {type(network).__name__}, not a torch.nn.Module")
         if not any(parameter.requires_grad for parameter in network.parameters()):
             raise ConfigError(f"network.module={path} has no parameters to train; make its layers in __init__")
+        _check_types(path, network)
         observations = torch.from_numpy(np.zeros((2, *spec.observation_shape), spec.observation_dtype))
         try:
             outputs: Any = network.eval()(observations)
@@ -60,6 +61,16 @@ def own_network(path: str, spec: EnvSpec, num_outputs: int, seed: int, *, trains
             "setting algorithm.dropout)"
         )
     return network, outputs
+
+
+def _check_types(path: str, network: nn.Module) -> None:
+    """Refuse trained parameters that cannot be views of one tensor whose numbers are summed over ranks."""
+    types = {parameter.dtype for parameter in network.parameters() if parameter.requires_grad}
+    if len(types) > 1 or min(kind.itemsize for kind in types) < 4:
+        names = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in types))
+        raise ConfigError(
+            f"network.module={path} has trained parameters of {names}; give all of them one type of at least 32 bits"
+        )
 
 
 def _draws_random_numbers(network: nn.Module, observations: Tensor) -> bool:

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from lockstep.errors import ConfigError
 from lockstep.torch.flat import FlatParameters
 
 
@@ -60,5 +61,5 @@ def test_frozen_parameters_are_left_alone_and_mixed_types_refused():
     module[0].weight.requires_grad_(False)
     assert FlatParameters(module).num_parameters == 4 + 8 + 2
     module[2].double()
-    with pytest.raises(ValueError, match="one type"):
+    with pytest.raises(ConfigError, match="one type"):
         FlatParameters(module)

@@ -96,6 +96,22 @@ class DropoutOfValues(nn.Module):
         return self.layers(observation)
 
 
+class Mixed(Two):
+    def __init__(self, observation_size, num_outputs):
+        super().__init__(observation_size, num_outputs)
+        self.critic.double()
+
+    def forward(self, observation):
+        hidden = self.hidden(observation)
+        return self.actor(hidden), self.critic(hidden.double()).squeeze(-1)
+
+
+class Half(Two):
+    def __init__(self, observation_size, num_outputs):
+        super().__init__(observation_size, num_outputs)
+        self.bfloat16()
+
+
 class Modes(Two):
     """Remembers whether it was in training mode, at each call."""
 
@@ -144,6 +160,12 @@ def test_dropout_is_refused_in_dqn():
 
 def test_a_probability_of_0_drops_nothing():
     Policy(SPEC, own("NoDropout"))
+
+
+@pytest.mark.parametrize(("name", "types"), [("Mixed", "float32 and float64"), ("Half", "bfloat16")])
+def test_parameters_that_fit_in_no_one_buffer_are_refused(name, types):
+    with pytest.raises(ConfigError, match=f"{name} has trained parameters of {types}; give all of them one type"):
+        Policy(SPEC, own(name))
 
 
 def test_the_check_changes_no_buffer():
