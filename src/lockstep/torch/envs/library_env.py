@@ -36,8 +36,11 @@ class EpisodeSums:
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)
 
     def add(self, reward: Tensor, ended: Tensor) -> None:
-        """Add one step of all environments: rewards [B], and where an episode ended, bool [B]."""
-        self._return += reward
+        """Add one step of all environments: rewards [B], and where an episode ended, bool [B].
+
+        A reward that is not finite counts 0.
+        """
+        self._return += reward.nan_to_num(0.0, 0.0, 0.0)
         self._length += 1
         done = ended.to(self._return.dtype)
         self._sums += torch.stack([(self._return * done).sum(), (self._length * done).sum(), done.sum()]).double()

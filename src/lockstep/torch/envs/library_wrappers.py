@@ -41,7 +41,7 @@ def rsl_rl_env(env: Any, clip_actions: float | None) -> Any:
             if clip_actions is not None:
                 actions = actions.clamp(-clip_actions, clip_actions)
             observations, reward, terminated, truncated, extras = env.step(actions)
-            extras["time_outs"] = truncated
+            extras["time_outs"] = truncated & ~terminated  # the library adds the value of the next state there
             ended = (terminated | truncated).long()
             return tensordict(observations, batch_size=[self.num_envs]), reward, ended, extras
 
@@ -64,7 +64,7 @@ def rl_games_env(env: Any) -> Any:
 
         def step(self, actions: Tensor) -> Any:
             observations, reward, terminated, truncated, extras = env.step(actions)
-            extras["time_outs"] = truncated
+            extras["time_outs"] = truncated & ~terminated  # the library adds the value of the next state there
             return _named(observations), reward, terminated | truncated, extras
 
     return VecEnv()

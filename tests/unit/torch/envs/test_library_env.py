@@ -11,8 +11,8 @@ from lockstep.config.env import EnvConfig
 from lockstep.envs.make import make_vector_env
 from lockstep.errors import ConfigError
 from lockstep.torch.envs import library_env
-from lockstep.torch.envs.library_env import HostTaskEnv, RecordedEnv, TensorTaskEnv
-from lockstep.torch.envs.library_wrappers import rl_games_env
+from lockstep.torch.envs.library_env import EpisodeSums, HostTaskEnv, RecordedEnv, TensorTaskEnv
+from lockstep.torch.envs.library_wrappers import rl_games_env, rsl_rl_env
 
 CPU = torch.device("cpu")
 WALK = "tensor_envs:Walk"
@@ -75,12 +75,62 @@ def test_several_agents_are_refused():
         HostTaskEnv("pettingzoo/classic/rps_v2", 4, CPU, 1)
 
 
-def test_rl_games_gets_the_critic_group_as_states(monkeypatch):
-    package = ModuleType("rl_games.common.ivecenv")
-    package.IVecEnv = object
-    for name in ("rl_games", "rl_games.common"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, "rl_games.common.ivecenv", package)
+@pytest.fixture
+def libraries(monkeypatch):
+    """The classes of rl_games and rsl_rl that our environments inherit from or return."""
+    names = {
+        "rl_games": {}, "rl_games.common": {}, "rl_games.common.ivecenv": {"IVecEnv": object},
+        "rsl_rl": {}, "rsl_rl.env": {"VecEnv": object},
+        "tensordict": {"TensorDict": lambda groups, batch_size: {**groups, "batch_size": batch_size}},
+    }  # fmt: skip
+    for name, classes in names.items():
+        module = ModuleType(name)
+        vars(module).update(classes)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.usefixtures("libraries")
+def test_rsl_rl_gets_both_groups_and_clipped_actions():
+    inner = make()
+    env = rsl_rl_env(inner, clip_actions=0.25)
+    assert (env.num_envs, env.num_actions) == (3, 1)
+    before = {name: group.clone() for name, group in env.get_observations().items() if name != "batch_size"}
+    assert {name: tuple(group.shape) for name, group in before.items()} == {"policy": (3, 1), "critic": (3, 2)}
+    observation, _, ended, _ = env.step(torch.full((3, 1), 0.75))
+    assert torch.equal(observation["policy"], before["policy"] + 0.25)
+    assert observation["batch_size"] == [3]
+    assert ended.dtype == torch.int64
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("wrap", [rl_games_env, lambda env: rsl_rl_env(env, None)])
+def test_a_time_out_is_no_termination(wrap):
+    """Both libraries add the value of the next state to the reward of a time-out; a terminated episode has none."""
+    inner = make()
+    env = wrap(inner)
+    step = inner.step
+    flags = torch.tensor([[True, False, True], [True, True, False]])
+
+    def ends(action):
+        observation, reward, _, _, extras = step(action)
+        return observation, reward, *flags, extras
+
+    inner.step = ends
+    *_, ended, extras = env.step(torch.zeros(3, 1))
+    assert ended.tolist() == [1, 1, 1]
+    assert extras["time_outs"].tolist() == [False, True, False]
+
+
+def test_a_reward_that_is_not_finite_counts_0_in_returns():
+    sums = EpisodeSums(2, CPU)
+    sums.add(torch.tensor([torch.nan, 1.0]), torch.tensor([False, True]))
+    assert sums.take() == (1.0, 1.0, 1.0)
+    sums.add(torch.tensor([2.0, torch.inf]), torch.tensor([True, True]))
+    assert sums.take() == (2.0, 3.0, 2.0)
+
+
+@pytest.mark.usefixtures("libraries")
+def test_rl_games_gets_the_critic_group_as_states():
     env = rl_games_env(make())
     assert env.get_env_info()["state_space"].shape == (2,)
     assert {name: group.shape[1] for name, group in env.reset().items()} == {"obs": 1, "states": 2}

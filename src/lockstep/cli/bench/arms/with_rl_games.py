@@ -29,7 +29,8 @@ def updates(num_envs: int) -> Callable[[int], None]:
         def step(self, actions: Any) -> Any:
             step = self._env.step(actions)
             ended = step.terminated | step.truncated
-            return step.observation.policy, step.reward, ended.long(), {"time_outs": step.truncated}
+            time_outs = step.truncated & ~step.terminated  # whose next state has a value
+            return step.observation.policy, step.reward, ended.long(), {"time_outs": time_outs}
 
         def get_number_of_agents(self) -> int:
             return 1

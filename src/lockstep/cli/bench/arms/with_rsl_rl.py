@@ -32,7 +32,8 @@ def updates(num_envs: int) -> Callable[[int], None]:
             step = self._env.step(actions)
             self._seen = step.observation.policy
             ended = (step.terminated | step.truncated).long()
-            return self.get_observations(), step.reward, ended, {"time_outs": step.truncated}
+            time_outs = step.truncated & ~step.terminated  # whose next state has a value
+            return self.get_observations(), step.reward, ended, {"time_outs": time_outs}
 
     runner = OnPolicyRunner(Env(), rsl_rl(), log_dir=None, device="cpu")
     return runner.learn
