@@ -100,20 +100,26 @@ class MjlabEnv:
         self._env: Any = None
         with self._random.swapped_in(), quiet():
             self._env = _start(task, num_envs, device, overrides, render=render)
-        self.frames_per_second = 1.0 / self._env.step_dt
-        if max_episode_steps is not None:
-            self._env.cfg.episode_length_s = episode_seconds(max_episode_steps, self._env.step_dt)
-        spaces = {name: _gymnasium_space(space) for name, space in self._env.single_observation_space.spaces.items()}
-        self._policy, self._critic = chosen_groups(spaces, policy_keys or ("actor",), critic_keys or ("critic",))
-        self._range = float_image_range(self._policy, image_range)
-        image = None if self._range is None else image_shape(next(iter(self._policy.values())), floats=True)
-        self.spec = EnvSpec(
-            **observation_fields(spaces, self._policy, self._critic, image),
-            action=action_spec(_gymnasium_space(self._env.single_action_space)),
-            autoreset="same_step",
-            separately_seedable=False,
-            max_episode_steps=self._env.max_episode_length,
-        )
+        try:
+            self.frames_per_second = 1.0 / self._env.step_dt
+            if max_episode_steps is not None:
+                self._env.cfg.episode_length_s = episode_seconds(max_episode_steps, self._env.step_dt)
+            spaces = {
+                name: _gymnasium_space(space) for name, space in self._env.single_observation_space.spaces.items()
+            }
+            self._policy, self._critic = chosen_groups(spaces, policy_keys or ("actor",), critic_keys or ("critic",))
+            self._range = float_image_range(self._policy, image_range)
+            image = None if self._range is None else image_shape(next(iter(self._policy.values())), floats=True)
+            self.spec = EnvSpec(
+                **observation_fields(spaces, self._policy, self._critic, image),
+                action=action_spec(_gymnasium_space(self._env.single_action_space)),
+                autoreset="same_step",
+                separately_seedable=False,
+                max_episode_steps=self._env.max_episode_length,
+            )
+        except BaseException:
+            self.close()
+            raise
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Start new episodes everywhere, all from the first seed."""

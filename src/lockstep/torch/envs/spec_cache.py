@@ -66,8 +66,9 @@ def _sources(package: str) -> str:
         for path, inner, names in os.walk(folder):
             inner[:] = sorted(name for name in inner if name != "__pycache__")
             for name in sorted(names):
-                file = os.stat(os.path.join(path, name))
-                digest.update(f"{path}/{name} {file.st_size} {file.st_mtime_ns}\n".encode())
+                with suppress(FileNotFoundError):  # editors hold locks as links to nowhere, and files may be deleted
+                    file = os.stat(os.path.join(path, name))
+                    digest.update(f"{path}/{name} {file.st_size} {file.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 

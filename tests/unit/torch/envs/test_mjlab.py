@@ -122,6 +122,14 @@ def test_groups_that_no_network_receives_are_named():
     assert env.spec.unused_groups == () and env.spec.observation_size == 4
 
 
+def test_a_refused_setting_closes_the_simulation(monkeypatch):
+    closed = []
+    monkeypatch.setattr(Simulation, "close", lambda self: closed.append(self))
+    with pytest.raises(ConfigError, match="nowhere"):
+        MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, policy_keys=("nowhere",))
+    assert len(closed) == 1
+
+
 def test_the_last_observation_of_an_episode_is_kept_and_the_next_episode_begins():
     env = MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU)
     env.reset([1])

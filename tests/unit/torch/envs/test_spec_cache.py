@@ -42,3 +42,12 @@ def test_an_edited_task_is_looked_at_again(tmp_path, monkeypatch):
     os.utime(source, ns=(before + 1, before + 1))
     assert [ask(), ask()] == ["observations = 50"] * 2
     assert len(asked) == 2
+
+
+def test_a_link_to_nowhere_among_the_sources_is_left_out(tmp_path, monkeypatch):
+    """As the lock of an editor, beside a file that is being edited."""
+    (tmp_path / ".#tasks.py").symlink_to("nobody@nowhere.1234")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(spec_cache, "version", lambda package: "1.6.0")
+    monkeypatch.setattr(spec_cache, "package_folders", lambda module: [tmp_path])
+    assert spec_cache.cached("mjlab", {"spec": "Mjlab-Mine"}, lambda: {"found": 1}) == {"found": 1}
