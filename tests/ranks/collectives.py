@@ -251,7 +251,7 @@ def overlapped_gradients(rank: int, port: int, device: str = "cpu") -> dict[str,
         for _ in range(2):
             try:
                 first(data).sum().backward()
-            except RuntimeError as error:
+            except ConfigError as error:
                 found["twice"] = str(error)
         comm.average_gradients_(flat)
     return found

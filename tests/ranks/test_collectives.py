@@ -165,7 +165,7 @@ def test_runs_that_send_gradients_during_backward_passes_end_with_the_same_param
 
 
 def test_a_second_backward_pass_after_buckets_were_started_is_refused(told):
-    assert all("a second backward pass" in rank["twice"] for rank in told["overlapped_gradients"])
+    assert all("leave it out" in rank["twice"] for rank in told["overlapped_gradients"])
 
 
 def test_ranks_in_different_collectives_of_equal_size_are_told_apart(told):

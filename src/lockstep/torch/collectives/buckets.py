@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from lockstep.errors import ConfigError
 from lockstep.torch.flat import FlatParameters
 
 StartSum = Callable[[Tensor, bool], Callable[[], object]]
@@ -75,7 +76,10 @@ class GradientBuckets:
             return
         missing = self._missing[self._bucket_of[parameter]]
         if parameter not in missing:
-            raise RuntimeError("a second backward pass before `average_gradients_`: its gradients may have been sent")
+            raise ConfigError(
+                "a second backward pass before average_gradients_, whose gradients may have been sent: call "
+                "start_gradients_ before the last backward pass only, or leave it out"
+            )
         missing.remove(parameter)
         while len(self._waits) < len(self._ends) - 1 and not self._missing[len(self._waits)]:
             self._send()
