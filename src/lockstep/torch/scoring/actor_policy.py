@@ -178,7 +178,4 @@ class ActionsOfActor:
         return actor.log_density(torch.from_numpy(parameters), scaled, policy.half_range.cpu(), at_bound).numpy()
 
     def _within_bounds(self, action: Tensor) -> np.ndarray:
-        return (self._center() + self._policy.half_range.cpu() * action).float().numpy()
-
-    def _center(self) -> Tensor:
-        return self._policy.get_buffer("_center").cpu()
+        return self._policy.unscaled(action.to(self._policy.half_range.device)).cpu().numpy()

@@ -203,6 +203,9 @@ def test_actions_stay_within_bounds_that_float32_rounds_outwards(tmp_path):
     narrow = policy_of(replace(about, action=Features(features)), seed=1)
     found = narrow.unscaled(torch.tensor([[1.0, -1.0]])).double()
     assert float(torch.tensor(0.1).double()) > 0.1 and (found.abs() <= 0.1).all()
+    taken = narrow.distribution.mode(np.array([[100.0, -100.0]], np.float32)).astype(np.float64)
+    assert (np.abs(taken) <= 0.1).all()
+    assert (np.abs(taken) > 0.0999).all()
 
 
 @pytest.mark.parametrize("algo", ["iql", "td3_bc", "cql"])
