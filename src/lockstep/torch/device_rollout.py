@@ -19,7 +19,7 @@ from lockstep.experience.rollout import step_error
 from lockstep.session.normalizers import Normalizers, set_first_means
 from lockstep.torch.comm import Comm
 from lockstep.torch.device_shard import TensorRollout, TensorShard
-from lockstep.torch.envs.interface import Observation, TensorVectorEnv, can_save
+from lockstep.torch.envs.interface import Observation, TensorVectorEnv, can_save, check_observation
 from lockstep.torch.envs.saved_tensors import to_arrays, to_tensors
 from lockstep.torch.moments import DeviceMoments
 from lockstep.torch.networks import Policy
@@ -74,6 +74,7 @@ class TensorCollector:
             generator = torch.Generator(env.device)
             generator.manual_seed(stream_seed(seed, "action", comm.world.shards[k]))
             first = env.reset(self._env_seeds(k, env.num_envs, "env"))
+            check_observation(env.spec, env.num_envs, first)
             self._shards.append(
                 TensorShard(
                     env, policy, first=first, num_steps=num_steps, moments=self._moments, gamma=gamma,

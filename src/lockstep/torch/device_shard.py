@@ -20,7 +20,6 @@ from lockstep.torch.envs.capturable import can_capture, steps_in_place
 from lockstep.torch.envs.interface import (
     Observation,
     TensorVectorEnv,
-    check_observation,
     check_step,
     no_final_observation,
 )
@@ -155,7 +154,6 @@ class TensorShard:
         capture: Callable[..., Callable[..., Any]] | None = None,
     ) -> None:
         spec, size, device = env.spec, env.num_envs, env.device
-        check_observation(spec, size, first)
         self.env = env
         self.generator = generator
         self.episodes = TensorEpisodes(size, device)
