@@ -136,17 +136,21 @@ def test_a_terminal_that_is_gone_does_not_end_the_run(monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has this file")
-def test_a_full_disk_ends_neither_a_line_nor_the_log(tmp_path, monkeypatch, capsys):
+def test_a_full_disk_ends_neither_a_line_nor_the_log(tmp_path, capsys):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank_0.log").symlink_to("/dev/full")
     log = RankLog(tmp_path, 0)
     print("two")
     log.close()
-    with contextlib.suppress(OSError), open("/dev/full", "w", buffering=1) as full:  # what it kept cannot be written
+    full = open("/dev/full", "w", buffering=1)  # noqa: SIM115  # its close fails
+    try:
         console = Console(file=full)
         for _ in range(2):
             console.line("one")
         assert console._silent
+    finally:
+        with contextlib.suppress(OSError):  # what it kept cannot be written
+            full.close()
     assert capsys.readouterr().out == "two\n"
 
 

@@ -102,12 +102,16 @@ def test_on_a_full_disk_lines_wait_and_none_is_cut_or_missing(tmp_path, small_di
 def test_the_warning_may_go_to_the_same_full_disk(tmp_path, small_disk, monkeypatch):
     lines = JsonLines(tmp_path / "lines.jsonl")
     lines.write({"step": 1})
-    with contextlib.suppress(OSError), open("/dev/full", "w", buffering=1) as full:  # what it kept cannot be written
+    full = open("/dev/full", "w", buffering=1)  # noqa: SIM115  # its close fails
+    try:
         monkeypatch.setattr(sys, "stderr", full)
         small_disk(5)
         lines.write({"step": 2})
         small_disk(10_000)
         lines.close()
+    finally:
+        with contextlib.suppress(OSError):  # what it kept cannot be written
+            full.close()
     assert len((tmp_path / "lines.jsonl").read_text().splitlines()) == 2
 
 

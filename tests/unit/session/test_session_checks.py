@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -155,9 +156,18 @@ def test_a_directory_that_cannot_hold_the_replay_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ConfigError, match=r"replay_path=.*/file/below cannot take .* \(.*/file is a file\)"):
         check_host(override(RUN, {"replay_path": str(tmp_path / "file" / "below")}), VECTOR, World())
-    larger = override(RUN, {"replay_path": str(tmp_path), "capacity": "1e12", "checkpoint_replay": "false"})
-    with pytest.raises(ConfigError, match=r"capacity|cannot take .* are free there"):
-        check_host(larger, VECTOR, World())
+
+
+def test_a_disk_too_small_for_the_replay_is_refused(tmp_path, monkeypatch):
+    run = override(RUN, {"replay_path": str(tmp_path / "new")})
+    # The files have the observations, and memory the rest.
+    needed = bytes_of_host(RUN, VECTOR, World()) - bytes_of_host(run, VECTOR, World())
+    usage = SimpleNamespace(free=needed)
+    monkeypatch.setattr(host_checks.shutil, "disk_usage", lambda _: usage)
+    check_host(run, VECTOR, World())
+    usage.free = needed - 1
+    with pytest.raises(ConfigError, match=r"replay_path=.*/new cannot take 0\.\d MB \(0\.\d MB are free there\); use"):
+        check_host(run, VECTOR, World())
 
 
 def test_an_unwritable_model_path_is_refused(tmp_path):
