@@ -430,7 +430,7 @@ def test_run_shorter_than_a_rollout_is_told_of(trained, capsys):
         assert said.count("is less than one rollout, which is collected whole: 2048 steps") == told
 
 
-def test_num_shards_allows_what_the_ranks_alone_would_not(launched, capsys):
+def test_num_shards_allows_what_the_ranks_alone_would_not(launched):
     assert cli.main(["train", "cartpole", "--ranks", "3", "--set", "num_shards=4"]) == 7
     assert launched[0].ranks == 3
 

@@ -38,7 +38,7 @@ def test_failed_measurement_is_reported_and_returns_1(capsys, monkeypatch):
     assert "FAILED: rank 1 was killed" in capsys.readouterr().out
 
 
-def test_a_cpu_build_beside_a_gpu_is_a_warning(monkeypatch, capsys):
+def test_a_cpu_build_beside_a_gpu_is_a_warning(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -112,7 +112,7 @@ def test_start_stays_when_settings_are_changed_by_a_resumption(capsys):
 
 
 @pytest.mark.usefixtures("here")
-def test_narrow_terminal_gets_lines_with_whole_names(capsys):
+def test_narrow_terminal_gets_lines_with_whole_names():
     name = "a-run-with-a-long-name-20261122-200639"
     make(name, Run(task="my_environments/walkers.py:WalkerOnUnevenGround"))
     (run,) = [list_run(path) for path in find_runs([Path("runs")])]

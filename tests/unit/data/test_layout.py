@@ -151,7 +151,7 @@ def test_unexpected_layout_is_rejected(data):
     refused(together(copies, wanted="split"), "data_layout=split", "all 2 nodes hold the same 200 rows")
 
 
-def test_parts_with_different_schemas_are_rejected(tmp_path, data):
+def test_parts_with_different_schemas_are_rejected(data):
     first = data(np.arange(100))
     renamed = data(np.arange(100, 200), actions=("up", "left", "right"))
     refused(together([first, renamed]), "nodes 0 and 1", "different actions", "'up'", "the same --actions")
@@ -171,7 +171,7 @@ def test_parts_with_different_schemas_are_rejected(tmp_path, data):
     refused(together([first, named]), "different metrics", "money", "--like")
 
 
-def test_parts_with_different_normalization_are_rejected(tmp_path, data, monkeypatch):
+def test_parts_with_different_normalization_are_rejected(data, monkeypatch):
     first = data(np.arange(100))
     as_it_is = made_data.as_it_is
     Feature, Features = made_data.Feature, made_data.Features  # noqa: N806

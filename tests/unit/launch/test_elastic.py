@@ -97,7 +97,7 @@ def test_all_ranks_go_on_with_the_run_of_any_record(run_dir, tmp_path):
     assert [found.restarts for found in ranks(new, old)] == [2, 2]  # the node that knows most counts
 
 
-def test_nodes_that_trained_different_runs_raise_config_error(tmp_path):
+def test_nodes_that_trained_different_runs_raise_config_error():
     with pytest.raises(ConfigError, match=r"node 0 \(a\) /runs/x, node 1 \(b\) /runs/y.*--resume"):
         only_run(
             {
@@ -172,7 +172,7 @@ def test_a_disk_that_is_full_costs_a_warning(tmp_path, capsys):
     assert "warning" in capsys.readouterr().err
 
 
-def test_only_launchers_that_restart_have_records(monkeypatch):
+def test_only_launchers_that_restart_have_records():
     world = World(size=2, launcher="torchrun")
     assert not may_restart_ranks(world, {})
     assert may_restart_ranks(world, {"TORCHELASTIC_RUN_ID": "123"})

@@ -267,7 +267,7 @@ def test_large_gradients_are_sent_early_rather_than_captured(graphs):
     assert "gradients this large are sent while" in journal.said[0] and "two CUDA graphs" in journal.said[1]
 
 
-def test_obstacles_name_the_setting(tmp_path):
+def test_obstacles_name_the_setting():
     given = Comm(device="cpu"), FlatParameters(torch.nn.Linear(2, 2))
     assert obstacle(Run(task="t"), *given) is None
     assert "kl_reference" in (obstacle(Run(task="t", algorithm=PPOConfig(kl_reference="previous_epoch")), *given) or "")

@@ -157,7 +157,7 @@ def test_the_device_is_that_of_the_local_rank(monkeypatch):
         Comm(World(rank=0, size=3))
 
 
-def test_ranks_that_do_not_come_are_given_up(monkeypatch):
+def test_ranks_that_do_not_come_are_given_up():
     from lockstep.launch.rank_environment import free_port
 
     world = World(rank=1, size=2, port=free_port())

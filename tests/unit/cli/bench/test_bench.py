@@ -336,7 +336,7 @@ def test_every_arm_has_its_script_and_every_target_its_arm():
 
 
 @pytest.mark.slow
-def test_the_measured_command_of_lockstep_runs(tmp_path, capsys):
+def test_the_measured_command_of_lockstep_runs(tmp_path):
     words = ["cartpole_ppo", "--only", "lockstep", "--scale", "0.05", "--repetitions", "1"]
     assert main(["bench", *words, "--run-dir", str(tmp_path / "out")]) == 0
     row = json.loads((tmp_path / "out" / RESULTS_FILE).read_text())

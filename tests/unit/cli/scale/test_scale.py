@@ -126,7 +126,7 @@ def test_failed_run_is_reported_and_made_again(runs, here, capsys):
     assert runs.made.count("weak_ranks_2_repetition_0") == 2 and len(runs.made) == 4
 
 
-def test_page_has_the_measurement(runs, here, capsys):
+def test_page_has_the_measurement(runs, here):
     words = ("--ranks", "1,2", "--repetitions", "2", "--run-dir", "s", "--return", "9", "--seeds", "0:2")
     assert scale("CartPole-v1", *words) == 0
     assert cli.main(["report", "s", "--html", "report.html"]) == 0
@@ -218,7 +218,7 @@ def test_an_earlier_measurement_keeps_its_plan_and_settings(runs, here, capsys, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_real_runs_are_measured(here, framework, capsys):
+def test_real_runs_are_measured(here, framework):
     settings = ("--set", "num_steps=8", "--set", "hidden=[8]", "--ml-framework", framework)
     words = ("--num-envs", "8", "--ranks", "1,2", "--updates", "12", "--repetitions", "1", *settings)
     assert scale("CartPole-v1", *words, "--run-dir", "s") == 0

@@ -198,7 +198,7 @@ def test_a_file_of_hosts(capsys, here):
     assert [shlex.split(line)[-2] for line in text.splitlines() if line.startswith("ssh ")] == ["alpha", "beta"]
 
 
-def test_odd_names_survive_two_shells(capsys, hosts):
+def test_odd_names_survive_two_shells(hosts):
     folder = hosts / "a b'c"
     folder.mkdir()
     for name in ("alpha", "me@beta"):

@@ -107,7 +107,7 @@ def test_continuous_episodes_are_read_in_batches(made, monkeypatch):
     assert rows["state:3"].to_list() == [x for e in buffer for x in e.observations[:-1, 1, 1].tolist()]
 
 
-def test_unsupported_dataset_is_rejected(made, tmp_path):
+def test_unsupported_dataset_is_rejected(made):
     with pytest.raises(
         ConfigError, match=r"minari:made/nothing-v0 is not there \(.*\); download it: minari download made/nothing-v0"
     ):
