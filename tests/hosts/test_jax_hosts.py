@@ -5,7 +5,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from network import WITHIN_S
 from small_runs import BATCH, Paced, alone, ended_well, only_run, refused, same_bits, small, summary, training
 
 pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="needs JAX")
@@ -149,6 +148,5 @@ def test_mistakes_are_told_on_both_hosts(network):
 @pytest.mark.hosts
 def test_one_process_is_what_two_hosts_are_compared_with(tmp_path):
     """The comparison itself can fail: another seed comes to other bits."""
-    assert WITHIN_S > 0
     one, other = (alone(tmp_path / f"{seed}", "cartpole", **CARTPOLE, seed=seed) for seed in (0, 1))
     assert summary(one)["params_fingerprint"] != summary(other)["params_fingerprint"]

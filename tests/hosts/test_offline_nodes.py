@@ -182,12 +182,10 @@ def test_a_stale_rendezvous_file_neither_hangs_nor_corrupts(network):
     killed.signal(9)
     wait_for(lambda: not killed.running)
     assert lock.exists(), f"process {pid} left it"
-    stale = lock.read_bytes()
     other = two.start(1)
     ended_well(two.start(0), other)
     assert not lock.exists(), "the file of a run that is over is left"
     assert summary(two.run_dir())["world_size"] == 2
-    assert stale
 
 
 @pytest.mark.hosts

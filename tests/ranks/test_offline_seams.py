@@ -6,12 +6,11 @@ from importlib import import_module
 import numpy as np
 import pytest
 from offline_runs import BATCH, ROWS, small_offline
-from offline_seams import KINDS, LEARNERS, PADDING, after_step, data, index_of, learner, run_seams
+from offline_seams import KINDS, LEARNERS, PADDING, after_step, index_of, learner, run_seams
 from running import lines
 from seam_world import same
 
 from lockstep import World, spawn
-from lockstep.data.dataset import Dataset
 from lockstep.launch.rank_environment import free_port
 from lockstep.record.progress import Progress
 from offline_policies import part
@@ -147,9 +146,6 @@ def test_shuffles(seam):
 def test_metrics(seam):
     ranks = seam["whole_run"]
     logs = lines(ranks[0]["folder"])
-    dataset = Dataset.open(data(str(seam["folder"] / "whole_run" / "run")))
-    reward = dataset.column("reward")[0:ROWS].astype(float)
-    assert np.var(reward) > 0.1
     for log in logs:
         assert {
             "loss/value",

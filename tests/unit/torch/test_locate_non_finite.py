@@ -61,12 +61,10 @@ def test_a_column_made_of_finite_numbers_is_named():
 def test_a_row_whose_loss_is_too_large_is_named(row, size):
     ppo, collected = learner(gae_lambda=0.0, normalize_advantage=False), rollouts()
     collected[0].reward[row] = size
-    before = ppo.flat.values.detach().clone()
     error = stopped(ppo, collected)
     assert f"loss or gradient of environment {row[1]} is not finite, in step {row[0]} of the rollout" in str(error)
     assert torch.isfinite(ppo.flat.values).all()
     assert error.rank == 0
-    assert not torch.equal(ppo.flat.values, before) or ppo.optimizer.steps == 0
 
 
 def test_a_sum_that_is_too_large_blames_no_row():
