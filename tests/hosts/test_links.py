@@ -22,7 +22,7 @@ def start(network: Network, command: str, paced: Paced):
 
 
 @pytest.mark.hosts
-@pytest.mark.parametrize("command", [OURS, pytest.param(TORCHRUN, marks=pytest.mark.hosts)], ids=["ours", "torchrun"])
+@pytest.mark.parametrize("command", [OURS, TORCHRUN], ids=["ours", "torchrun"])
 def test_a_link_that_is_cut_for_five_seconds_costs_only_time(network, command):
     hosts = network(2)
     paced = Paced(hosts.folder, UPDATES)

@@ -51,9 +51,7 @@ def test_other_settings_on_one_node_are_named(network):
 
 
 @pytest.mark.hosts
-@pytest.mark.parametrize(
-    ("package", "name"), [("torch", "torch"), pytest.param("lockstep_rl", "lockstep", marks=pytest.mark.hosts)]
-)
+@pytest.mark.parametrize(("package", "name"), [("torch", "torch"), ("lockstep_rl", "lockstep")])
 def test_another_version_on_one_node_is_named(network, package, name):
     hosts = network(2)
     shadow = hosts.folder / "shadow" / f"{package}-99.0.dist-info"
@@ -78,14 +76,20 @@ def test_other_numbers_of_nodes(network):
 
 
 @pytest.mark.hosts
-@pytest.mark.parametrize("flags", ["--rdzv-id 124", ""], ids=["run", "token"])
-def test_another_run_or_another_token(network, flags):
+@pytest.mark.parametrize(
+    ("run_id", "token", "words"),
+    [
+        ("124", "one", "--rdzv-id differs: 123 on .*, 124 on"),
+        ("123", "another", "LOCKSTEP_TOKEN or --token-file"),
+    ],
+    ids=["run", "token"],
+)
+def test_another_run_or_another_token(network, run_id, token, words):
     hosts = network(2)
-    tokens = [{"LOCKSTEP_TOKEN": "one"}, {"LOCKSTEP_TOKEN": "another" if not flags else "one"}]
     refused(
-        train(hosts, 0, f"--nnodes 2 {AT_ALPHA} --rdzv-id 123", tokens[0]),
-        train(hosts, 1, f"--nnodes 2 {AT_ALPHA} --rdzv-id 123 {flags}", tokens[1]),
-        each=["--rdzv-id|--token-file|LOCKSTEP_TOKEN"] * 2,
+        train(hosts, 0, f"--nnodes 2 {AT_ALPHA} --rdzv-id 123", {"LOCKSTEP_TOKEN": "one"}),
+        train(hosts, 1, f"--nnodes 2 {AT_ALPHA} --rdzv-id {run_id}", {"LOCKSTEP_TOKEN": token}),
+        each=[words] * 2,
     )
 
 

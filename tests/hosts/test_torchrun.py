@@ -24,7 +24,7 @@ def pair(network: Network) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.hosts
-@pytest.mark.parametrize("own_name", ["address", pytest.param("127.0.1.1", marks=pytest.mark.hosts)])
+@pytest.mark.parametrize("own_name", ["address", "127.0.1.1"])
 def test_the_published_pair_trains_with_no_further_flag_and_comes_to_the_bits_of_one_host(network, one_host, own_name):
     hosts = network(2, own_name=own_name)
     ended_well(*[host.start(words) for host, words in zip(hosts.hosts, pair(hosts), strict=True)])
