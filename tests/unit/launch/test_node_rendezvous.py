@@ -414,22 +414,26 @@ def test_a_node_that_reconnects_keeps_its_place(start, at):
     flags = {"minimum": 3, "maximum": 3, **at}
     main, nodes = start(node_rank=0, **flags), Nodes(**flags)
     node = join._node_info(Nodes(**flags, node_rank=1), IDENTITY)
+    until(lambda: listens("127.0.0.1", at["port"]))
+    lost = framing.MessageConnection(socket.create_connection(("127.0.0.1", at["port"])))
+    greeting, secret = handshake.receive_greeting(lost), handshake.run_secret(nodes)
+    handshake.introduce(lost, greeting, dataclasses.replace(node, address="127.0.0.1"), secret)
+    assert "node 2 is missing" in lost.receive(OUTER_S)["waiting"]
+
     joined = []
-
-    def join_main():
-        with contextlib.suppress(ConfigError):
-            joined.append(client.RendezvousClient(nodes, node, waiting.Waiting(lambda: False, OUTER_S)).join())
-
-    threads = [threading.Thread(target=join_main) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-        assert not main.decided.wait(0.5), main.error
+    again = client.RendezvousClient(nodes, node, waiting.Waiting(lambda: False, OUTER_S))
+    thread = threading.Thread(target=lambda: joined.append(again.join()))
+    thread.start()
+    assert not main.decided.wait(0.5), main.error
     start(node_rank=2, **flags).admitted()
-    main.admitted()
-    for thread in threads:
-        thread.join(OUTER_S)
-    for connection, _ in joined:
-        connection.close()
+    key = main.admitted().key
+    thread.join(OUTER_S)
+    ((connection, admission),) = joined
+    assert handshake.run_key(nodes.token, admission["salt"]) == key
+    connection.close()
+    with pytest.raises(framing.DisconnectedError):
+        lost.receive(OUTER_S)
+    lost.close()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
