@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import socket
 from pathlib import Path
 
 import my_loop
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from lockstep import Comm, RunError, World, spawn
+from lockstep.launch.rank_environment import free_port
 
 UPDATES = 2
 
@@ -48,13 +48,6 @@ def result():
     summary = json.loads((run / "summary.json").read_text())
     assert len((run / "metrics.jsonl").read_text().splitlines()) == summary["updates"] == UPDATES
     return summary["env_steps"], torch.load(run / "policy.pt", weights_only=True)
-
-
-def free_port():
-    """A port for launchers that want to be told one."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def assert_same(two, one):

@@ -1,7 +1,6 @@
 """`examples/my_off_policy_loop.py`: it learns, each rank from data of its own, and all of them the same."""
 
 import argparse
-import socket
 
 import my_off_policy_loop
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 from lockstep import spawn
+from lockstep.launch.rank_environment import free_port
 
 SHORT = 1_600
 
@@ -48,11 +48,8 @@ def test_one_rank_takes_the_same_steps(two, examples):
 
 @pytest.mark.slow
 def test_launchers(examples, python):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     script = (examples / "my_off_policy_loop.py", "--total-steps", 2_000)
-    printed = python("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}", *script)
+    printed = python("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", *script)
     assert "2000 steps: mean length of an episode" in printed
     launched = python("-m", "lockstep.cli", "launch", "--nproc-per-node", 2, *script)
     last = launched.splitlines()[-1]

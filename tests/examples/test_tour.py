@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from lockstep import spawn
+from lockstep.launch.rank_environment import free_port
 
 pytestmark = pytest.mark.slow
 CARTPOLE = ("--set", "total_steps=2048", "--set", "evaluate_episodes=2")
@@ -62,9 +62,7 @@ def service(examples, python):
         pytest.importorskip(package)
     python("-m", "lockstep.cli", "train", "cartpole", "--run-dir", "runs/served", *CARTPOLE)
     python("-m", "lockstep.cli", "export", "runs/served", "--format", "onnx")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     command = [
         sys.executable,
         "-m",

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,6 +11,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "hosts"))
 from network import Network, missing
+
+from lockstep.launch.rank_environment import free_port
 
 pytestmark = pytest.mark.isaac
 if find_spec("isaaclab_tasks") is None:
@@ -176,10 +177,8 @@ def test_own_launcher_starts_two_ranks(start, tmp_path):
 
 
 def test_skrl_on_two_nodes(start, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    meet = ("--rdzv_id=123", "--rdzv_backend=c10d", f"--rdzv_endpoint=localhost:{port}", "--nproc_per_node=1")
+    endpoint = f"--rdzv_endpoint=localhost:{free_port()}"
+    meet = ("--rdzv_id=123", "--rdzv_backend=c10d", endpoint, "--nproc_per_node=1")
     words = ("-m", "lockstep.workflows.skrl", *TASK, *SHORT)
     nodes = [start("torch.distributed.run", "--nnodes=2", f"--node_rank={rank}", *meet, *words) for rank in range(2)]
     codes, outs = zip(*(end(node) for node in nodes), strict=True)

@@ -105,7 +105,8 @@ def test_gradients_sent_during_the_backward_pass_are_those_of_one_message(skips_
 @NEEDS_GPU
 def test_more_ranks_than_gpus_is_refused(tmp_path):
     count = torch.cuda.device_count()
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={count + 1}", "-m", "lockstep.train"]
+    ranks = [f"--nproc_per_node={count + 1}", f"--master_port={free_port()}"]
+    command = [sys.executable, "-m", "torch.distributed.run", *ranks, "-m", "lockstep.train"]
     words = ["--task=CartPole-v1", "--distributed", "--set", "device=cuda", "--num_envs", str(8 * (count + 1))]
     done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode != 0

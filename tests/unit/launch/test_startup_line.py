@@ -12,6 +12,7 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch import gpus
+from lockstep.launch.rank_environment import free_port
 from lockstep.launch.startup_line import startup_line
 from lockstep.record.pending_run import PendingRun
 from lockstep.record.run_dir import RunDir
@@ -162,7 +163,8 @@ def test_a_refusal_waits_for_the_other_ranks(here):
 
 def test_under_torchrun_rank_0_says_it(here):
     pytest.importorskip("torch")
-    program = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc_per_node=2", "-m"]
+    port = f"--master_port={free_port()}"  # the default may be in use
+    program = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc_per_node=2", port, "-m"]
     done = subprocess.run([*program, "lockstep.train", *SMALL], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     firsts = re.findall(r"^lockstep/Corridor-v0: ppo.*run directory (\S+)$", done.stdout, re.MULTILINE)
