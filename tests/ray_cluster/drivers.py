@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -91,12 +90,3 @@ def summary(run_dir: Path) -> dict[str, Any]:
 
 def fingerprint(run_dir: Path) -> str:
     return summary(run_dir)["params_fingerprint"]
-
-
-def actors_of_ray() -> list[str]:
-    """The actor processes of all Ray clusters of this machine."""
-    return [
-        name
-        for one in psutil.process_iter(["cmdline"])
-        if re.match("ray::", name := " ".join(one.info["cmdline"] or []))
-    ]
