@@ -1,4 +1,4 @@
-"""DQN: a number that is not finite, on one rank, stops all ranks and is named, or is left out by all.
+"""DQN, SAC and TD3: a number that is not finite, on one rank, stops all ranks and is named, or is left out by all.
 
 A transition with such a number must never reach the replay buffer: it would be drawn again and again.
 """
@@ -17,15 +17,15 @@ NAMES = [f"{fault} {mode}" for fault in FAULTS for mode in MODES]
 QUICK_NAMES = [name for name in NAMES if name.rpartition(" ")[0] in QUICK]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=others_slow(["dqn", "sac", "td3"], "dqn"))
 def trained(request, tmp_path_factory):
     """Every fault that the selected tests need, in both modes on 1 and 2 ranks."""
     found = {}
     faults = FAULTS if slow_tests_selected(request) else QUICK
     for ranks in (1, 2):
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
-        jobs = jobs_of("dqn", faults, folder)
-        jobs["healthy"] = job(broken("dqn", "", "skip"), folder, "healthy")
+        jobs = jobs_of(request.param, faults, folder)
+        jobs["healthy"] = job(broken(request.param, "", "skip"), folder, "healthy")
         outcomes = train_all(ranks, jobs)
         found |= {(name, ranks): (outcomes[name], Path(jobs[name].folder)) for name in jobs}
     return found
