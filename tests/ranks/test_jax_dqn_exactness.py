@@ -52,6 +52,9 @@ def short_runs(folder, processes, devices, free_memory=None):
     """The fingerprints of a run whose gradient steps are single calls, and of one whose steps are one call."""
     jobs = {name: job(RUNS[name], folder, name) for name in ("prioritized", "uniform")}
     told = train_all(processes, jobs, devices, free_memory)
+    for name, seen in told.items():
+        assert [outcome.error for outcome in seen] == [""] * processes, name
+        assert all(outcome.moved for outcome in seen), f"{name}: nothing was learned"
     return {name: {r["params_fingerprint"] for o in seen for r in o.summary["ranks"]} for name, seen in told.items()}
 
 
