@@ -4,8 +4,6 @@ import pytest
 
 from lockstep.distributed.timers import ACT, ENV, LEARN, OTHER, Timers
 
-pytestmark = pytest.mark.slow
-
 
 class Device:
     """Does queued work in order; events are reached when all work before them is done."""

@@ -12,9 +12,10 @@ import torch
 from lockstep.torch.networks import Policy, TorchActor
 from lockstep.torch.transfer import StagingBuffers
 from pretended_device import PretendedDevice
+from quick import others_slow
 from small_learners import CONTINUOUS, NETWORK, STATED_WAITS, make, values
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 to_device_of_staging = StagingBuffers.to_device
 
 
@@ -23,7 +24,7 @@ def update(one, count=3):
         one.update(number)
 
 
-@pytest.mark.parametrize("case", STATED_WAITS)
+@pytest.mark.parametrize("case", others_slow(STATED_WAITS, "ppo", "dqn", "sac", "offline dqn"))
 def test_update_waits_only_where_stated(tmp_path, case):
     name, config, expected = STATED_WAITS[case]
     with PretendedDevice() as device:
@@ -40,6 +41,7 @@ def test_update_waits_only_where_stated(tmp_path, case):
         assert torch.equal(value, found[key]), key
 
 
+@slow
 def test_skipped_steps_are_not_waited_for(tmp_path):
     """With `non_finite=skip` not even the end of an update waits."""
     with PretendedDevice() as device:
@@ -51,6 +53,7 @@ def test_skipped_steps_are_not_waited_for(tmp_path):
             assert not {key for key in device.waits if "bool" in key}, name
 
 
+@slow
 def test_acting_for_all_shards_copies_once_to_the_device_and_once_back():
     policy = Policy(CONTINUOUS, NETWORK, seed=1)
     seen = np.random.default_rng(0).standard_normal((2, 4, 3), dtype=np.float32)
@@ -65,6 +68,7 @@ def test_acting_for_all_shards_copies_once_to_the_device_and_once_back():
     assert np.array_equal(found, expected)
 
 
+@slow
 def test_staging_uses_the_same_memory_again(monkeypatch):
     """A GPU's branch, with ordinary memory and nothing to wait for."""
     waits, empty = [], torch.empty
