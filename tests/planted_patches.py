@@ -59,6 +59,11 @@ def patches() -> list[Patch]:
     return [_read(path) for path in sorted(FOLDER.glob("*.patch"))]
 
 
+def all_skipped(printed: str) -> bool:
+    """Whether the last line of pytest, as `-q` prints it, tells of skipped tests and of no others."""
+    return re.search(r"^\d+ skipped\b", printed, re.MULTILINE) is not None
+
+
 def index() -> list[tuple[str, str]]:
     """`(name, bug)` of every line of the index."""
     return _ENTRY.findall(INDEX.read_text())
