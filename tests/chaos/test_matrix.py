@@ -115,8 +115,7 @@ def test_a_fault_before_the_first_checkpoint_starts_the_run_anew(undisturbed, tm
     check_nothing_lost(start, undisturbed, restarts=1, resumed=False)
 
 
-def test_a_fault_that_comes_again_uses_the_restarts_up(tmp_path):
-    """The environment itself is broken from its 11th update on: every start fails alike."""
+def test_a_run_resumed_by_hand_keeps_the_failure_before(tmp_path):
     start = train(folder_for(tmp_path, small()), 2, fault=InjectedFault("kill", 1, AT))
     assert start.wait() == 137, start.said
     again = resume(tmp_path, 2, fault=InjectedFault("raise", 0, AT + 2))
@@ -124,6 +123,38 @@ def test_a_fault_that_comes_again_uses_the_restarts_up(tmp_path):
     assert "rank 0 failed in env.step" in again.errors
     again.check_clean()
     assert start.failure(1)["rank"] == 1, "the failure of the start before is kept"
+
+
+BROKEN = '''
+from gymnasium.envs.classic_control import CartPoleEnv
+
+
+class Broken(CartPoleEnv):
+    """Breaks in step 200 of its life, which is in the 25th update of a start; the check before a run takes fewer."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 200:
+            raise ValueError("worn out")
+        return super().step(action)
+'''
+
+
+def test_a_fault_that_comes_again_uses_the_restarts_up(tmp_path):
+    """The environment itself is broken: every start fails alike."""
+    (tmp_path / "envs.py").write_text(BROKEN)
+    run = small(task=f"{tmp_path}/envs.py:Broken", total_steps=80 * BATCH)
+    start = train(folder_for(tmp_path, run), 2, "--max-restarts", "1")
+    assert start.wait() == 1, start.said
+    start.check_clean()
+    assert start.errors.count("restart 1 of 1 from step") == 1, start.errors
+    assert "this was start 2" in start.errors, start.errors
+    for number in (1, None):
+        assert "worn out" in start.failure(number)["message"]
+    summary = start.summary
+    assert (summary["status"], summary["restarts"]) == ("failed", 1)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
