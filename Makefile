@@ -28,7 +28,7 @@ SEAMS := $(addprefix tests/ranks/test_,seams.py dqn_seams.py actor_critic_seams.
 PARITY := $(wildcard tests/parity/test_*.py)
 PARITY_PROMISES := tests/parity/test_jax_policy_files.py
 
-.PHONY: help setup train bench test test-jax test-parity test-launch test-isaac test-isaac-short test-suites test-ray test-planted test-chaos test-hosts test-learning test-slow test-gpu check api dist docs format clean
+.PHONY: help setup train bench test test-jax test-parity test-launch test-isaac test-isaac-short test-suites test-ray test-trackers test-planted test-chaos test-hosts test-learning test-slow test-gpu check api dist docs format clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -87,6 +87,9 @@ test-suites: .venv-suites/.installed  ## Real mjlab, EnvPool, gymnax, Brax and M
 
 test-ray: .venv-ray/.installed  ## Ranks on real Ray clusters of several nodes and hosts on this machine, in an environment of their own that stays.
 	.venv-ray/bin/python -m pytest -m ray tests/ray_cluster
+
+test-trackers: .venv-trackers/.installed  ## Real Weights & Biases, offline, and MLflow with a server, in an environment of their own that stays.
+	LOCKSTEP_TEST_MLFLOW=$(CURDIR)/.venv-trackers/bin/mlflow .venv-trackers/bin/python -m pytest -m slow -rs tests/unit/record/test_real_trackers.py
 
 test-gpu: $(if $(GPU_PYTHON),,setup)  ## The tests that need a GPU; they skip without one. GPU_PYTHON=python3: by a Python that has torch for CUDA.
 	XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONPATH=$(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu -rs --durations=10 \
@@ -147,6 +150,13 @@ endef
 	$(call new_venv,.venv-ray)
 	.venv-ray/bin/pip install $(PIP_FLAGS) -c requirements.lock -c requirements-jax.lock $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
 		-e '.[torch,jax,ray,classic]' 'ray[tune]' pytest hypothesis
+	@touch $@
+
+# The package mlflow, in the requirements, has the server, which the extra leaves out.
+.venv-trackers/.installed: tests/unit/record/tracker_requirements.txt pyproject.toml
+	$(call new_venv,.venv-trackers)
+	.venv-trackers/bin/pip install $(PIP_FLAGS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+		-r tests/unit/record/tracker_requirements.txt -e '.[torch,classic,wandb,mlflow]' pytest
 	@touch $@
 
 # rl-games asks for a psutil that is older than ours; what else it needs is in the requirements.

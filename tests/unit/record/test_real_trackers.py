@@ -1,4 +1,7 @@
-"""Weights & Biases in offline mode, and MLflow with a server of its own, in real runs: what they kept is read back."""
+"""Weights & Biases in offline mode, and MLflow with a server of its own, in real runs: what they kept is read back.
+
+`make test-trackers` installs what this needs.
+"""
 
 import json
 import os
