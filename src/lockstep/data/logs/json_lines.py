@@ -267,7 +267,7 @@ def _scalars(column: Callable[[str], list[Any]], where: SourceRows, *, second: b
     return found
 
 
-def _one_of(values: list[float | None], others: list[float | None], where: SourceRows) -> list[float | None]:
+def _one_of(values: list[Any], others: list[Any], where: SourceRows) -> list[Any]:
     """The propensities of rows, under either of their two names."""
     twice = (i for i, pair in enumerate(zip(values, others, strict=True)) if None not in pair)
     if (bad := next(twice, None)) is not None:
