@@ -3,8 +3,9 @@
 import my_algorithm
 import pytest
 
-from lockstep import Run, spawn
+from lockstep import Run, RunError, spawn
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.run import override
 
 
 def pinned(**changes):
@@ -31,6 +32,35 @@ def test_the_seed_moves_the_parameters(examples, tmp_path):
         for seed in (0, 1)
     }
     assert len(ends) == 2
+
+
+DIVERGING = """
+import gymnasium
+import numpy as np
+
+
+class Diverging(gymnasium.Env):
+    def __init__(self):
+        self.observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(3)
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(2, np.float32), float("nan") if self.steps == 60 else 1.0, self.steps % 10 == 0, False, {}
+"""
+
+
+def test_a_reward_that_is_not_finite_ends_the_run_before_it_is_learned_from(examples, tmp_path):
+    (tmp_path / "diverging.py").write_text(DIVERGING)
+    run = override(pinned(checkpoint_every=600, total_steps=3000), {"task": f"{tmp_path / 'diverging.py'}:Diverging"})
+    with pytest.raises(RunError, match=r"reward that is not finite \(nan\), in step 3 of this rollout"):
+        my_algorithm.train(0, run, tmp_path / "run")
+    assert not list((tmp_path / "run").glob("checkpoints/step_*"))
 
 
 @pytest.mark.slow

@@ -358,7 +358,7 @@ def train(session: Session) -> None:
     envs = [block(run.num_envs, comm.world.num_shards, shard) for shard in comm.world.shards]
     actor = noisy_actor(policy, run.seed, envs, device) if config.noisy else actor_of(policy, device)
     explorer = EpsilonGreedy(session.spec.action)
-    collector = session.make_collector(actor, explorer, noise_per_env=True)
+    collector = session.make_collector(actor, explorer, noise_per_env=True, report_non_finite=True)
     dqn.warmup()
     shape = len(envs), len(envs[0])
     ActorWithState(actor, shape)(np.zeros((*shape, *policy.spec.observation_shape), policy.spec.observation_dtype))

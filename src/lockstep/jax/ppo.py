@@ -368,6 +368,7 @@ def host_collector(session: Session, ppo: PPO, actor: Actor | RecurrentActor) ->
         ppo.policy.sampler,
         observation_moments=ppo.normalizers.observations,
         with_critic=session.spec.critic_size is not None,
+        report_non_finite=True,
     )
 
 

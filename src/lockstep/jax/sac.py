@@ -130,7 +130,7 @@ def train(session: Session) -> None:
     sac.copy_to_target()  # `session.begin` may have loaded another run's policy
     announce_replay(session.journal, run, policy.spec, comm.world, sac.replay_observations.storage)
     explorer = UniformStart(session.spec.action, policy.sampler)
-    collector = session.make_collector(actor_of(policy, comm.devices[0]), explorer)
+    collector = session.make_collector(actor_of(policy, comm.devices[0]), explorer, report_non_finite=True)
     sac.warmup()
     progress, new_steps = Progress(run.total_steps), run.num_envs * config.num_steps
     with session.training(progress, collector):

@@ -197,8 +197,13 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         observation_moments: RunningMoments | None = None,
         noise_per_env: bool = False,
         with_critic: bool = False,
+        report_non_finite: bool = False,
     ) -> Collector:
-        """Make the collector of the run's environments on the host; see `Collector` for the arguments."""
+        """Make the collector of the run's environments on the host; see `Collector` for the arguments.
+
+        With `report_non_finite`, the loop itself checks `Rollout.fault` and follows `Run.non_finite`; without it,
+        `Collector.collect` raises `RunError` at a non-finite number.
+        """
         run = self.run
         assert isinstance(run, Run)
         return Collector(
@@ -212,7 +217,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             observation_moments=observation_moments,
             noise_per_env=noise_per_env,
             with_critic=with_critic,
-            report_non_finite=True,
+            report_non_finite=report_non_finite,
         )
 
     def check_shards(self, num_envs: int) -> int:

@@ -302,7 +302,7 @@ def train(session: Session[Run]) -> None:
     else:
         actor = actor_of(policy, comm.device, capture)
     explorer = EpsilonGreedy(session.spec.action)
-    collector = session.make_collector(actor, explorer, noise_per_env=True)
+    collector = session.make_collector(actor, explorer, noise_per_env=True, report_non_finite=True)
     announce_capture(session.journal, run, comm, dqn.flat)
     if run.compile:
         dqn.warmup(dqn.rows)()

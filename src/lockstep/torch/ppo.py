@@ -342,6 +342,7 @@ def make_collector(session: Session[Run], ppo: PPO) -> Collector | TensorCollect
         ppo.policy.distribution,
         observation_moments=ppo.normalizers.observations,
         with_critic=session.spec.critic_size is not None,
+        report_non_finite=True,
     )
 
 

@@ -138,7 +138,7 @@ def train(session: Session[Run]) -> None:
     announce_replay(session.journal, run, policy.spec, comm.world, sac.storage)
     explorer = UniformStart(session.spec.action, policy.distribution)
     actor = actor_of(policy, comm.device, capture_acting(session.journal, run, comm))
-    collector = session.make_collector(actor, explorer)
+    collector = session.make_collector(actor, explorer, report_non_finite=True)
     announce_capture(session.journal, run, comm, sac.flat)
     if run.compile:
         sac.warmup(sac.rows)()
