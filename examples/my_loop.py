@@ -31,8 +31,7 @@ def play(env: gymnasium.Env, policy: nn.Module, seed: int, noise: np.random.Gene
     observations, actions, rewards, ended = [], [], [], False
     while not ended:
         logits = policy(torch.from_numpy(observation).to(device)).cpu().numpy()
-        # argmax(logits + Gumbel noise) is a draw from softmax(logits).
-        actions.append(int(np.argmax(logits if noise is None else logits + noise.gumbel(size=2))))
+        actions.append(int(np.argmax(logits if noise is None else logits + noise.gumbel(size=2))))  # Gumbel-max trick
         observations.append(observation)
         observation, reward, terminated, truncated, _ = env.step(actions[-1])
         rewards.append(float(reward))
@@ -50,10 +49,10 @@ def evaluate(env: gymnasium.Env, policy: nn.Module) -> float:
 def train(rank: int, args: argparse.Namespace) -> None:
     """The whole training, run by every rank."""
     torch.manual_seed(stream_seed(SEED, "init"))
-    env = gymnasium.make("CartPole-v1")
-    world, started, steps = World.from_environment(), time.monotonic(), 0
+    env, world, started, steps = gymnasium.make("CartPole-v1"), World.from_environment(), time.monotonic(), 0
+    assert world.size <= EPISODES, f"{EPISODES} episodes are too few for {world.size} ranks"
     with contextlib.ExitStack() as stack:
-        comm = stack.enter_context(Comm(world))  # [1] who takes part, and the way to the others
+        comm = stack.enter_context(Comm(world, device="cpu"))  # [1] the way to the others; "auto": a GPU per rank
         policy = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2)).to(comm.device)
         optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
         comm.broadcast_(policy)  # [2] all start from the parameters of rank 0
@@ -86,7 +85,8 @@ def train(rank: int, args: argparse.Namespace) -> None:
         del model  # DDP goes before the process group that it works on
         comm.check_equal(policy)
         if record:
-            record.write_summary({"env_steps": steps, "updates": update})
+            summary = {"status": "finished", "task": "CartPole-v1", "algo": "reinforce", "world_size": world.size}
+            record.write_summary({**summary, "env_steps": steps, "updates": update})  # `lockstep runs` lists it
             torch.save(policy.state_dict(), record.path / "policy.pt")
             print(f"{update} updates, {steps} steps, equal parameters on {world.size} ranks: {record.path}")
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lockstep import Comm, RunError, World, spawn
+from lockstep.cli.runs import list_run
 from lockstep.launch.rank_environment import free_port
 
 UPDATES = 2
@@ -47,6 +48,9 @@ def result():
     (run,) = Path("runs").iterdir()
     summary = json.loads((run / "summary.json").read_text())
     assert len((run / "metrics.jsonl").read_text().splitlines()) == summary["updates"] == UPDATES
+    listed = list_run(run)
+    assert (listed.status, listed.task, listed.algo) == ("finished", "CartPole-v1", "reinforce")
+    assert listed.ranks == summary["world_size"]
     return summary["env_steps"], torch.load(run / "policy.pt", weights_only=True)
 
 
@@ -68,6 +72,13 @@ def test_torchrun(alone, examples, python):
     torchrun = ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}")
     python(*torchrun, examples / "my_loop.py", "--updates", UPDATES)
     assert_same(result(), alone)
+
+
+def test_more_ranks_than_episodes_are_refused(examples, monkeypatch):
+    for variable, value in {"RANK": 0, "WORLD_SIZE": 17, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(variable, str(value))
+    with pytest.raises(AssertionError, match="16 episodes are too few for 17 ranks"):
+        my_loop.train(0, args())
 
 
 def sum_over_ranks(rank, port):

@@ -138,7 +138,12 @@ class RunDir:
         self._ranks.write(line | ({"device_memory": device_memory} if any(device_memory) else {}))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write `summary.json` as a whole: a reader sees the old one or the new one."""
+        """Write `summary.json` as a whole: a reader sees the old one or the new one.
+
+        `lockstep runs`, `report` and `watch` read, where they are given, `status` (`finished`, `solved` or `failed`;
+        without it the run counts as finished), `error`, `task`, `algo`, `world_size`, `env_steps` and
+        `steps_per_second`.
+        """
         _write_json(self.path / SUMMARY_FILE, summary)
 
     def flush(self) -> None:

@@ -42,8 +42,11 @@ def is_running(run_dir: Path) -> bool:
 
 
 def status_of(summary: Mapping[str, Any], *, running: bool) -> str:
-    """`running`, the status in `summary.json`, or `cut short` for a run that ended without a result."""
-    status = str(summary.get("status", "cut short"))
+    """`running`, the status in `summary.json`, or `cut short` for a run that ended without a result.
+
+    A summary without a status is that of a loop of the user's own, which writes it at its end: `finished`.
+    """
+    status = str(summary.get("status", "finished" if summary else "cut short"))
     return "running" if running else "cut short" if status == "running" else status
 
 

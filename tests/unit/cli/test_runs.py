@@ -43,6 +43,7 @@ def test_status_of_each_kind_of_run(capsys):
     make("killed")
     make("killed_with_summary", status="running")
     make("sweep/lr=1/seed_0", status="finished")
+    make("own_loop", updates=7)
     make("logged", OfflineRun(data="/data/log"))
     lock = lock_run_dir(make("alive").path)
     runs = listed(capsys)
@@ -53,6 +54,7 @@ def test_status_of_each_kind_of_run(capsys):
         "killed": "cut short",
         "killed_with_summary": "cut short",
         "sweep/lr=1/seed_0": "finished",
+        "own_loop": "finished",
         "logged": "cut short",
         "alive": "running",
     }
