@@ -159,6 +159,25 @@ def test_an_unknown_key_is_refused_by_name(library: str) -> None:
         ("rsl_rl", "algorithm.symmetry_cfg.use_data_augmentation", True),
         ("sb3", "use_sde", True),
         ("sb3", "policy", "CnnPolicy"),
+        ("rl_games", "params.config.minibatch_size", 0),
+        ("rl_games", "params.config.horizon_length", 2.5),
+        ("rl_games", "params.config.gamma", math.nan),
+        ("rl_games", "params.config.bounds_loss_coef", "none"),
+        ("rl_games", "params.config.lr_schedule", ["adaptive"]),
+        ("rl_games", "params.env.clip_observations", "far"),
+        ("rl_games", "params.env.clip_actions", [1.0]),
+        ("skrl", "agent.rollouts", 0),
+        ("skrl", "agent.mini_batches", -4),
+        ("rsl_rl", "actor.distribution_cfg.init_std", 0),
+        ("rsl_rl", "clip_actions", "yes"),
+        ("rsl_rl", "num_steps_per_env", math.nan),
+        ("rsl_rl", "algorithm.max_grad_norm", "small"),
+        ("sb3", "batch_size", 0),
+        ("sb3", "batch_size", -64),
+        ("sb3", "target_kl", "low"),
+        ("sb3", "seed", 0.5),
+        ("sb3", "policy_kwargs.net_arch", 64),
+        ("sb3", "policy_kwargs.activation_fn", ["nn.ELU"]),
     ],
 )
 def test_what_ppo_cannot_follow_is_refused_by_name(library: str, path: str, value: object) -> None:
@@ -193,6 +212,8 @@ def test_models_of_rsl_rl_for_images_and_numbers_become_ours_with_a_note(model: 
         ({"layers": [{"conv2d": {}}]}, "linear layers"),
         ({"type": "GRU"}, "recurrent"),
         ({"activations": "selu"}, "tanh, relu and elu"),
+        ({"activations": [["elu"], "elu"]}, "tanh, relu and elu"),
+        ({"layers": None}, "linear layers"),
     ],
 )
 def test_networks_of_skrl_that_are_not_linear_are_refused(change: dict[str, Any], words: str) -> None:
@@ -265,9 +286,46 @@ def test_keys_that_are_left_out_have_the_librarys_defaults() -> None:
     assert agent_settings("rl_games", config, num_envs=128).settings["bounds_loss_coef"] == 0.0
 
 
+def test_what_stable_baselines3_does_with_advantages_is_said() -> None:
+    assert any("normalizes them over each minibatch" in note for note in without("sb3").differences)
+
+
 def test_what_a_library_does_with_actions_is_said() -> None:
     found = without("rl_games", "params.env", "params.config.clip_actions")
     assert any("scales them to the task's bounds, Lockstep not" in note for note in found.differences)
+
+
+@pytest.mark.parametrize("number", [0, -4, 10_000])
+def test_a_number_of_minibatches_that_cannot_be_is_refused_by_name(number: int) -> None:
+    config = {key: value for key, value in SB3.items() if key != "batch_size"}
+    with pytest.raises(ConfigError, match=f"n_minibatches={number}"):
+        agent_settings("sb3", config | {"n_minibatches": number}, num_envs=128)
+    found = agent_settings("sb3", config | {"n_minibatches": 4}, num_envs=128)
+    assert found.settings["num_minibatches"] == 4
+
+
+def test_two_sizes_of_minibatches_are_refused() -> None:
+    with pytest.raises(ConfigError, match="batch_size=512: n_minibatches is given, too"):
+        agent_settings("sb3", SB3 | {"n_minibatches": 4}, num_envs=128)
+
+
+@pytest.mark.parametrize(
+    ("net_arch", "policy", "value"),
+    [
+        ([], (), ()),
+        ([32], (32,), (32,)),
+        ({"pi": [32]}, (32,), ()),
+        ({"vf": [32], "pi": []}, (), (32,)),
+        (None, (64, 64), (64, 64)),
+    ],
+)
+def test_layers_that_stable_baselines3_leaves_out_are_left_out(
+    net_arch: object, policy: tuple[int, ...], value: tuple[int, ...]
+) -> None:
+    found = agent_settings("sb3", SB3 | {"policy_kwargs": {"net_arch": net_arch}}, num_envs=128).settings
+    assert (found["network.hidden"], found["network.critic_hidden"]) == (policy, value)
+    without_key = agent_settings("sb3", SB3 | {"policy_kwargs": {}}, num_envs=128).settings
+    assert without_key["network.hidden"] == without_key["network.critic_hidden"] == (64, 64)
 
 
 def test_an_unknown_library_is_refused() -> None:

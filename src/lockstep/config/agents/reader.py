@@ -1,6 +1,7 @@
 """Reading an agent configuration so that no key is lost: each is mapped, has no effect, or is refused."""
 
 import fnmatch
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -49,13 +50,37 @@ class AgentReader:
         """The value of `name` as a number: PyYAML reads `5e-4` as text."""
         value = self.take(name, default)
         try:
-            return float(value)
+            number = float(value)
         except (TypeError, ValueError):
-            raise self.refusal(name, value, "it must be a number") from None
+            number = math.nan
+        if math.isnan(number):
+            raise self.refusal(name, value, "it must be a number")
+        return number
 
-    def units(self, name: str) -> tuple[int, ...]:
-        """The value of `name` as the units of each layer of a network."""
+    def number_or_none(self, name: str, default: float | None = None) -> float | None:
+        """The value of `name` as a number, or None if it is null, or absent without a default."""
+        value = self._left.get(name, default)
+        return self.number(name, default) if value is not None else self.take(name)
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """The value of `name` as a whole number."""
+        number = self.number(name, default)
+        if not number.is_integer():
+            raise self.refusal(name, number, "it must be a whole number")
+        return int(number)
+
+    def count(self, name: str) -> int:
+        """The value of `name` as a whole number of at least 1."""
+        number = self.whole(name)
+        if number < 1:
+            raise self.refusal(name, number, "it must be a whole number of at least 1")
+        return number
+
+    def units(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        """The value of `name` as the units of each layer of a network; `default` where it is null or absent."""
         value = self.take(name)
+        if value is None and default is not None:
+            return default
         if not isinstance(value, list) or not all(isinstance(units, int) for units in cast("list[Any]", value)):
             raise self.refusal(name, value, "it must be a list of whole numbers, the units of each layer")
         return tuple(cast("list[int]", value))

@@ -13,7 +13,7 @@ def read_rl_games(agent: AgentReader, num_envs: int) -> None:
     agent.expect("config.ppo", True, why="only PPO is read")
     agent.expect("pbt.enabled", False, why="population based training is not supported")
     agent.ignore("population based training is off", "pbt.*")
-    agent.set("seed", int(agent.number("seed", 42)))
+    agent.set("seed", agent.whole("seed", 42))
     _read_network(agent)
     _read_environment(agent)
     _read_batches(agent, num_envs)
@@ -57,22 +57,22 @@ def _read_network(agent: AgentReader) -> None:
 
 def _read_environment(agent: AgentReader) -> None:
     """What Isaac Lab's wrapper for rl_games does with the numbers of the environment."""
-    if (bound := agent.take("env.clip_observations")) is not None:
-        agent.set("env.clip_observation", float(bound))
+    if (bound := agent.number_or_none("env.clip_observations")) is not None:
+        agent.set("env.clip_observation", bound)
     scales = agent.take("config.clip_actions", True)
-    bound = agent.take("env.clip_actions")
+    bound = agent.number_or_none("env.clip_actions")
     if bound is None and scales:
         agent.note("clip_actions: rl_games clips actions to [-1, 1] and scales them to the task's bounds, Lockstep not")
     if bound is not None:
-        if scales and float(bound) != 1.0:
+        if scales and bound != 1.0:
             why = "with config.clip_actions rl_games scales actions from [-1, 1] to this bound"
             raise agent.refusal("env.clip_actions", bound, why)
-        agent.set("env.clip_action", float(bound))
+        agent.set("env.clip_action", bound)
 
 
 def _read_batches(agent: AgentReader, num_envs: int) -> None:
-    steps = int(agent.number("config.horizon_length"))
-    rows = int(agent.number("config.minibatch_size"))
+    steps = agent.count("config.horizon_length")
+    rows = agent.count("config.minibatch_size")
     batch = num_envs * steps
     if batch % rows and batch > rows:
         raise agent.refusal(
@@ -84,8 +84,8 @@ def _read_batches(agent: AgentReader, num_envs: int) -> None:
         agent.note(f"minibatch_size={rows} is more than the {batch} transitions of a rollout: one minibatch is used")
     agent.set("num_steps", steps)
     agent.set("num_minibatches", max(batch // rows, 1))
-    agent.set("num_epochs", int(agent.number("config.mini_epochs")))
-    agent.set("total_steps", int(agent.number("config.max_epochs")) * batch)
+    agent.set("num_epochs", agent.count("config.mini_epochs"))
+    agent.set("total_steps", agent.count("config.max_epochs") * batch)
 
 
 def _read_losses(agent: AgentReader) -> None:
@@ -94,7 +94,7 @@ def _read_losses(agent: AgentReader) -> None:
     agent.set("value_clip_range", clip if agent.take("config.clip_value", True) else None)
     agent.set("value_coef", agent.number("config.critic_coef"))
     agent.set("entropy_coef", agent.number("config.entropy_coef"))
-    agent.set("bounds_loss_coef", float(agent.take("config.bounds_loss_coef") or 0.0))  # null is off
+    agent.set("bounds_loss_coef", agent.number_or_none("config.bounds_loss_coef") or 0.0)  # null is off
     agent.set("gamma", agent.number("config.gamma"))
     agent.set("gae_lambda", agent.number("config.tau"))
     agent.set("reward_scale", agent.number("config.reward_shaper.scale_value", 1.0))
@@ -119,11 +119,11 @@ def _read_losses(agent: AgentReader) -> None:
 
 def _read_learning_rate(agent: AgentReader) -> None:
     schedule = agent.take("config.lr_schedule", "fixed")
-    kinds = {"adaptive": "adaptive", "fixed": "constant", "linear": "linear", "None": "constant", None: "constant"}
-    if schedule not in kinds:
+    kinds = {"adaptive": "adaptive", "fixed": "constant", "linear": "linear", "None": "constant"}
+    if str(schedule) not in kinds:
         raise agent.refusal("config.lr_schedule", schedule, "known are adaptive, fixed and linear")
     agent.set("learning_rate", agent.number("config.learning_rate"))
-    agent.set("learning_rate_schedule", kinds[schedule])
+    agent.set("learning_rate_schedule", kinds[str(schedule)])
     agent.set("desired_kl", agent.number("config.kl_threshold", 0.008))
     per_minibatch = agent.take("config.schedule_type", "legacy") == "legacy"
     agent.set("adapt_every", "minibatch" if per_minibatch else "epoch")

@@ -12,16 +12,16 @@ def read_rsl_rl(agent: AgentReader, num_envs: int) -> None:
     """Map a runner configuration, for `num_envs` environments over all ranks."""
     agent.expect("class_name", "OnPolicyRunner", why="only its on-policy runner is read")
     agent.expect("algorithm.class_name", "PPO", why="only its own PPO is read")
-    agent.set("seed", int(agent.number("seed", 42)))
-    steps = int(agent.number("num_steps_per_env"))
+    agent.set("seed", agent.whole("seed", 42))
+    steps = agent.count("num_steps_per_env")
     agent.set("num_steps", steps)
-    agent.set("num_epochs", int(agent.number("algorithm.num_learning_epochs")))
-    agent.set("num_minibatches", int(agent.number("algorithm.num_mini_batches")))
-    agent.set("total_steps", int(agent.number("max_iterations")) * steps * num_envs)
+    agent.set("num_epochs", agent.count("algorithm.num_learning_epochs"))
+    agent.set("num_minibatches", agent.count("algorithm.num_mini_batches"))
+    agent.set("total_steps", agent.count("max_iterations") * steps * num_envs)
     _read_networks(agent)
     _read_algorithm(agent)
-    if (bound := agent.take("clip_actions")) is not None:
-        agent.set("env.clip_action", float(bound))
+    if (bound := agent.number_or_none("clip_actions")) is not None:
+        agent.set("env.clip_action", bound)
     agent.ignore("names, files and devices are Lockstep's own", "device", "save_interval", "experiment_name",
                  "run_name", "logger", "*_project", "resume", "load_*",
                  "torch_compile_mode", "store_code_state", "wandb_tags", "upload_model")  # fmt: skip
@@ -79,12 +79,15 @@ def _read_distribution(agent: AgentReader) -> None:
     agent.set("network.state_dependent_std", kind == "HeteroscedasticGaussianDistribution")
     _read_deviation(agent, f"{name}.init_std", f"{name}.std_type")
     limits = agent.take(f"{name}.std_range", _WIDE)
-    if tuple(limits) != _WIDE:
-        agent.note(f"std_range={list(limits)}: Lockstep does not clip the deviation")
+    if limits not in (_WIDE, list(_WIDE)):
+        agent.note(f"std_range={limits}: Lockstep does not clip the deviation")
 
 
 def _read_deviation(agent: AgentReader, first: str, kind: str) -> None:
-    agent.set("network.initial_log_std", math.log(agent.number(first)))
+    deviation = agent.number(first)
+    if deviation <= 0.0:
+        raise agent.refusal(first, deviation, "it must be greater than 0")
+    agent.set("network.initial_log_std", math.log(deviation))
     if agent.take(kind, "scalar") == "scalar":
         agent.note("std_type=scalar: Lockstep learns the logarithm of the deviation")
 
@@ -122,7 +125,7 @@ def _read_algorithm(agent: AgentReader) -> None:
     agent.set("entropy_coef", agent.number("algorithm.entropy_coef"))
     agent.set("gamma", agent.number("algorithm.gamma"))
     agent.set("gae_lambda", agent.number("algorithm.lam"))
-    norm = agent.take("algorithm.max_grad_norm", 1.0)
+    norm = agent.number_or_none("algorithm.max_grad_norm", 1.0)
     agent.set("max_grad_norm", norm)
     agent.set("observation_limit", math.inf)
     agent.set("learning_rate", agent.number("algorithm.learning_rate"))

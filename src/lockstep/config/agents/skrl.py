@@ -12,13 +12,13 @@ _NORMALIZER = "RunningStandardScaler"
 def read_skrl(agent: AgentReader, num_envs: int) -> None:
     """Map a skrl file, for `num_envs` environments over all ranks."""
     agent.expect("agent.class", "PPO", why="only PPO is read")
-    agent.set("seed", int(agent.number("seed", 42)))
+    agent.set("seed", agent.whole("seed", 42))
     _read_models(agent)
-    steps = int(agent.number("agent.rollouts"))
+    steps = agent.count("agent.rollouts")
     agent.set("num_steps", steps)
-    agent.set("num_epochs", int(agent.number("agent.learning_epochs")))
-    agent.set("num_minibatches", int(agent.number("agent.mini_batches")))
-    rollouts = int(agent.number("trainer.timesteps")) // steps
+    agent.set("num_epochs", agent.count("agent.learning_epochs"))
+    agent.set("num_minibatches", agent.count("agent.mini_batches"))
+    rollouts = agent.count("trainer.timesteps") // steps
     agent.set("total_steps", max(rollouts, 1) * steps * num_envs)
     _read_losses(agent)
     _read_learning_rate(agent)
@@ -76,14 +76,14 @@ def _layers(agent: AgentReader, model: str) -> tuple[tuple[int, ...], str, str]:
         raise agent.refusal(f"{name}.input", source, "a network reads the observation as it is")
     if block.get("type") is not None:
         raise agent.refusal(f"{name}.type", block["type"], NO_RECURRENT)
-    if not all(isinstance(units, int) for units in layers):
+    if not isinstance(layers, list) or not all(isinstance(units, int) for units in cast("list[Any]", layers)):
         raise agent.refusal(f"{name}.layers", layers, "only linear layers are read")
     if isinstance(activation, list):
-        kinds = set(cast(list[str], activation))
+        kinds = set(map(str, cast("list[Any]", activation)))
         activation = kinds.pop() if len(kinds) == 1 else ""
     if activation not in ("tanh", "relu", "elu"):
         raise agent.refusal(f"{name}.activations", block.get("activations"), "known are tanh, relu and elu")
-    return tuple(layers), activation, source
+    return tuple(cast("list[int]", layers)), activation, source
 
 
 def _read_losses(agent: AgentReader) -> None:
