@@ -80,20 +80,20 @@ def train(rank: int, run: Run, run_dir: str, resume: bool = False) -> dict[str, 
     from lockstep.torch.session import Session
 
     clock, watched = Clock(), []
-    clock.around(Session, "_prove", "proof of sync")
+    clock.around(Session, "_check_in_sync", "proof of sync")
     clock.around(Segment, "arrive", "numbering")
-    clock.around(Segment, "others", "numbering")
+    clock.around(Segment, "ranks_elsewhere", "numbering")
     clock.around(Checkpoints, "_take", "take")
-    clock.around(Checkpoints, "keep", "keep")
-    clock.around(Checkpoints, "keep_last", "keep_last")
+    clock.around(Checkpoints, "take_if_due", "take_if_due")
+    clock.around(Checkpoints, "checkpoint_last", "checkpoint_last")
     clock.around(Checkpoints, "begin", "begin")
-    look = Watch._look
+    monitor = Watch._monitor
 
-    def looked(self: Watch) -> None:
-        look(self)
+    def timed_monitor(self: Watch) -> None:
+        monitor(self)
         watched.append(time.thread_time())
 
-    Watch._look = looked
+    Watch._monitor = timed_monitor
     where = {"resume": Path(run_dir)} if resume else {"run_dir": Path(run_dir)}
     with Session(run, World.from_environment(), **where) as session:
         ppo.train(session)
@@ -114,13 +114,13 @@ def while_training(steps: int, folder: Path) -> list[tuple[str, float]]:
     mean = {name: sum(sum(one["spent"][name]) for one in told) / RANKS for name in told[0]["spent"]}
     beats = 2 * run.algorithm.num_steps * told[0]["summary"]["updates"]  # two phases in each step of a rollout
     parts = [
-        ("watch: the looking thread", sum(one["watch"] for one in told) / RANKS / wall),
+        ("watch: its thread", sum(one["watch"] for one in told) / RANKS / wall),
         ("watch: heartbeats", beats * told[0]["per_beat"] / wall),
         ("proof of sync (check_every=10)", mean["proof of sync"] / wall),
         ("numbering and tags of collectives", mean["numbering"] / wall),
     ]
     parts.append(("together", sum(part for _, part in parts)))
-    return [*parts, ("checkpoints (checkpoint_every=50000)", mean["keep"] / wall)]
+    return [*parts, ("checkpoints (checkpoint_every=50000)", mean["take_if_due"] / wall)]
 
 
 def of_a_large_state(megabytes: int, folder: Path) -> dict[str, float]:
@@ -141,7 +141,7 @@ def of_a_large_state(megabytes: int, folder: Path) -> dict[str, float]:
     again = spawn(train, RANKS, (longer, str(folder / "bulky"), True))
     return {
         "waits": max(one["spent"]["take"][0] for one in told),
-        "written": max(one["spent"]["keep_last"][0] for one in told),
+        "written": max(one["spent"]["checkpoint_last"][0] for one in told),
         "resumed": max(one["spent"]["begin"][0] for one in again),
     }
 
