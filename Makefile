@@ -44,7 +44,7 @@ train: setup  ## Train CartPole-v1 on 2 ranks until solved. RANKS=N: on N.
 
 # Some environments forbid Python to keep what it compiled: a thousand short processes would then compile our modules again.
 test test-jax test-parity test-launch: export PYTHONDONTWRITEBYTECODE :=
-test: setup  ## Prove each promise of the README once, on torch and JAX: five to ten minutes on two cores.
+test: setup  ## Prove the promises of the README once, on torch and JAX: five to ten minutes on two cores. Faults, restarts, hosts: test-launch.
 	@code=0; \
 	$(BIN)/python -m pytest $(MIXED) tests -k 'not (seams and jax)' $(patsubst %,--ignore=%,$(ALONE) $(LAUNCH) \
 		$(filter-out $(JAX_PROMISES),$(JAX)) $(filter-out $(PARITY_PROMISES),$(PARITY))) || code=1; \
@@ -57,7 +57,7 @@ test-jax: setup .venv-jax/.installed  ## Run the quick tests of JAX in an enviro
 test-parity: setup  ## Torch and JAX compute the same, and what the papers' equations say: outputs, losses, gradient steps.
 	$(BIN)/python -m pytest $(COMPUTING) $(PARITY)
 
-test-launch: setup  ## How ranks and nodes start, find each other, exchange messages, fail and restart.
+test-launch: setup  ## Prove the promises about faults, restarts, launchers and several machines: how ranks and nodes start, meet and fail.
 	$(BIN)/python -m pytest $(WAITING) $(LAUNCH) $(patsubst %,--ignore=%,$(JAX))
 
 test-planted: setup  ## Mutation tests: plant known bugs into copies of the source; a test must catch each. PLANTED=seam: those so named.
