@@ -6,6 +6,7 @@ No line depends on the rank: it loops over the shards of this process; `comm` an
 """
 
 import argparse
+import time
 from pathlib import Path
 
 import torch
@@ -46,13 +47,11 @@ class A2C:
         value, next_value = values.view(steps + 1, size)[:-1], values.view(steps + 1, size)[1:].detach().clone()
         for t, envs, final in rollout.final:  # truncated: the row after is the next episode's, use the true one
             next_value[t, torch.from_numpy(envs)] = self.policy(torch.from_numpy(final))[1].detach()
-        arrays = (rollout.reward, rollout.terminated, rollout.ended)
-        reward, terminated, ended = (torch.from_numpy(array).float() for array in arrays)
-        advantage = gae(reward, value.detach(), next_value, terminated, ended, gamma=c.gamma, gae_lambda=c.gae_lambda)
-        action = torch.from_numpy(rollout.action).flatten(0, 1)
+        reward, *ends = (torch.from_numpy(a).float() for a in (rollout.reward, rollout.terminated, rollout.ended))
+        advantage = gae(reward, value.detach(), next_value, *ends, gamma=c.gamma, gae_lambda=c.gae_lambda)
+        action, weight = (torch.from_numpy(a).flatten(0, 1) for a in (rollout.action, rollout.weight))
         log_prob, entropy = self.policy.distribution.log_prob_and_entropy(parameters[: steps * size], action)
-        weight = torch.from_numpy(rollout.weight).flatten()  # 0 where an environment only reset itself
-        policy_loss = -advantage.flatten() * log_prob
+        policy_loss = -advantage.flatten() * log_prob  # of weight 0 where an environment only reset itself
         value_loss = 0.5 * (value - (value.detach() + advantage)).square().flatten()
         total = weight @ (policy_loss + c.value_coef * value_loss - c.entropy_coef * entropy)
         return total, torch.stack([torch.ones_like(weight), policy_loss, value_loss, entropy]).detach() @ weight
@@ -70,15 +69,15 @@ class A2C:
         """Restore the result of `shard_state`."""
 
 
-def train(rank: int, run: Run, run_dir: Path | None = None) -> dict:
+def train(rank: int, run: Run, run_dir: Path | None = None, resume: Path | None = None) -> dict:
     """One rank from start to end; returns the summary."""
-    with Session(run, run_dir=run_dir) as session:  # environments, logs, evaluations, checkpoints, the end
+    with Session(run, run_dir=run_dir, resume=resume) as session:  # environments, logs, evaluations, checkpoints
         policy = Policy(session.spec, run.network, seed=stream_seed(run.seed, "init")).to(session.comm.device)
         a2c = A2C(run, policy, session.comm)
         session.begin(policy, a2c)
         collector = session.make_collector(actor_of(policy, session.comm.device), policy.distribution)
-        progress, new_steps = Progress(run.total_steps), run.num_envs * run.algorithm.num_steps
-        with session.training(progress, collector):
+        new_steps = run.num_envs * run.algorithm.num_steps
+        with session.training(Progress(run.total_steps), collector):
             while not session.over:
                 rollouts = collector.collect()
                 with session.timers.phase("learn"):
@@ -92,9 +91,10 @@ def train(rank: int, run: Run, run_dir: Path | None = None) -> dict:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=1, choices=(1, 2))
     parser.add_argument("--total-steps", type=int, default=300_000)
+    parser.add_argument("--resume", type=Path, help="a run directory; `lockstep train --resume` would go on with PPO")
     args = parser.parse_args()
-    a2c = PPOConfig(num_steps=8, learning_rate=2e-3, gae_lambda=0.95)  # A2C's settings are among PPO's
+    a2c = PPOConfig(num_steps=8, learning_rate=2e-3, gae_lambda=0.95)  # it reads these, gamma and two coefs
     run = Run(task="CartPole-v1", num_envs=16, num_shards=2, total_steps=args.total_steps, algorithm=a2c, device="cpu")
-    spawn(train, args.ranks, (run,)) if args.ranks > 1 else train(0, run)
+    spawn(train, args.ranks, (run, Path(time.strftime("runs/a2c-%Y%m%d-%H%M%S")), args.resume))

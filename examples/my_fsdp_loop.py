@@ -69,7 +69,7 @@ def train(rank: int, args: argparse.Namespace) -> dict:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=1, choices=(1, 2, 4, 8, 16))
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--device", default="auto")

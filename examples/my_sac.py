@@ -94,7 +94,7 @@ def train(rank: int, args: argparse.Namespace) -> dict:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=1, choices=(1, 2, 4))
     parser.add_argument("--total-steps", type=int, default=40_000)
     args = parser.parse_args()
     print(*(spawn(train, args.ranks, (args,)) if args.ranks > 1 else [train(0, args)]), sep="\n")

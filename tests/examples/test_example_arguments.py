@@ -19,7 +19,9 @@ def test_ranks_that_do_not_divide_the_work_are_refused(examples, monkeypatch, na
         importlib.import_module(name).train(0, given)
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("my_loop", 17), ("my_jax_loop", 3)])
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("my_loop", 17), ("my_jax_loop", 3), ("my_algorithm", 4), ("my_sac", 3), ("my_fsdp_loop", 3)]
+)
 def test_more_or_other_ranks_than_episodes_divide_among_are_refused(examples, name, ranks):
     command = [sys.executable, examples / f"{name}.py", "--ranks", str(ranks)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

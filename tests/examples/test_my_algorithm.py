@@ -1,5 +1,8 @@
 """`examples/my_algorithm.py`: it learns, and the number of ranks changes no bit."""
 
+import json
+from pathlib import Path
+
 import my_algorithm
 import pytest
 
@@ -32,6 +35,22 @@ def test_the_seed_moves_the_parameters(examples, tmp_path):
         for seed in (0, 1)
     }
     assert len(ends) == 2
+
+
+def test_a_stopped_run_is_resumed_to_the_same_bits(examples, tmp_path):
+    whole = my_algorithm.train(0, pinned(), tmp_path / "whole")
+    my_algorithm.train(0, pinned(total_steps=10 * 64), tmp_path / "part")
+    resumed = my_algorithm.train(0, pinned(), resume=tmp_path / "part")
+    assert resumed["updates"] == 20
+    assert resumed["params_fingerprint"] == whole["params_fingerprint"]
+
+
+def test_the_script_names_its_run_for_the_algorithm(examples, python):
+    python(examples / "my_algorithm.py", "--total-steps", 128)
+    (run,) = Path("runs").iterdir()
+    assert run.name.startswith("a2c-")
+    python(examples / "my_algorithm.py", "--total-steps", 256, "--resume", run)
+    assert json.loads((run / "summary.json").read_text())["env_steps"] == 256
 
 
 DIVERGING = """
