@@ -1,11 +1,11 @@
 """A training loop of your own that can be killed at any time and resumed: REINFORCE on CartPole-v1 with checkpoints.
 
     python examples/my_checkpointed_loop.py --folder runs/mine                 start, or resume after a kill
-    python examples/my_checkpointed_loop.py --folder runs/mine --ranks 2
-    lockstep launch --ranks 2 examples/my_checkpointed_loop.py --folder runs/mine
+    python examples/my_checkpointed_loop.py --folder runs/two --ranks 2
+    lockstep launch --ranks 2 examples/my_checkpointed_loop.py --folder runs/two      resumes that of the line above
 
-The calls for checkpoints are marked [1] to [4]. The same command resumes from the newest checkpoint. A run that was
-killed and resumed ends with the parameters, bit for bit, of an uninterrupted one.
+The calls for checkpoints are marked [1] to [4]. The same number of ranks resumes from the newest checkpoint. A run that
+was killed and resumed ends with the parameters, bit for bit, of an uninterrupted one.
 """
 
 import argparse
@@ -44,14 +44,14 @@ def train(rank: int, args: argparse.Namespace) -> str:
         torch.manual_seed(stream_seed(SEED, "init"))
         policy = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2))
         optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
-        generator = stream(SEED, "draws", world.rank)  # one stream per rank, continued over all updates
+        generator = stream(SEED, "draws", world.shards[0])  # one stream per shard, continued over all updates
         env, first = gymnasium.make("CartPole-v1"), 1
 
         saved = checkpoints.restore()  # [1] None at the first start
         if saved is not None:
             policy.load_state_dict(saved.shared["policy"])
             optimizer.load_state_dict(saved.shared["optimizer"])
-            generator.bit_generator.state = saved.shards[world.rank]["draws"]
+            generator.bit_generator.state = saved.shards[world.shards[0]]["draws"]
             first = saved.step + 1
         comm.broadcast_(policy)
 

@@ -206,9 +206,11 @@ class CheckpointManager:
             except ConfigError as error:
                 return str(error)
             if saved != self._comm.world.num_shards:
+                world = self._comm.world  # no rank is without a shard
+                pinning = f", or use World.from_environment().with_shards({saved})" if saved >= world.size else ""
                 return (
-                    f"{path} has num_shards={saved}, and this run has {self._comm.world.num_shards}; start it on "
-                    f"{saved} rank{'s' * (saved > 1)}, or use World.from_environment().with_shards({saved})"
+                    f"{path} has num_shards={saved}, and this run has {world.num_shards}; start it on "
+                    f"{saved} rank{'s' * (saved > 1)}{pinning}"
                 )
             return ""
         return ""

@@ -150,9 +150,28 @@ def test_other_shards_are_refused(comm, tmp_path):
     with (
         Comm(World().with_shards(2), device="cpu") as two,
         CheckpointManager(two, tmp_path) as checkpoints,
-        pytest.raises(ConfigError, match=r"step_1 has num_shards=1, and this run has 2; start it on 1 rank"),
+        pytest.raises(
+            ConfigError, match=r"step_1 has num_shards=1, and this run has 2; start it on 1 rank, or use .*1"
+        ),
     ):
         checkpoints.restore()
+
+
+def restored_on_more_ranks(rank: int, folder: Path) -> str:
+    """What `restore` says of a checkpoint with fewer shards than there are ranks."""
+    with Comm(World.from_environment(), device="cpu") as comm, CheckpointManager(comm, folder) as checkpoints:
+        try:
+            checkpoints.restore()
+        except ConfigError as error:
+            return str(error)
+    return ""
+
+
+def test_ranks_without_a_shard_are_not_offered(comm, tmp_path):
+    with CheckpointManager(comm, tmp_path) as checkpoints:
+        checkpoints.save(1, {})
+    for message in spawn(restored_on_more_ranks, 2, (tmp_path,), timeout_s=120):
+        assert message.endswith("and this run has 2; start it on 1 rank")
 
 
 def different(rank: int) -> dict[str, dict]:
