@@ -1,7 +1,7 @@
 """An environment of your own, twice: as a `gymnasium.Env`, and vectorized in numpy. Both train as they are.
 
-    lockstep train examples/my_env.py:MyEnv --ranks 2 --set learning_rate=1e-3 --set stop_return=0.99
-    lockstep train examples/my_env.py:MyVectorEnv --ranks 2 --set learning_rate=1e-3 --set env.kwargs.width=9
+    lockstep train examples/my_env.py:MyEnv --ranks 2 --set device=cpu --set learning_rate=1e-3 --set stop_return=0.99
+    lockstep train examples/my_env.py:MyVectorEnv --ranks 2 --set device=cpu --set env.kwargs.width=9
 
 The game: a ball falls down a board, straight, and a paddle at the bottom moves left, stays or moves right. Catching
 the ball pays 1, missing it -1, and either ends the episode.

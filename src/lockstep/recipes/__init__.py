@@ -81,6 +81,9 @@ def load_file(target: str) -> AnyRun:
 def source(name: str) -> str:
     """A recipe as a Python file with every setting of the run spelled out, to be edited."""
     run = load(name)
+    about = textwrap.indent(inspect.getdoc(_module(name).recipe) or "", "    ").lstrip()
+    if "\n" in about:
+        about += "\n    "
     text = f'''"""{description(name)}
 
 Written by `lockstep recipe {name}`; every setting is here to be edited. Counts are global: over all ranks.
@@ -88,8 +91,7 @@ Run it with
 
     lockstep train my_{name}.py:recipe --ranks 2
     python my_{name}.py --ranks 2
-    torchrun --nproc_per_node=2 my_{name}.py
-    python -m torch.distributed.launch --nproc_per_node=2 --master_port=29501 my_{name}.py
+{_launchers(run, name)}
 """
 
 import sys
@@ -99,7 +101,7 @@ from lockstep.train import main
 
 
 def recipe() -> Run:
-    """Everything that decides what is computed."""
+    """{about}"""
     return {_spelled_out(run, 1)}
 
 
@@ -107,6 +109,16 @@ if __name__ == "__main__":
     sys.exit(main([f"{{__file__}}:recipe", *sys.argv[1:]]))
 '''
     return text
+
+
+def _launchers(run: Run, name: str) -> str:
+    """The commands with which launchers of the run's framework start the file of a recipe."""
+    if run.ml_framework == "jax":  # there may be no torch
+        return f"    python -m lockstep.launch.jax --nproc_per_node=2 my_{name}.py"
+    return (
+        f"    torchrun --nproc_per_node=2 my_{name}.py\n"
+        f"    python -m torch.distributed.launch --nproc_per_node=2 --master_port=29501 my_{name}.py"
+    )
 
 
 def _imports(run: Run) -> str:

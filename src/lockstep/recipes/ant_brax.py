@@ -11,7 +11,8 @@ def recipe() -> Run:
 
     An update there learns from 32 minibatches of 2048 rollouts of 5 steps: 4096 environments x 80 steps here, over
     which advantages run, too. The networks are those of `make_ppo_networks`, and the first standard deviation is
-    softplus(0). Lockstep clips actions where Brax takes their tanh, and normalizes advantages over a whole rollout.
+    softplus(0). Lockstep clips actions where Brax takes their tanh, normalizes advantages over a whole rollout, and
+    draws the first weights within 1 / sqrt(inputs) where Brax (lecun_uniform) draws them within sqrt(3 / inputs).
     """
     return Run(
         task="brax/ant",

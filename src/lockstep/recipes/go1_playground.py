@@ -10,7 +10,8 @@ def recipe() -> Run:
     """The PPO settings that MuJoCo Playground publishes for this task: `brax_ppo_config` of its `locomotion_params`.
 
     A minibatch there is 256 rollouts of 20 steps; 32 of them are 8192 environments x 20. The first standard deviation
-    is softplus(0). Lockstep clips actions where Brax takes their tanh, and normalizes advantages over a whole rollout.
+    is softplus(0). Lockstep clips actions where Brax takes their tanh, normalizes advantages over a whole rollout, and
+    draws the first weights within 1 / sqrt(inputs) where Brax (lecun_uniform) draws them within sqrt(3 / inputs).
     """
     return Run(
         task="playground/Go1JoystickFlatTerrain",

@@ -1,7 +1,10 @@
 """What can be typed, and what is said about what cannot."""
 
+import importlib
+import inspect
 import json
 import os
+import runpy
 import subprocess
 import sys
 import types
@@ -176,7 +179,14 @@ def test_a_printed_recipe_is_complete_and_equal(name, trained, here, capsys):
     for setting in ("num_shards=None", own, "vectorization=", "initial_log_std=", "startup_timeout_s="):
         assert setting in text
     assert other not in text, "imports what is used, and no more"
-    assert f"python -m torch.distributed.launch --nproc_per_node=2 --master_port=29501 my_{name}.py" in text
+    in_jax = recipes.load(name).ml_framework == "jax"
+    launcher = "lockstep.launch.jax" if in_jax else "torch.distributed.launch --nproc_per_node=2 --master_port=29501"
+    assert f"python -m {launcher}" in text and ("torch" in text.split("import sys")[0]) is not in_jax
+    printed, packaged = (
+        runpy.run_path("my_own.py")["recipe"],
+        importlib.import_module(f"lockstep.recipes.{name}").recipe,
+    )
+    assert inspect.getdoc(printed) == inspect.getdoc(packaged), "where its numbers come from, and what differs"
     assert "# Discount per step." in text
     for line in text.splitlines():
         assert len(line) <= 120
@@ -198,6 +208,11 @@ def test_a_printed_recipe_runs_as_a_script(here):
     done = subprocess.run([sys.executable, "my_own.py", "--ranks", "2"], capture_output=True, text=True)
     assert done.returncode == 5
     assert done.stdout.strip().endswith("my_own.py:recipe', '--ranks', '2']")
+
+
+@pytest.mark.parametrize("name", ["cartpole", "cartpole_dqn", "pendulum", "pendulum_sac"])
+def test_recipes_with_small_networks_need_no_gpu_per_rank(name):
+    assert recipes.load(name).device == "cpu"
 
 
 def test_recipes_are_listed(capsys):
