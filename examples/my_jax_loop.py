@@ -49,8 +49,9 @@ def play(weights: dict[str, Array], key: Array) -> tuple[Array, Array, Array]:
 
     def step(state: Any, key: Array) -> tuple[Any, tuple[Array, Array, Array]]:
         observation = ENV.observe(state)
-        action = jax.random.categorical(key, logits(weights, observation))
-        state, _, reward, _, _ = ENV.step(state, action, key)
+        choose, move = jax.random.split(key)  # each key is used once
+        action = jax.random.categorical(choose, logits(weights, observation))
+        state, _, reward, _, _ = ENV.step(state, action, move)
         return state, (observation, action, reward)
 
     _, (observation, action, reward) = jax.lax.scan(step, ENV.reset(begin), jax.random.split(key, ENV.height - 1))
@@ -80,7 +81,7 @@ def train(rank: int, args: argparse.Namespace) -> float:
 
         step = comm.spmd(update)
         shared = comm.replicate(initial(stream_seed(SEED, "init")) | {"return": jnp.zeros(())})
-        share = EPISODES // comm.world.size  # an episode's randomness belongs to its number, not to a rank
+        share = comm.world.shard_size(EPISODES, "EPISODES")  # randomness is keyed by the episode, not by a rank
         own = comm.shard([jnp.arange(share) + shard * share for shard in comm.world.shards])
         for number in range(1, args.updates + 1):
             shared, own = step(shared, own)
