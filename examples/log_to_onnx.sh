@@ -6,6 +6,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 folder=${1:?name a folder for the log, the data and the policy}
+[ ! -e "$folder/runs/logged" ] || { echo "$folder holds runs/logged of an earlier start; name another folder" >&2; exit 2; }
 mkdir -p "$folder" && cd "$folder"
 
 lockstep offline record CartPole-v1 --out log.jsonl.zst --episodes "${EPISODES:-100}"

@@ -4,8 +4,8 @@
     POLICY=runs/served/policy.onnx uvicorn --app-dir examples my_service:app --port 8000
     curl -s localhost:8000/act -H 'content-type: application/json' -d '{"observations": [[0.0, 0.1, 0.02, -0.1]]}'
 
-The policy was learned in an environment, without recurrent layers. `GET /`
-describes the policy. N observations of O numbers give N actions, in one call of ONNX Runtime.
+The policy was learned in an environment, from numbers and without recurrent layers. `GET /` describes it. N
+observations of O numbers give N actions, in one call of ONNX Runtime.
 """
 
 import json
@@ -23,6 +23,8 @@ if about["kind"] != "observations":
     raise SystemExit("a policy for features of a log, not for observations: see score_actions.py")
 if "state_size" in about:
     raise SystemExit("a recurrent policy, which takes its last next_state too: this service keeps none")
+if about["spec"].get("image"):
+    raise SystemExit("a policy of images: this service takes vectors of numbers")
 (model_input,) = session.get_inputs()
 app = FastAPI(title="A policy")
 

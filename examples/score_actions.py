@@ -21,11 +21,11 @@ continuous = about["kind"] == "continuous"
 
 
 def raw(rows: list[dict[str, float]], features: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Values [rows, features], and which of them a row has: absent ones need no value."""
+    """Values [rows, features], and which of them a row has: absent and null ones need no value."""
     if unknown := sorted({name for row in rows for name in row} - set(features)):
         sys.exit(f"unknown feature {', '.join(unknown)}; this policy knows {', '.join(features)}")
-    value = np.array([[row.get(name, 0.0) for name in features] for row in rows])
-    return value, np.array([[name in row for name in features] for row in rows])
+    value = np.array([[row.get(name) or 0.0 for name in features] for row in rows])
+    return value, np.array([[row.get(name) is not None for name in features] for row in rows])
 
 
 def marked(chosen: list[str]) -> list[bool]:

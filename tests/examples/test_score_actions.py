@@ -57,13 +57,12 @@ def discrete(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def environments(tmp_path_factory):
-    """Exported policies of an environment, by whether they are recurrent."""
+    """Exported policies of an environment, by their kind."""
     spec, folder = EnvSpec(4, ActionSpec("discrete", (2,)), "same_step", True), tmp_path_factory.mktemp("acting")
+    images = EnvSpec(84 * 84, ActionSpec("discrete", (2,)), "same_step", True, image=(1, 84, 84))
     made = {kind: Policy(spec, NetworkConfig(hidden=(8,), recurrent=kind)) for kind in ("none", "gru")}
-    return {
-        kind == "gru": export_acting(policy, None, folder / f"{kind}.onnx", "onnx").path
-        for kind, policy in made.items()
-    }
+    made["image"] = Policy(images, NetworkConfig(hidden=(8,)))
+    return {kind: export_acting(policy, None, folder / f"{kind}.onnx", "onnx").path for kind, policy in made.items()}
 
 
 def called(examples, path, *states):
@@ -91,6 +90,12 @@ def test_it_scores_without_lockstep(examples, tmp_path, discrete, kind):
         assert list(said) == names
         assert list(said.values()) == pytest.approx(scores.tolist(), abs=1e-4)
         assert best == names[scores.argmax()]
+
+
+def test_a_null_feature_is_an_absent_one(examples, discrete):
+    null, absent = (called(examples, discrete[1], state) for state in ('{"0": 0.02, "3": null}', '{"0": 0.02}'))
+    assert null.returncode == 0, null.stderr
+    assert null.stdout == absent.stdout
 
 
 def test_only_possible_actions_are_chosen(examples, discrete):
@@ -132,7 +137,7 @@ def test_continuous_actions_are_printed(examples, tmp_path):
 
 @pytest.mark.slow
 def test_a_policy_of_an_environment_is_refused_in_one_line(examples, environments):
-    done = called(examples, environments[False], '{"0": 0.02}')
+    done = called(examples, environments["none"], '{"0": 0.02}')
     wanted = "a policy for observations, not for a log: see my_service.py"
     assert (done.returncode, done.stderr.strip()) == (1, wanted)
 
@@ -140,7 +145,12 @@ def test_a_policy_of_an_environment_is_refused_in_one_line(examples, environment
 @pytest.mark.slow
 def test_the_service_refuses_other_policies_in_one_line(examples, discrete, environments):
     pytest.importorskip("fastapi")
-    for path, wanted in ((discrete[1], "see score_actions.py"), (environments[True], "this service keeps none")):
+    refused = {
+        discrete[1]: "see score_actions.py",
+        environments["gru"]: "this service keeps none",
+        environments["image"]: "a policy of images: this service takes vectors of numbers",
+    }
+    for path, wanted in refused.items():
         command = [sys.executable, examples / "my_service.py"]
         done = subprocess.run(
             command, env=os.environ | {"POLICY": str(path)}, capture_output=True, text=True, check=False

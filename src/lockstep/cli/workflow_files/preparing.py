@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import secrets
+import shlex
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -163,7 +164,10 @@ def _checked_sources(workflow: Workflow) -> str:
             continue
         for path in source.paths:
             if not path.exists():
-                raise ConfigError(f"{name}: {path} does not exist")
+                raise ConfigError(
+                    f"{name}: {path} does not exist; name your log, or make one: lockstep offline record TASK --out "
+                    f"{shlex.quote(str(path))}"
+                )
         if source.prepared:
             _check_prepared(workflow, name, source)
             continue

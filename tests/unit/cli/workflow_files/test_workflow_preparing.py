@@ -147,7 +147,9 @@ def test_an_episode_that_a_limit_cut_does_not_end(here):
 
 
 def test_what_is_missing_is_named(here):
-    with pytest.raises(ConfigError, match=r"training_data_path: log\.jsonl does not exist"):
+    with pytest.raises(
+        ConfigError, match=r"training_data_path: log\.jsonl does not exist; .* offline record TASK --out log\.jsonl"
+    ):
         quietly(workflow(here))
     write(here / "log.jsonl", rows(range(20)))
     with pytest.raises(ConfigError, match=r"eval_data_path: eval\.jsonl does not exist"):
