@@ -51,12 +51,15 @@ CLEAN_RL_FOLDER = "CLEAN_RL_FOLDER"
 CLEAN_RL = {
     "dqn": (
         "num_envs=1", "num_steps=4", "capacity=100000", "batch_size=32", "updates_per_step=0.25",
-        "learning_starts=1000", "target_update_every=1000", "double=false", "loss=mse", "max_grad_norm=null",
+        "learning_starts=1000", "target_update_every=250", "double=false", "loss=mse", "max_grad_norm=null",
         "learning_rate=1e-4",
     ),
     "ppo": ("num_envs=8", "num_steps=128", "num_epochs=4", "num_minibatches=4", "learning_rate=2.5e-4"),
 }  # fmt: skip
-"""CleanRL's settings for Atari; learning begins earlier and the buffer is smaller, which change no step."""
+"""CleanRL's settings for Atari; learning begins earlier and the buffer is smaller, which change no step.
+
+Its `target_network_frequency=1000` counts environment steps: 250 gradient steps.
+"""
 
 
 def main() -> None:

@@ -114,7 +114,7 @@ def measured(command: list[str], core: int) -> dict[str, float]:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def ranks_of(count: int, cores: list[int]) -> dict[str, float]:
+def ranks_of(count: int, cores: list[int], updates: int) -> dict[str, float]:
     """What rank 0 told of a world of `count` processes, each on a core of its own."""
     from lockstep.launch.rank_environment import free_port
 
@@ -122,6 +122,7 @@ def ranks_of(count: int, cores: list[int]) -> dict[str, float]:
     for rank in range(count):
         os.sched_setaffinity(0, {cores[rank]})
         words = [sys.executable, __file__, "--rank", str(rank), "--ranks", str(count), "--port", str(port)]
+        words += ["--updates", str(updates)]
         started.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
     os.sched_setaffinity(0, before)
     said = [process.communicate()[0] for process in started]
@@ -160,12 +161,12 @@ def main() -> None:
         return
     cores = sorted(os.sched_getaffinity(0))
     words = ["-c", PEER, str(args.purejaxrl), str(args.updates)]
-    arms = {"lockstep": lambda: ranks_of(1, cores[-1:])}
+    arms = {"lockstep": lambda: ranks_of(1, cores[-1:], args.updates)}
     if args.purejaxrl:
         python = args.gymnax or peer_python("gymnax", PACKAGES)
         arms["PureJaxRL"] = lambda: measured([python, *words], cores[-1])
     if len(cores) > 1:
-        arms["2 ranks"] = lambda: ranks_of(2, cores[-2:])
+        arms["2 ranks"] = lambda: ranks_of(2, cores[-2:], args.updates)
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
     for _ in range(args.repetitions):
         for name, arm in arms.items():

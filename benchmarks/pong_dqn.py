@@ -4,8 +4,8 @@
     python benchmarks/pong_dqn.py --only parts            # where the time of a gradient step goes
     python benchmarks/pong_dqn.py --encoder wide --only ranks --steps 1200
 
-CleanRL's settings, that is the Nature CNN, plain Q-learning, a gradient step on 32 transitions for every 4 environment
-steps, Adam, the gradient's norm clipped. `lockstep bench pong_dqn` compares with Stable-Baselines3. One process plays 4
+The Nature CNN, plain Q-learning, a gradient step on 32 transitions for every 4 environment steps, the Huber loss, Adam,
+the gradient's norm clipped. `lockstep bench pong_dqn` compares with Stable-Baselines3. One process plays 4
 environments, one step of each between two gradient steps, and has one thread and one core. Two ranks do the work of one
 together: 2 environments and 16 transitions each. Each repetition is a fresh process; only its steady state counts.
 """
