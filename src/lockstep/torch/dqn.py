@@ -253,8 +253,11 @@ class DQN:
         return warmup([self.optimizer], accumulate)
 
     def copy_to_target(self) -> None:
-        """Make the target network equal to the online network."""
+        """Make the target network equal to the online network, with its frozen parameters."""
         self._move_target(1.0)
+        for mine, other in zip(self.target.parameters(), self.policy.parameters(), strict=True):
+            if not other.requires_grad:
+                mine.copy_(other)
 
     def _move_target(self, rate: float) -> None:
         self._target_values.lerp_(self.flat.values.detach(), rate)

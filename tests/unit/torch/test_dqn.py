@@ -25,8 +25,8 @@ SPEC = EnvSpec(3, ActionSpec("discrete", (2,)), "same_step", True)
 STEPS, ENVS, ROWS = 16, 4, 2 * 16 * 4  # ROWS: environment steps of a rollout of both shards
 
 
-def learner(non_finite="stop", seed=0, **config):
-    """One gradient step per rollout unless told otherwise."""
+def learner(non_finite="stop", seed=0, frozen=0, **config):
+    """One gradient step per rollout unless told otherwise; the first `frozen` parameters are not trained."""
     base = {
         "num_steps": STEPS, "batch_size": 32, "capacity": 4 * ROWS, "learning_starts": 0, "updates_per_step": 1 / ROWS,
         "learning_rate": 1e-2, "target_update_every": 1000,
@@ -36,7 +36,10 @@ def learner(non_finite="stop", seed=0, **config):
         network=NetworkConfig(hidden=(8,)), algorithm=DQNConfig(**{**base, **config}),
     )  # fmt: skip
     world = World().with_shards(2)
-    return DQN(run, QPolicy(SPEC, run.network, run.algorithm, seed=seed), Comm(world, device="cpu"))
+    policy = QPolicy(SPEC, run.network, run.algorithm, seed=seed)
+    for parameter in list(policy.parameters())[:frozen]:
+        parameter.requires_grad_(False)
+    return DQN(run, policy, Comm(world, device="cpu"))
 
 
 def rollouts(seed=0, ends=0.1):
@@ -243,3 +246,12 @@ def test_warmup_changes_nothing():
     dqn.warmup(8)()
     assert all((before[name] == tensor).all() for name, tensor in dqn.shared_tensors().items())
     assert all(layer.noise is None for layer in dqn.policy._noisy)
+
+
+def test_the_target_takes_over_frozen_parameters_of_another_run():
+    """`init_from` loads a policy whose frozen layers have other numbers than those that this run drew."""
+    dqn = learner(seed=2, frozen=2)
+    other = learner(seed=1, frozen=2).policy.state_dict()
+    dqn.policy.load_state_dict(other)
+    dqn.copy_to_target()
+    assert all(torch.equal(tensor, other[name]) for name, tensor in dqn.target.state_dict().items())
