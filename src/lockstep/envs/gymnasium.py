@@ -166,7 +166,10 @@ def _entry_point_refusal(registered: Any, config: EnvConfig, kwargs: Mapping[str
     if config.max_episode_steps is not None and registered.max_episode_steps is None:
         return "its entry point takes no max_episode_steps"
     with config_errors(registered.id):
-        parameters = inspect.signature(_creator(registered.vector_entry_point)).parameters
+        creator = _creator(registered.vector_entry_point)
+        parameters = inspect.signature(creator).parameters
+    if any(base.__name__ == "FunctionalJaxVectorEnv" for base in getattr(creator, "__mro__", ())):
+        return "Gymnasium's FunctionalJaxVectorEnv undoes the steps of all environments when one resets"
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     unknown = [name for name in kwargs if name in _OF_MAKE_VEC or not (takes_all or name in parameters)]
     if unknown:

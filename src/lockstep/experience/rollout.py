@@ -260,6 +260,8 @@ class Collector:
         ended = self._ended[k, 1:]
         idle = self._waiting[k] if self._same_step else self._ended[k, :-1]
         weight = 1.0 - idle.astype(np.float32)
+        if not self._same_step:
+            self._reward[k][idle] = 0.0  # a row that only resets belongs to no episode, whatever it pays
         first = self._world.shards[k] * self._reward.shape[2]
         numbers = [(t, rows, numbers_of(last, self._spec)) for t, rows, last in final]
         fault = find_non_finite(numbers_of(self._observation[k], self._spec), self._reward[k], numbers, first)

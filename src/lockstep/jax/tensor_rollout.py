@@ -132,12 +132,14 @@ class _Shard:
         steps = self.env.finish()
         ended = steps.terminated | steps.truncated
         before = np.concatenate([ended_before[None], ended[:-1]])
-        weight = np.ones_like(steps.reward) if self._same_step else 1.0 - before.astype(np.float32)
+        weight, reward = np.ones_like(steps.reward), steps.reward
+        if not self._same_step:  # a row that only resets belongs to no episode, whatever it pays
+            weight, reward = 1.0 - before.astype(np.float32), np.where(before, np.float32(0.0), reward)
         self.ended = ended[-1]
-        self.episodes.update(steps.reward, ended, weight)
+        self.episodes.update(reward, ended, weight)
         final: list[Any] = [(t, envs, to_device(rows, self._device)) for t, envs, rows in steps.final]
         observation: Any = to_device(steps.observation, self._device)
-        rollout = Rollout(observation, self.action, steps.reward, steps.terminated, ended, weight, final)
+        rollout = Rollout(observation, self.action, reward, steps.terminated, ended, weight, final)
         if not steps.is_finite:
             host = rollout_on_host(rollout)
             numbers = [(t, rows, numbers_of(last, self.env.spec)) for t, rows, last in host.final]

@@ -284,6 +284,8 @@ class TensorShard:
         """Compute what needs no work per step; synchronizes with the device."""
         torch.logical_or(self._terminated, self._truncated, out=self.ended[1:])
         ended, reward = self.ended[1:], self._reward
+        if not self._same_step:
+            reward.masked_fill_(self.ended[:-1], 0.0)  # a row that only resets belongs to no episode, whatever it pays
         weight = torch.ones_like(reward) if self._same_step else 1.0 - self.ended[:-1].float()
         env, step = ended.T.nonzero().unbind(1)
         observations = [group.normalize(-1) for group in self.groups]

@@ -1,5 +1,7 @@
 """Gymnasium tasks behind the protocol: one meaning whatever runs them."""
 
+from types import SimpleNamespace
+
 import gymnasium
 import numpy as np
 import own_envs
@@ -7,7 +9,7 @@ import pytest
 from gymnasium import spaces
 from own_envs import Counter
 
-from lockstep.envs.gymnasium import SingleEnvs, VectorizedTask
+from lockstep.envs.gymnasium import SingleEnvs, VectorizedTask, _entry_point_refusal
 from lockstep.envs.make import env_spec, make_vector_env
 from lockstep.errors import ConfigError, RunError
 from lockstep.run import EnvConfig
@@ -386,3 +388,12 @@ def test_a_users_handler_of_mujocos_warnings_stays():
         assert len(heard) == 1
     finally:
         mujoco.set_mju_user_warning(None)
+
+
+def test_an_entry_point_that_undoes_steps_is_not_used():
+    """Of Gymnasium 1.4's tasks `phys2d`: when one environment resets, the step of every other one is undone."""
+    broken = type("Task", (type("FunctionalJaxVectorEnv", (), {}),), {})
+    task = SimpleNamespace(id="x-v0", vector_entry_point=broken, additional_wrappers=(), max_episode_steps=200)
+    assert "undoes the steps" in (_entry_point_refusal(task, EnvConfig(), {}) or "")
+    task.vector_entry_point = type("Task", (), {})
+    assert _entry_point_refusal(task, EnvConfig(), {}) is None

@@ -49,7 +49,7 @@ class Scripted:
         self.num_envs, self.first = num_envs, first
         self.step_in_episode = np.zeros(num_envs, int)
         self.resetting = np.zeros(num_envs, bool)
-        self.given, self.truncates, self.closed = [], True, False
+        self.given, self.truncates, self.closed, self.reset_pays = [], True, False, 0
         self.observation = np.zeros((num_envs, 2), np.float32)
 
     def observe(self):
@@ -64,7 +64,7 @@ class Scripted:
         self.given.append(np.array(action))
         self.step_in_episode = np.where(self.resetting, 0, self.step_in_episode + 1)
         ended = (self.step_in_episode >= np.arange(self.num_envs) + 2) & ~self.resetting
-        reward = np.where(self.resetting, 0, 1).astype(np.float32)
+        reward = np.where(self.resetting, self.reset_pays, 1).astype(np.float32)
         final = None
         if self.spec.autoreset == "same_step":
             final = self.observe().copy()
@@ -201,6 +201,17 @@ def test_next_step_environments_weigh_their_reset_rows_nothing_also_over_the_edg
     assert np.concatenate(weights)[:, 1].tolist() == [1, 1, 1, 0] * 3
     assert sorted(np.concatenate(lengths).tolist()) == [2.0] * 4 + [3.0] * 3 + [4.0] * 2
     assert len(collected.episodes[0].returns) == len(lengths[-1])
+
+
+def test_what_a_reset_row_pays_belongs_to_no_episode():
+    """As in evaluation: every step of an episode pays 1."""
+    env = Scripted(3, "next_step")
+    env.reset_pays = 5
+    collected = collector([env])
+    for _ in range(2):
+        (rollout,) = collected.collect()
+        np.testing.assert_array_equal(rollout.reward, rollout.weight)
+        assert collected.episodes[0].returns.tolist() == collected.episodes[0].lengths.tolist() != []
 
 
 def test_a_rollout_starts_where_the_last_one_stopped():

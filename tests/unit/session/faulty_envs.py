@@ -326,6 +326,14 @@ class Rows:
         pass
 
 
+class RowsWithNanElsewhere(Rows):
+    """Without a fault: final observations mean nothing where no episode ended."""
+
+    def step(self, action):
+        *found, cut, final = super().step(action)
+        return *found, cut, np.where(cut[:, None], final, np.float32(np.nan))
+
+
 class RowsResetWithInfo(Rows):
     def reset(self, seeds):
         return super().reset(seeds), {}

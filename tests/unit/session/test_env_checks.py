@@ -23,7 +23,7 @@ from quick import others_slow
 
 ENVS = str(Path(faulty_envs.__file__))
 TIME_ENOUGH = Limits(seconds=30.0)
-QUICK = ("Grid", "Rows", "Board", "CartPole-v1")
+QUICK = ("Grid", "Rows", "RowsWithNanElsewhere", "Board", "CartPole-v1")
 
 
 def checked(name, config=EnvConfig(), limits=TIME_ENOUGH, **kwargs):  # noqa: B008

@@ -98,6 +98,26 @@ def test_a_rollout_holds_what_the_environment_returned(autoreset):
     assert seen.ended.any() and made.episodes[0].returns.size == seen.ended.sum()
 
 
+def test_what_a_reset_row_pays_belongs_to_no_episode():
+    (plain, *_), (paid, *_) = (collector(normalize=True, autoreset="next_step") for _ in range(2))
+    env, ended = paid._shards[0].env, torch.zeros(ENVS)
+    step = env.step
+
+    def paying(action):
+        result = step(action)
+        result = result._replace(reward=result.reward + 5 * ended)
+        ended.copy_(result.terminated | result.truncated)
+        return result
+
+    env.step = paying
+    for _ in range(2):
+        (expected,), (rollout,) = plain.collect(), paid.collect()
+        assert (rollout.evaluated.weight == 0).any()
+        torch.testing.assert_close(rollout.evaluated.reward, expected.evaluated.reward)
+        np.testing.assert_array_equal(paid.episodes[0].returns, plain.episodes[0].returns)
+        np.testing.assert_array_equal(rollout.normalizer_sums, expected.normalizer_sums)
+
+
 def test_truncated_episodes_are_valued_at_their_true_last_observation():
     made, policy, _ = collector()
     finals = []

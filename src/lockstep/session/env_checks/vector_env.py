@@ -80,8 +80,8 @@ class ProtocolDriver(EnvDriver):
         terminated = check_flags(terminated, "terminated", count, report)
         truncated = check_flags(truncated, "truncated", count, report)
         cut = truncated & ~terminated
-        self._check_final(final, observation, cut)
-        self._check_critic("step", cut)
+        self._check_final(final, observation, terminated | truncated, cut)
+        self._check_critic("step", terminated | truncated, cut)
         return Outcome(np.array(observation), rewards, terminated | truncated)
 
     def can_save(self) -> bool:
@@ -118,7 +118,7 @@ class ProtocolDriver(EnvDriver):
                 f"np.asarray(observation, np.{space.dtype})"
             )
 
-    def _check_final(self, final: Any, observation: Any, cut: np.ndarray) -> None:
+    def _check_final(self, final: Any, observation: Any, ended: np.ndarray, cut: np.ndarray) -> None:
         if self._spec.autoreset == "next_step":
             if final is not None:
                 self.report.fault(
@@ -131,12 +131,12 @@ class ProtocolDriver(EnvDriver):
                 "step returned None as final observation, and spec says autoreset=same_step; return what was seen "
                 f"before any reset, an array of shape {self._space.shape}"
             )
-        self._check_observation(final, "step", "final observation")
+        self._check_observation(_valid_rows(final, observation, ended), "step", "final observation")
         if cut.any() and np.shares_memory(final, observation):
             self.report.fault(_FINAL_IS_LOST.format("final observation"))
 
-    def _check_critic(self, after: str, cut: np.ndarray | None = None) -> None:
-        """Check the critic's own observations after a reset, or after a step that truncated the episodes `cut`."""
+    def _check_critic(self, after: str, ended: np.ndarray | None = None, cut: np.ndarray | None = None) -> None:
+        """Check the critic's own observations after a reset, or a step that ended episodes, some `cut` off."""
         size = self._spec.critic_size
         if size is None:
             return
@@ -153,13 +153,20 @@ class ProtocolDriver(EnvDriver):
             self.report.fatal(f"critic_observation returned {describe_value(returned)}; {wanted}")
         method = f"critic_observation (after {after})"
         self._check_observation(values[0], method, space=space)
-        if self._spec.autoreset == "next_step" or cut is None:
+        if self._spec.autoreset == "next_step" or ended is None or cut is None:
             return
         if values[1] is None:
             self.report.fatal(f"{method} returned None as final observation; {wanted}")
-        self._check_observation(values[1], method, "final observation", space)
+        self._check_observation(_valid_rows(values[1], values[0], ended), method, "final observation", space)
         if cut.any() and np.shares_memory(values[0], values[1]):
             self.report.fault(_FINAL_IS_LOST.format("final observation of the critic"))
+
+
+def _valid_rows(final: Any, observation: Any, ended: np.ndarray) -> Any:
+    """The final observations of episodes that ended; other rows mean nothing and may hold NaN: the observation's."""
+    if not isinstance(final, np.ndarray) or (final.shape, final.dtype) != (observation.shape, observation.dtype):
+        return final  # refused as a whole
+    return np.where(ended.reshape(-1, *[1] * (final.ndim - 1)), final, observation)
 
 
 class GymnasiumVectorDriver(EnvDriver):
