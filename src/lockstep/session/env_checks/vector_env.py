@@ -1,6 +1,6 @@
 """Checks of vector environments: Gymnasium's `VectorEnv`, and the protocol of `lockstep.envs.vector`."""
 
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -165,8 +165,9 @@ class ProtocolDriver(EnvDriver):
 def _valid_rows(final: Any, observation: Any, ended: np.ndarray) -> Any:
     """The final observations of episodes that ended; other rows mean nothing and may hold NaN: the observation's."""
     if not isinstance(final, np.ndarray) or (final.shape, final.dtype) != (observation.shape, observation.dtype):
-        return final  # refused as a whole
-    return np.where(ended.reshape(-1, *[1] * (final.ndim - 1)), final, observation)
+        return cast(Any, final)  # refused as a whole
+    rows = cast("np.ndarray[Any, np.dtype[Any]]", final)
+    return np.where(ended.reshape(-1, *[1] * (rows.ndim - 1)), rows, observation)
 
 
 class GymnasiumVectorDriver(EnvDriver):
