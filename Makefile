@@ -14,6 +14,11 @@ MIXED := -n $$(($(JOBS) + 1)) --dist loadfile --no-loadscope-reorder
 WAITING := -n $$(($(JOBS) * 2)) --dist loadfile --no-loadscope-reorder
 # What measures processor time runs alone.
 ALONE := $(wildcard tests/house/test_startup.py)
+# Of what the source and the pages say, not of what runs: `make check`; some of them `make docs`.
+PAGES := $(wildcard tests/house/test_docs.py tests/house/test_api.py)
+RULES := $(filter-out $(ALONE) $(PAGES),$(wildcard tests/house/test_*.py))
+# The `lockstep` commands around training, and the examples: `make test-commands`. What pages show is in `make test`.
+COMMANDS := tests/unit/cli $(filter-out tests/examples/test_pages.py,$(wildcard tests/examples/test_*.py))
 # How ranks and nodes start, find each other, exchange messages, fail and restart: `make test-launch`.
 LAUNCH := $(wildcard $(addprefix tests/ranks/test_,rendezvous.py collectives.py host_blocks.py elastic_restart.py joined.py \
 	memory_growth.py faults.py preflight_of_ranks.py sweep_of_runs.py) tests/hosts tests/unit/launch tests/unit/engines)
@@ -28,7 +33,7 @@ SEAMS := $(addprefix tests/ranks/test_,seams.py dqn_seams.py actor_critic_seams.
 PARITY := $(wildcard tests/parity/test_*.py)
 PARITY_PROMISES := tests/parity/test_jax_policy_files.py
 
-.PHONY: help setup train bench test test-jax test-parity test-launch test-isaac test-isaac-short test-suites test-ray test-trackers test-planted test-chaos test-hosts test-learning test-slow test-gpu check api dist docs format clean
+.PHONY: help setup train bench test test-commands test-jax test-parity test-launch test-isaac test-isaac-short test-suites test-ray test-trackers test-planted test-chaos test-hosts test-learning test-slow test-gpu check api dist docs format clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -43,10 +48,10 @@ train: setup  ## Train CartPole-v1 on 2 ranks until solved. RANKS=N: on N.
 	printf '\nNext:\n  . .venv/bin/activate\n  lockstep evaluate %s --episodes 100\n  tensorboard --logdir runs\n' $$run
 
 # Some environments forbid Python to keep what it compiled: a thousand short processes would then compile our modules again.
-test test-jax test-parity test-launch: export PYTHONDONTWRITEBYTECODE :=
+test test-commands test-jax test-parity test-launch: export PYTHONDONTWRITEBYTECODE :=
 test: setup  ## Prove the promises of the README once, on torch and JAX: five to ten minutes on two cores. Faults, restarts, hosts: test-launch.
 	@code=0; \
-	$(BIN)/python -m pytest $(MIXED) tests -k 'not (seams and jax)' $(patsubst %,--ignore=%,$(ALONE) $(LAUNCH) \
+	$(BIN)/python -m pytest $(MIXED) tests -k 'not (seams and jax)' $(patsubst %,--ignore=%,$(ALONE) $(RULES) $(PAGES) $(LAUNCH) $(COMMANDS) \
 		$(filter-out $(JAX_PROMISES),$(JAX)) $(filter-out $(PARITY_PROMISES),$(PARITY))) || code=1; \
 	$(BIN)/python -m pytest $(ALONE) || code=1; \
 	exit $$code
@@ -56,6 +61,9 @@ test-jax: setup .venv-jax/.installed  ## Run the quick tests of JAX in an enviro
 
 test-parity: setup  ## Torch and JAX compute the same, and what the papers' equations say: outputs, losses, gradient steps.
 	$(BIN)/python -m pytest $(COMPUTING) $(PARITY)
+
+test-commands: setup  ## The commands around training (sweeps, reports, jobs of clusters, logs, doctor, ...) and the examples: three minutes.
+	$(BIN)/python -m pytest $(MIXED) $(COMMANDS) $(patsubst %,--ignore=%,$(JAX))
 
 test-launch: setup  ## Prove the promises about faults, restarts, launchers and several machines: how ranks and nodes start, meet and fail.
 	$(BIN)/python -m pytest $(WAITING) $(LAUNCH) $(patsubst %,--ignore=%,$(JAX))
@@ -98,10 +106,11 @@ test-gpu: $(if $(GPU_PYTHON),,setup)  ## The tests that need a GPU; they skip wi
 bench: setup  ## The same work by Lockstep and by other libraries, in turn: a table. Some hours. WORKS="NAME ...": some workloads.
 	$(BIN)/lockstep bench $(WORKS)
 
-check: setup  ## Format, lint and types.
+check: setup  ## Format, lint, types, and the rules that tests can read from the source: layers, names, lengths.
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python -m pytest $(RULES)
 
 api: setup  ## Write docs/api.md, the page of all public names, from the docstrings.
 	$(BIN)/python docs/api.py
@@ -116,7 +125,7 @@ dist: setup .venv-dist/.installed  ## Build wheel and sdist into dist/, and inst
 	LOCKSTEP_DIST=dist $(BIN)/python -m pytest -m slow -v -rs tests/installs
 
 docs: setup .venv-docs/.installed  ## Build the site from the pages into site/, in English and Chinese. A dead link or an unlisted page fails.
-	$(BIN)/python -m pytest tests/house/test_docs.py tests/house/test_api.py
+	$(BIN)/python -m pytest $(PAGES)
 	.venv-docs/bin/python docs/site/build.py
 	$(BIN)/python -m pytest -m slow tests/house/test_site.py
 

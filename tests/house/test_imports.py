@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from sources import tree_of
 
 SOURCE = Path(__file__).parents[2] / "src"
 FRAMEWORKS = ("torch", "jax")
@@ -69,11 +70,6 @@ def imports_of(tree: ast.Module, module: str, path: str, modules: set[str]) -> I
             yield from walk(child, later)
 
     yield from walk(tree, lazy=False)
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 @cache
@@ -304,9 +300,7 @@ def test_scripts_and_tests_import_what_there_is():
     """Only some of them run in each test run, and no type checker reads them."""
     root = SOURCE.parent
     files = [file for folder in ("benchmarks", "docs", "examples", "tests") for file in (root / folder).rglob("*.py")]
-    missing = [
-        f"{file.relative_to(root)}:{one}" for file in files for one in missing_imports(ast.parse(file.read_text()))
-    ]
+    missing = [f"{file.relative_to(root)}:{one}" for file in files for one in missing_imports(tree_of(file))]
     assert missing == []
 
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from sources import tree_of
 
 from lockstep.algorithms import dqn, offline, ppo, sac, td3
 from lockstep.cli.sweep.sweep_file import metric_names
@@ -25,7 +26,7 @@ def emitted() -> set[str]:
     """Names of the algorithms' tables, and the keys written in record/: `metrics["..."] = `, the phases' filled in."""
     names = {*ppo.METRICS, *dqn.METRICS, *sac.METRICS, *td3.METRICS, *offline.METRICS, *told.METRICS}
     for path in (ROOT / "src/lockstep/record").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     names |= keys(target)

@@ -1,57 +1,26 @@
-"""Scripts of benchmarks/ and examples/, which no suite runs whole, use names that the source has."""
+"""Methods that benchmarks/overhead.py times exist: no suite runs it, and names may change without notice."""
 
 import ast
 import importlib
 import importlib.util
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
+from sources import tree_of
 
-ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted([*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "examples").glob("*.py")])
-
-
-@cache
-def names_of(module: str) -> frozenset[str]:
-    """What can be imported from a module of the source: its top-level names and its submodules."""
-    place = (ROOT / "src").joinpath(*module.split("."))
-    files = [
-        path for path in (place.with_suffix(".py"), place / "__init__.py", place / "__init__.pyi") if path.exists()
-    ]
-    assert files, f"there is no module {module}"
-    found = {path.stem for path in place.glob("*")} if place.is_dir() else set[str]()
-    for path in files:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, (ast.ImportFrom, ast.Import)):
-                found |= {alias.asname or alias.name for alias in node.names}
-            elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                found.add(node.name)
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                found.add(node.id)
-    return frozenset(found)
-
-
-def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Module and name of each import from Lockstep."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lockstep":
-            yield from ((node.module or "", alias.name) for alias in node.names)
-
-
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_names_that_scripts_import_exist(path):
-    found = list(imported(ast.parse(path.read_text())))
-    assert [f"{module}.{name}" for module, name in found if name not in names_of(module)] == []
+SCRIPT = Path(__file__).parents[2] / "benchmarks/overhead.py"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the classes that are timed need torch")
-def test_methods_that_benchmarks_replace_exist():
-    """`clock.around(Class, "method", ...)`, and `Class._method`: private names that may change without notice."""
-    path = ROOT / "benchmarks" / "overhead.py"
-    tree = ast.parse(path.read_text())
-    where = {name: module for module, name in imported(tree)}
+def test_methods_that_are_timed_exist():
+    """`clock.around(Class, "method", ...)`, and `Class._method`."""
+    tree = tree_of(SCRIPT)
+    where = {
+        alias.name: str(node.module)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("lockstep")
+        for alias in node.names
+    }
     used = [
         (node.args[0].id, node.args[1].value)
         for node in ast.walk(tree)

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from sources import tree_of
 
 ROOT = Path(__file__).parents[2]
 DEBRIS = re.compile(
@@ -47,7 +48,7 @@ def test_functions_are_short():
     long = {
         f"{name}:{node.name}"
         for name in tracked("src/*.py")
-        for node in ast.walk(ast.parse((ROOT / name).read_text()))
+        for node in ast.walk(tree_of(ROOT / name))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         if (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION_LINES
     }

@@ -139,7 +139,7 @@ def by_row(final):
     "settings",
     [
         {},
-        {"kwargs": {"autoreset": "next_step"}},
+        {"kwargs": {"autoreset": "next_step", "reset_pays": 5.0}},
         {"kwargs": {"critic": False}, "normalize_observation": False},
         {"network": {"recurrent": "gru"}},
         {"network": {"recurrent": "lstm"}, "kwargs": {"autoreset": "next_step"}},

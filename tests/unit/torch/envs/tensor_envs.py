@@ -13,12 +13,14 @@ class Walk:
 
     The policy observes the position, and the critic the position and the steps of the episode. The action is added to
     the position. The episode terminates above 2, and is truncated after 3, 4, 5, ... steps. With `picture`, the policy
-    observes an image, which is brighter to the right.
+    observes an image, which is brighter to the right. `reset_pays`: the reward of a step that only resets (next_step).
     """
 
     on_tensors = True
 
-    def __init__(self, num_envs, *, device, autoreset="same_step", critic=True, bad_step=None, picture=False):
+    def __init__(
+        self, num_envs, *, device, autoreset="same_step", critic=True, bad_step=None, picture=False, reset_pays=0.0
+    ):
         self.spec = EnvSpec(
             observation_size=36 * 36 if picture else 1,
             image=(1, 36, 36) if picture else None,
@@ -35,7 +37,7 @@ class Walk:
         kind = torch.uint8 if picture else torch.float32
         self._seen = torch.zeros(num_envs, *self.spec.observation_shape, dtype=kind, device=device)
         self._critic = torch.zeros(num_envs, 2, device=device)
-        self._bad_step, self._count = bad_step, 0
+        self._bad_step, self._count, self._reset_pays = bad_step, 0, reset_pays
         self.closed = False
 
     def reset(self, seeds):
@@ -51,7 +53,7 @@ class Walk:
         moved = self._position + action[:, 0]
         self._position.copy_(torch.where(resets, self._draw(), moved))
         self._steps.copy_(torch.where(resets, 0.0, self._steps + 1))
-        self._reward.copy_(torch.where(resets, 0.0, self._position))
+        self._reward.copy_(torch.where(resets, self._reset_pays, self._position))
         if self._bad_step == self._count:
             self._reward[-1] = float("nan")
         terminated = (self._position > 2) & ~resets
