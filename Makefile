@@ -21,7 +21,8 @@ RULES := $(filter-out $(ALONE) $(PAGES),$(wildcard tests/house/test_*.py))
 COMMANDS := tests/unit/cli $(filter-out tests/examples/test_pages.py,$(wildcard tests/examples/test_*.py))
 # How ranks and nodes start, find each other, exchange messages, fail and restart: `make test-launch`.
 LAUNCH := $(wildcard $(addprefix tests/ranks/test_,rendezvous.py collectives.py host_blocks.py elastic_restart.py joined.py \
-	memory_growth.py faults.py preflight_of_ranks.py sweep_of_runs.py) tests/hosts tests/unit/launch tests/unit/engines)
+	memory_growth.py faults.py exits.py preflight_of_ranks.py sweep_of_runs.py) \
+	tests/hosts tests/unit/launch tests/unit/engines tests/unit/distributed/test_watch.py)
 # The files with tests for machines with a GPU: `make test-gpu`. The others may need packages that such a machine lacks.
 GPU := $(shell grep -rl --include="test_*.py" "pytest.mark.gpu" tests)
 # What of JAX needs no torch: `make test-jax` runs it where there is none, and `make test` what proves the README.
@@ -49,7 +50,7 @@ train: setup  ## Train CartPole-v1 on 2 ranks until solved. RANKS=N: on N.
 
 # Some environments forbid Python to keep what it compiled: a thousand short processes would then compile our modules again.
 test test-commands test-jax test-parity test-launch: export PYTHONDONTWRITEBYTECODE :=
-test: setup  ## Prove the promises of the README once, on torch and JAX: five to ten minutes on two cores. Faults, restarts, hosts: test-launch.
+test: setup  ## Prove the promises of the README once, on torch and JAX: six minutes on two cores. Faults, restarts, hosts: test-launch.
 	@code=0; \
 	$(BIN)/python -m pytest $(MIXED) tests -k 'not (seams and jax)' $(patsubst %,--ignore=%,$(ALONE) $(RULES) $(PAGES) $(LAUNCH) $(COMMANDS) \
 		$(filter-out $(JAX_PROMISES),$(JAX)) $(filter-out $(PARITY_PROMISES),$(PARITY))) || code=1; \

@@ -28,11 +28,13 @@ QUICK_LAYOUTS = ("1 device", "2 processes")
 
 @pytest.fixture(scope="module")
 def trained(request, tmp_path_factory):
-    """Every run on every layout: what each process saw."""
+    """Every run that is asked for, on every layout: what each process saw."""
     folder, found = tmp_path_factory.mktemp("runs"), {}
-    for layout in LAYOUTS if slow_tests_selected(request) else QUICK_LAYOUTS:
+    everything = slow_tests_selected(request)
+    runs = RUNS if everything else {"sac": RUNS["sac"]}
+    for layout in LAYOUTS if everything else QUICK_LAYOUTS:
         processes, devices = LAYOUTS[layout]
-        jobs = {name: job(run, folder, f"{name} {layout}") for name, run in RUNS.items()}
+        jobs = {name: job(run, folder, f"{name} {layout}") for name, run in runs.items()}
         told = train_all(processes, jobs, devices)
         found |= {(name, layout): (jobs[name], told[name]) for name in jobs}
     return found
@@ -54,7 +56,7 @@ def layouts_of(trained):
     return found
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", others_slow(RUNS, "sac"))
 def test_any_layout_gives_the_same_bits(trained, name):
     assert len(fingerprints(trained, name)) == 1, "parameters depend on the layout"
     logs = [timeless(trained[name, layout][0].folder) for layout in layouts_of(trained)]
@@ -62,7 +64,7 @@ def test_any_layout_gives_the_same_bits(trained, name):
     assert all(log == logs[0] for log in logs), "metrics depend on the layout"
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", others_slow(RUNS, "sac"))
 def test_it_is_compiled_once_and_every_rank_collects_for_itself(trained, name):
     for layout in layouts_of(trained):
         one, outcomes = trained[name, layout]

@@ -17,6 +17,7 @@ from critic_starts import (
 from jax_running import train_all
 
 from lockstep.train import train
+from quick import others_slow
 
 RUNS = {
     "host": run_of("grouped_envs:Hidden", "jax", **GROUPS),
@@ -37,7 +38,7 @@ def trained(tmp_path_factory):
     return path_of
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", others_slow(RUNS, "host"))  # on the device each of three runs is compiled
 def test_a_run_begins_with_the_normalizers_of_its_policy(trained, tmp_path, capfd, name):
     check_a_run_begins_with_the_normalizers_of_its_policy(RUNS[name], trained(name), tmp_path, capfd)
 
