@@ -1,5 +1,6 @@
 """For all tests: GPU tests skip without a GPU, and no process outlives the tests that started it."""
 
+import atexit
 import gc
 import os
 import signal
@@ -41,8 +42,11 @@ _COMPILATION_CACHE = {
 }
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     os.environ[_MARK] = uuid4().hex
+    if hasattr(config, "workerinput"):
+        # The interpreter's own end would free all that tests and libraries have made, for seconds of a processor.
+        atexit.register(os._exit, 0)  # the first registered function is the last one called
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
