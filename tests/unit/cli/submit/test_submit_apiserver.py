@@ -11,7 +11,7 @@ from lockstep.cli import main as cli
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("here")]
 GIVEN = ("cartpole", "--on", "kubernetes", "--image", "a/b:1", "--claim", "runs", "--nnodes", "4", "--name", "cp")
-MORE = ("--gpus-per-node", "1", "--resource", "memory=8Gi", "--chdir", "/app")
+MORE = ("--device", "cuda", "--gpus-per-node", "1", "--resource", "memory=8Gi", "--chdir", "/app")
 KINDS = ("job", "jobset", "trainjob", "rayjob", "pytorchjob")
 
 

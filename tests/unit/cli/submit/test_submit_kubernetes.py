@@ -102,7 +102,18 @@ def test_schemas_refuse_unknown_and_missing_fields(capsys, schema_of):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_schemas_refuse_each_field_with_another_name_or_type(capsys, schema_of, kind):
-    words = ["--gpus-per-node", "2", "--resource", "cpu=2", "--chdir", "/app", "--namespace", "team"]
+    words = [
+        "--gpus-per-node",
+        "2",
+        "--device",
+        "cuda",
+        "--resource",
+        "cpu=2",
+        "--chdir",
+        "/app",
+        "--namespace",
+        "team",
+    ]
     for made in manifests(capsys, "--kind", kind, *words):
         schema = schema_of(made["kind"])
         accepted = {name for name in broken_fields(made) if schema.is_valid(made)}
