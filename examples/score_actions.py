@@ -24,7 +24,7 @@ def raw(rows: list[dict[str, float]], features: list[str]) -> tuple[np.ndarray, 
     """Values [rows, features], and which of them a row has: absent and null ones need no value."""
     if unknown := sorted({name for row in rows for name in row} - set(features)):
         sys.exit(f"unknown feature {', '.join(unknown)}; this policy knows {', '.join(features)}")
-    value = np.array([[row.get(name) or 0.0 for name in features] for row in rows])
+    value = np.array([[row.get(name) or 0.0 for name in features] for row in rows], np.float64)  # also whole numbers
     return value, np.array([[row.get(name) is not None for name in features] for row in rows])
 
 
@@ -49,4 +49,4 @@ outputs = session.run(["action" if continuous else "scores"], inputs)[0].reshape
 names = about.get("actions") or (about["action_features"] if continuous else list(map(json.dumps, about["candidates"])))
 for row in outputs:  # a score of -1e9: an action that is left out
     value_by_name = {name: round(float(number), 4) for name, number in zip(names, row, strict=True)}
-    print(value_by_name, *([] if continuous else ["->", names[row.argmax()]]))
+    print(value_by_name, *([] if continuous else ["->", names[row.argmax()] if row.max() > -1e9 else "nothing"]))

@@ -111,6 +111,21 @@ def test_only_possible_actions_are_chosen(examples, discrete):
     assert chosen == max(others, key=lambda name: scores[name])
 
 
+def test_whole_numbers_and_numbers_in_quotes_are_features_as_well(examples, discrete):
+    state = {"0": 2, "1": 1, "2": 0, "3": -1}
+    whole = called(examples, discrete[1], json.dumps(state))
+    assert whole.returncode == 0, whole.stderr
+    for other in (float, str):
+        assert called(examples, discrete[1], json.dumps({k: other(v) for k, v in state.items()})).stdout == whole.stdout
+
+
+def test_nothing_is_chosen_where_nothing_is_possible(examples, discrete):
+    done = called(examples, discrete[1], '{"0": 0.02, "possible_actions": []}')
+    assert done.returncode == 0, done.stderr
+    told, chosen = done.stdout.strip().rsplit(" -> ", 1)
+    assert (set(ast.literal_eval(told).values()), chosen) == ({-1e9}, "nothing")
+
+
 @pytest.mark.parametrize(
     ("state", "message"),
     [
