@@ -19,6 +19,8 @@ from lockstep.errors import ConfigError
 
 How = Literal["set", "flag", "yaml", "python"]
 """Where a name was written."""
+_OUR_POLICIES = ("greedy", "softmax", "sampled")
+"""Values of our `policy`, a setting of algorithms that learn from logs; elsewhere it is a kind of network."""
 _VALUE = "VALUE"
 """Placeholder for a value that cannot be computed from theirs."""
 _BY_NAME: dict[str, list[Synonym]] = {}
@@ -70,7 +72,7 @@ def renaming_error(
     if word in known and not is_section_value:  # env: CartPole-v1
         line = _line(word, text or ("true" if isinstance(known[word], bool) else _VALUE), known, how)
         return f"{problem}; {word} is a setting: type {line}" if how == "flag" else None
-    synonyms = _BY_NAME.get(word, [])
+    synonyms = [] if word == "policy" and text in _OUR_POLICIES else _BY_NAME.get(word, [])
     if flags is not None:
         synonyms = [item for item in synonyms if not item.setting.startswith("--") or item.setting in flags]
     found = next((item for item in synonyms if _is_setting(item, known)), None)

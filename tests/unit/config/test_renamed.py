@@ -161,6 +161,15 @@ def test_the_alpha_of_td3_bc_is_no_temperature():
     assert "which algo=td3_bc does not have" in (renaming_error("ent_coef", "1", known, "set") or "")
 
 
+@pytest.mark.parametrize(("algo", "value"), [("td3_bc", "sampled"), ("td3_bc", "greedy")])
+def test_our_policy_of_an_algorithm_that_has_none_is_no_kind_of_network(algo, value):
+    run = OfflineRun(data="data", algo=algo)
+    with pytest.raises(ConfigError, match=rf"^policy is a setting of .*iql.*, and this run trains with algo={algo}"):
+        override(run, {"policy": value})
+    with pytest.raises(ConfigError, match="here it is hidden"):
+        override(run, {"policy": "MlpPolicy"})
+
+
 def test_automatic_temperature(capsys):
     assert cli.main(["train", "Pendulum-v1", "--algo", "sac", "--set", "ent_coef=auto"]) == 2
     assert capsys.readouterr().err.endswith("null learns it, from initial_alpha on): type --set alpha=null\n")
