@@ -66,18 +66,27 @@ class Dataset:
                 )
 
     @classmethod
-    def open(cls, path: Path | str, *, verify: bool | Literal["small"] = False) -> "Dataset":
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        verify: bool | Literal["small"] = False,
+        named: str = "data",
+        like: str | None = None,
+    ) -> "Dataset":
         """Open prepared data.
 
         Args:
             path: their directory.
             verify: read everything once and compare checksums; "small": only if the data are at most `MAX_VERIFIED`.
+            named: the setting or flag that named the directory, for errors.
+            like: data that these must be prepared like, for errors.
 
         Raises:
             ConfigError: it is not prepared data, of another format version, damaged, or its normalization was edited.
         """
         path = Path(path)
-        description = read_description(path)
+        description = read_description(path, named, like)
         compare = quick_to_verify(path) if verify == "small" else verify
         for name, file in description["files"].items():
             check_file(path, name, file, verify=compare)

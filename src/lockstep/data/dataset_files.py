@@ -32,13 +32,22 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def read_description(path: Path) -> dict[str, Any]:
-    """The contents of `dataset.json`. Raises `ConfigError` if it is missing or of another format version."""
+def read_description(path: Path, named: str = "data", like: str | None = None) -> dict[str, Any]:
+    """The contents of `dataset.json`.
+
+    Args:
+        path: the directory of the data.
+        named: the setting or flag that named the directory, for errors.
+        like: data that these must be prepared like, for errors.
+
+    Raises:
+        ConfigError: the file is missing or of another format version.
+    """
     file = path / DESCRIPTION
     try:
         found = cast(object, json.loads(file.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(_nothing(path)) from None
+        raise ConfigError(_nothing(path, named, like)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
     except ValueError as error:
@@ -55,17 +64,18 @@ def read_description(path: Path) -> dict[str, Any]:
     return expected
 
 
-def _nothing(path: Path) -> str:
+def _nothing(path: Path, named: str, like: str | None) -> str:
+    shown, pasted = f"{named}{' ' if named.startswith('--') else '='}{path}", shlex.quote(str(path))
+    more = "" if like is None else f" --like {shlex.quote(like)}"
     if not path.exists():
-        return f"data={path} does not exist; prepare a log: lockstep offline prepare LOG --out {shlex.quote(str(path))}"
+        return f"{shown} does not exist; prepare a log: lockstep offline prepare LOG --out {pasted}{more}"
     if path.is_file():
-        pasted = shlex.quote(str(path))
         return (
-            f"data={path} is a file, not prepared data; prepare it: lockstep offline prepare {pasted} --out DIRECTORY"
+            f"{shown} is a file, not prepared data; prepare it: lockstep offline prepare {pasted} --out DIRECTORY{more}"
         )
     return (
-        f"data={path} has no {DESCRIPTION}: it is not prepared data, or preparing did not finish; "
-        f"run lockstep offline prepare LOG --out DIRECTORY"
+        f"{shown} has no {DESCRIPTION}: it is not prepared data, or preparing did not finish; "
+        f"run lockstep offline prepare LOG --out DIRECTORY{more}"
     )
 
 

@@ -32,12 +32,12 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Data
         ConfigError: data are missing or damaged, or do not fit each other or the algorithm.
     """
     dataset = _opened("data", run.data, verify)
-    eval_dataset = dataset if run.eval_data is None else _opened("eval_data", run.eval_data, verify)
+    eval_dataset = dataset if run.eval_data is None else _opened("eval_data", run.eval_data, verify, like=run.data)
     info = dataset.info
     if run.algo not in _ALGORITHMS_OF[info.kind]:
         raise ConfigError(
             f"algo={run.algo} cannot learn from {run.data}: its actions are {info.kind}; use "
-            f"{' or '.join(_ALGORITHMS_OF[info.kind])}"
+            f"{_one_of(_ALGORITHMS_OF[info.kind])}"
         )
     for name in ("kind", "state_features", "actions", "action_features", "metrics"):
         if getattr(info, name) != getattr(eval_dataset.info, name):
@@ -65,6 +65,12 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Data
     return dataset, eval_dataset
 
 
+def _one_of(names: tuple[str, ...]) -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def check_choices(info: "DatasetInfo", named: str, way_out: str) -> None:
     """Raise `ConfigError` for candidates that no policy can be judged by: the log has only those that were taken."""
     from lockstep.estimators.diagnose import NO_CHOICES  # not needed by runs in environments
@@ -83,17 +89,18 @@ def check_boost(config: OfflineDQNConfig, dataset: "Dataset") -> None:
             )
 
 
-def _opened(setting: str, name: str, verify: bool) -> "Dataset":
+def _opened(setting: str, name: str, verify: bool, like: str | None = None) -> "Dataset":
     from lockstep.data.dataset import Dataset  # not needed by runs in environments
 
     path = Path(name)
     if not path.exists():
         seen = "" if path.is_absolute() else f" below {Path.cwd()}, where this was started"
+        more = "" if like is None else f" --like {shlex.quote(like)}"
         raise ConfigError(
             f"{setting}={name} does not exist{seen}; say where it is now (--set {setting}=DIR), or prepare a log: "
-            f"lockstep offline prepare LOG --out {shlex.quote(name)}"
+            f"lockstep offline prepare LOG --out {shlex.quote(name)}{more}"
         )
-    return Dataset.open(path, verify=verify and "small")
+    return Dataset.open(path, verify=verify and "small", named=setting, like=like)
 
 
 def without_next_candidates(config: OfflineConfigBase) -> list[str]:

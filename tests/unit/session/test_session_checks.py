@@ -278,6 +278,17 @@ def test_what_is_not_there_is_named_by_its_setting(tmp_path, monkeypatch):
         ConfigError, match=r"eval_data=nowhere does not exist below .*; say where it is now \(--set eval"
     ):
         check_data(OfflineRun(data="data", eval_data="nowhere"))
+    (tmp_path / "log.jsonl").write_text("{}")
+    with pytest.raises(ConfigError, match=r"eval_data=log.jsonl is a file.* log.jsonl --out DIRECTORY --like data$"):
+        check_data(OfflineRun(data="data", eval_data="log.jsonl"))
+    with pytest.raises(ConfigError, match=r"^data=log.jsonl is a file.* log.jsonl --out DIRECTORY$"):
+        check_data(OfflineRun(data="log.jsonl"))
+
+
+def test_the_algorithms_that_fit_are_listed(tmp_path):
+    data = str(made_data.continuous(tmp_path / "data"))
+    with pytest.raises(ConfigError, match=r"its actions are continuous; use iql, td3_bc or cql$"):
+        check_data(OfflineRun(data=data))
 
 
 def test_a_folder_named_like_a_framework_is_none(tmp_path, monkeypatch):

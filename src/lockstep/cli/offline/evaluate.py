@@ -32,6 +32,7 @@ def evaluate_command(args: argparse.Namespace) -> int:
     import json
 
     from lockstep.cli.request import requested_ranks
+    from lockstep.data.dataset_files import read_description
     from lockstep.estimators.result import ESTIMATES_FILE
     from lockstep.launch.local import spawn
     from lockstep.record.run_dir import RUN_FILE
@@ -53,8 +54,10 @@ def evaluate_command(args: argparse.Namespace) -> int:
         )
     check_package(run.ml_framework, either=False)
     data, world = args.data or run.eval_data or run.data, World.from_environment()
+    setting, purpose = ("eval_data", "judges by") if run.eval_data else ("data", "learned from")
     if args.data is None and not Path(data).exists():
-        raise ConfigError(f"data={data}, which {path} learned from, is not there; add --data DIR, the prepared data")
+        raise ConfigError(f"{setting}={data}, which {path} {purpose}, is not there; add --data DIR, the prepared data")
+    read_description(Path(data), "--data" if args.data else setting, None if data == run.data else run.data)
     ranks = requested_ranks(args.ranks, 1, run.ml_framework)
     if world.launcher != "none" and args.ranks is not None:
         raise ConfigError(f"--ranks {args.ranks}: {world.launcher} started these ranks already; leave --ranks out")

@@ -72,7 +72,7 @@ def _data(run: Path, given: str | None) -> "Dataset":
     from lockstep.run import OfflineRun, load
 
     if given is not None:
-        return Dataset.open(Path(given))
+        return Dataset.open(Path(given), named="--data")
     config = load(run / RUN_FILE) if (run / RUN_FILE).is_file() else None
     if not isinstance(config, OfflineRun):
         raise ConfigError(f"{run} does not say what it learned from; add --data DIR, the prepared data to compare on")

@@ -100,7 +100,7 @@ def _like(other: Path, options: "PrepareOptions", args: argparse.Namespace) -> "
             raise ConfigError(f"--like {other} already sets --{name.replace('_', '-')}; leave one of them out")
     if not other.exists():
         raise ConfigError(f"--like {other} does not exist; give data that are prepared already")
-    dataset = Dataset.open(other)
+    dataset = Dataset.open(other, named="--like")
     info, discrete = dataset.info, dataset.info.kind == "discrete"
     actions = info.actions if discrete else None
     previous: dict[str, Any] = dataset.info.rules.get("options", {})

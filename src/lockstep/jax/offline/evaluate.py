@@ -46,5 +46,5 @@ def evaluate_run(run: OfflineRun, path: Path, data: str, world: World) -> Estima
                 "plays it"
             )
         dataset = Dataset.open(data, verify=world.local_rank == 0 and "small")
-        check_fits(policy.policy_spec, dataset)
+        check_fits(policy.policy_spec, dataset, run.data)
         return estimate(PolicyScorer(policy, run, comm.devices[0]), dataset, comm, run)

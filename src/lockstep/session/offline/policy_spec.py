@@ -1,5 +1,6 @@
 """Everything that defines a policy learned from a log except its parameters, and what it fits."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -113,11 +114,13 @@ def spec_of(path: Path, metadata: Mapping[str, Any]) -> OfflinePolicySpec:
     return spec
 
 
-def check_fits(policy_spec: OfflinePolicySpec, dataset: Dataset) -> None:
+def check_fits(policy_spec: OfflinePolicySpec, dataset: Dataset, learned_from: str = "DATA") -> None:
     """Raise `ConfigError` if the policy cannot be judged by the data.
 
     Their states, actions or metrics differ from those that it learned from, or the log has none of its candidates.
+    The error names the data that it learned from.
     """
+    like = f"prepare it with --like {shlex.quote(learned_from)}"
     info, learned = dataset.info, policy_spec.info
     _check_alike("actions", [_form(info)], [_form(learned)], dataset)
     _check_alike("state features", info.state_features, learned.state_features, dataset)
@@ -125,13 +128,10 @@ def check_fits(policy_spec: OfflinePolicySpec, dataset: Dataset) -> None:
         _check_alike("action features", info.action_features, learned.action_features, dataset)
     for name in ("kind", "state_features", "actions", "action_features", "metrics"):
         if getattr(info, name) != getattr(learned, name):
-            raise ConfigError(
-                f"{dataset.path} differs in {name} from what the policy learned from; prepare it with --like DATA"
-            )
+            raise ConfigError(f"{dataset.path} differs in {name} from what the policy learned from; {like}")
     if (dataset.state_features, dataset.action_features) != (policy_spec.state, policy_spec.action):
         raise ConfigError(
-            f"{dataset.path} is normalized differently from the data that the policy learned from; prepare it with "
-            "--like DATA"
+            f"{dataset.path} is normalized differently from the data that the policy learned from; {like}"
         )
     check_choices(info, str(dataset.path), "prepare a log that has them, and judge by that: --data DIR")
 

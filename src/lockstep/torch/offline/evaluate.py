@@ -36,7 +36,7 @@ def evaluate_run(run: OfflineRun, path: Path, data: str, world: World) -> Estima
             f"{path} holds a policy that did not learn from a log; lockstep evaluate {shlex.quote(str(path))} plays it"
         )
     dataset = Dataset.open(data, verify=world.local_rank == 0 and "small")
-    check_fits(policy.policy_spec, dataset)
+    check_fits(policy.policy_spec, dataset, run.data)
     pin(run, replace(world, pinned=run.num_shards is not None))
     with Comm(
         world,

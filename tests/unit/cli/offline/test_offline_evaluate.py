@@ -96,6 +96,15 @@ def test_training_data_is_not_needed_with_data_flag(here, capsys):
     assert f"data={here / 'data'}, which " in told and "learned from, is not there; add --data DIR" in told
 
 
+def test_missing_eval_data_are_named_as_such(here, capsys):
+    made_data.discrete(here / "eval", rows=100, seed=4)
+    path = run_dir(here, eval_data=str(here / "eval"))
+    (here / "eval").rename(here / "moved")
+    assert cli.main(["offline", "evaluate", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert f"eval_data={here / 'eval'}, which {path} judges by, is not there; add --data DIR" in told
+
+
 def test_two_ranks_give_the_same_estimates(here, capsys):
     path = run_dir(here, num_shards=2)  # which fixes the threads
     found = []
@@ -115,6 +124,11 @@ def make_without_candidates(here):
     return ["--data", "other"]
 
 
+def make_a_log(here):
+    (here / "log.jsonl").write_text("{}")
+    return ["--data", "log.jsonl"]
+
+
 MISTAKES = {
     "no run": (lambda here: Path("missing"), [], "missing does not exist; give a run directory"),
     "a run of another kind": (
@@ -127,7 +141,12 @@ MISTAKES = {
     "no such checkpoint": (run_dir, ["--checkpoint", "5"], "--checkpoint 5: .*run has no checkpoint of this step"),
     "two choices": (run_dir, ["--best", "--last"], "--best and --last choose different policies"),
     "no data": (run_dir, ["--data", "nowhere"], "nowhere"),
-    "other actions": (run_dir, make_other, "other differs in actions .* prepare it with --like"),
+    "a log": (
+        run_dir,
+        make_a_log,
+        r"--data log.jsonl is a file, not prepared data; prepare it: .* log.jsonl --out DIRECTORY --like /.*/data$",
+    ),
+    "other actions": (run_dir, make_other, "other differs in actions .* prepare it with --like /.*/data$"),
     "candidates that are not in the log": (
         lambda here: run_dir(here, made_data.parametric),
         make_without_candidates,

@@ -98,6 +98,11 @@ def test_a_log_is_prepared_like_other_data(tmp_path, log, capsys):
     assert "metrics of the log (clicks) are not those of the --like data (none)" in said
 
 
+def test_a_log_cannot_be_prepared_like_a_log(tmp_path, log, capsys):
+    code, said = call(capsys, log, "--out", tmp_path / "data", "--like", log)
+    assert (code, f"--like {log} is a file, not prepared data" in said) == (2, True), said
+
+
 def test_a_log_of_another_kind_is_not_prepared_like_other_data(tmp_path, log, capsys):
     numbers = write(tmp_path / "numbers.jsonl", [row(i, action=[i / 10]) for i in range(30)])
     for name, file in (("names", log), ("numbers", numbers)):
