@@ -18,6 +18,7 @@ from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
 from lockstep.session.backend import Backend, SomeComm, SomeLearner, SomePolicy
 from lockstep.session.data_checks import check_data
+from lockstep.session.offline.data_notes import overlap_note, time_note
 from lockstep.session.offline.estimate import estimate
 from lockstep.session.offline.evaluator import Scorer
 from lockstep.session.offline.policy_spec import OfflinePolicySpec, check_simulator
@@ -55,6 +56,7 @@ class OfflineSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner])
     dataset: Dataset
     policy_spec: OfflinePolicySpec
     _eval_dataset: Dataset
+    _learns_from_judged: bool
 
     def __init__(
         self,
@@ -97,11 +99,22 @@ class OfflineSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner])
         reader = Reader(self.dataset, self.world, layout, **counts, gamma=config.gamma)
         for warning in reader.warnings:
             self.journal.warn(warning)
+        self._learns_from_judged = run.eval_data is None
+        if self.world.rank == 0:
+            self._warn_of_data()
         self._estimate_every = run.estimate_every and run.estimate_every * reader.rows_per_epoch
         self._estimates: Estimates | None = None
         self._estimated_at = -1  # the step of the last estimate of this start: a checkpoint keeps none
         self.summary |= {"data": run.data, "rows": reader.rows_per_epoch, "estimates": None}
         return reader
+
+    def _warn_of_data(self) -> None:
+        """Say what is suspicious about the data; rank 0 alone, for all read the same, or parts of the same."""
+        if note := time_note(self.run, self.dataset):
+            self.journal.warn(note)
+        if self.run.eval_data is not None and (note := overlap_note(self.dataset, self._eval_dataset)):
+            self._learns_from_judged = True
+            self.journal.warn(note)
 
     def estimate_due(self, progress: Progress, rows: int) -> bool:
         """Whether the last `rows` rows ended a period of `estimate_every` epochs, or the run."""
@@ -140,7 +153,7 @@ class OfflineSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner])
                 self.journal.say(line)
         if self._estimates is not None:
             self.journal.say(self._estimates.line())
-        run, data = shlex.quote(shown_path(self.journal.path)), "" if self.run.eval_data else " --data DIR"
-        rows = "" if self.run.eval_data else " by rows that it did not learn from"
+        run, seen = shlex.quote(shown_path(self.journal.path)), self._learns_from_judged
+        rows, data = (" by rows that it did not learn from", " --data DIR") if seen else ("", "")
         self.journal.say(f"judge the policy{rows}: lockstep offline evaluate {run}{data}")
         self.journal.say(f"make one file of it that runs without Lockstep: lockstep export {run}")

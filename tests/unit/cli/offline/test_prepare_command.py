@@ -268,28 +268,32 @@ def test_every_algorithm_is_named_where_one_does_not_exist(tmp_path, log, capsys
     assert f"--algo {typed} does not exist; there are dqn, parametric_dqn, iql, td3_bc, cql, bc{hint}" in said
 
 
-@pytest.mark.parametrize("held_out", [False, True])
-def test_a_run_ends_with_an_estimate_and_what_to_type_next(tmp_path, log, capfd, held_out):
+@pytest.mark.parametrize("judged_by", [None, "data", "other", "half"])
+def test_a_run_ends_with_an_estimate_and_what_to_type_next(tmp_path, capfd, judged_by):
     data, run = tmp_path / "data", tmp_path / "my run"
-    log = write(
-        tmp_path / "many.jsonl",
-        [
+    for name, those in {"data": range(60), "other": range(60, 120), "half": range(30, 90)}.items():
+        rows = [
             row(i, mdp_id=str(m), action=["left", "right"][m % 2], propensity=0.5, reward=m % 5)
-            for m in range(60)
+            for m in those
             for i in range(2)
-        ],
-    )
-    assert cli.main(["offline", "prepare", str(log), "--out", str(data)]) == 0
-    words = ["--set", f"eval_data={data}"] if held_out else []
+        ]
+        log, like = write(tmp_path / f"{name}.jsonl", rows), [] if name == "data" else ["--like", str(data)]
+        assert cli.main(["offline", "prepare", str(log), "--out", str(tmp_path / name), *like]) == 0
+    words = [] if judged_by is None else ["--set", f"eval_data={tmp_path / judged_by}"]
+    words += ["--set", "use_time_diff=true", "--set", "time_diff_unit=1000"] if judged_by == "half" else []
     words += ["--set", "epochs=1", "--set", "batch_size=32", "--set", "device=cpu", "--set", "policy=softmax"]
     assert cli.main(["offline", "train", str(data), "--run-dir", str(run), *words]) == 0
-    *_, estimate, judge, export = capfd.readouterr().out.strip().splitlines()
+    said = capfd.readouterr().out
+    *_, estimate, judge, export = said.strip().splitlines()
     assert re.fullmatch(
         r"estimated reward of a trajectory, discounted: .* by weighted_sequential_dr, .* log earned", estimate
     )
     place = shlex.quote(str(run))
-    unseen = "" if held_out else " by rows that it did not learn from"
-    assert judge == f"judge the policy{unseen}: lockstep offline evaluate {place}{'' if held_out else ' --data DIR'}"
+    common = {"data": 120, "half": 60}.get(judged_by, 0)
+    assert (f"warning: {common} of 120 rows of eval_data are rows of data, too: " in said) == (common > 0)
+    assert ("warning: a usual step of the log lasts 1; with time_diff_unit=1000 " in said) == (judged_by == "half")
+    unseen, more = ("", "") if judged_by == "other" else (" by rows that it did not learn from", " --data DIR")
+    assert judge == f"judge the policy{unseen}: lockstep offline evaluate {place}{more}"
     assert export.endswith(f": lockstep export {place}")
 
 
