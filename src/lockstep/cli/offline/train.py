@@ -14,7 +14,7 @@ from lockstep.errors import ConfigError
 
 if TYPE_CHECKING:
     from lockstep.cli.workflow_files.files import Workflow
-    from lockstep.run import OfflineRun
+    from lockstep.run import AnyRun, OfflineRun
 
 PROGRAM = (sys.executable, "-m", "lockstep.cli", "offline", "train")
 _ALGORITHMS = ("dqn", "parametric_dqn", "iql", "td3_bc", "cql", "bc")
@@ -116,7 +116,7 @@ def _check_algo(algo: object) -> None:
 def _from_path(path: Path) -> "OfflineRun":
     """A run on prepared data with default settings, or the run of a file or run directory."""
     from lockstep.data.dataset import Dataset
-    from lockstep.run import OfflineRun, load
+    from lockstep.run import OfflineRun
 
     pasted = shlex.quote(str(path))
     if path.is_dir() and not (path / "run.yaml").exists():
@@ -133,15 +133,34 @@ def _from_path(path: Path) -> "OfflineRun":
         )
     if path.suffix not in (".yaml", ".yml", ".json") and not path.is_dir():
         raise ConfigError(f"{path} is not prepared data; prepare it: lockstep offline prepare {pasted} --out DIR")
-    try:
-        run = load(path / "run.yaml" if path.is_dir() else path)
-    except ConfigError as error:
-        if "task is missing" not in str(error):
-            raise
-        raise ConfigError(
-            f"{path} is neither a workflow file (it has no training_data_path) nor a run that learns from logged data "
-            "(it has no data)"
-        ) from None
+    run = _of_file(path / "run.yaml" if path.is_dir() else path)
     if not isinstance(run, OfflineRun):
         raise ConfigError(f"{path} describes a run that learns from environments; lockstep train {pasted} starts it")
     return run
+
+
+def _of_file(path: Path) -> "AnyRun":
+    """The run of a file; one that names no algorithm gets that of its data, as `lockstep offline train DATA` does."""
+    from lockstep.config.settings import parse, value_of
+    from lockstep.data.dataset import Dataset
+    from lockstep.data.dataset_files import DESCRIPTION
+    from lockstep.run import from_dict
+    from lockstep.system.files import read_text
+
+    text = read_text(path)
+    if text.lstrip().startswith("["):  # a log that is one list of rows
+        pasted = shlex.quote(str(path))
+        raise ConfigError(f"{path} is not prepared data; prepare it: lockstep offline prepare {pasted} --out DIR")
+    tree = parse(text, str(path))
+    data = value_of(tree, "data")
+    if data is None and value_of(tree, "task") is None:
+        raise ConfigError(
+            f"{path} is neither a workflow file (it has no training_data_path) nor a run that learns from logged data "
+            "(it has no data)"
+        )
+    if isinstance(data, str) and value_of(tree, "algo") is None and (Path(data) / DESCRIPTION).is_file():
+        tree = {**tree, "algo": _DEFAULT[Dataset.open(data).info.kind]}
+    try:
+        return from_dict(tree)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
