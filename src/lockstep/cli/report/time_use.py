@@ -193,6 +193,7 @@ def _where(run: TimeUse, phase: str) -> str:
 def _remedies(run: TimeUse, phase: str) -> tuple[str, str]:
     """What would shorten a phase, and what would not."""
     settings = run.found.settings
+    logged = settings.get("data") is not None
     if phase == "env":
         return _remedy_of_steps(run), "a faster network or a smaller policy"
     if phase == "act":
@@ -201,11 +202,15 @@ def _remedies(run: TimeUse, phase: str) -> tuple[str, str]:
         compiled = settings.get("compile") or settings.get("ml_framework") == "jax"
         return (
             f"{'' if compiled else 'compile=true, '}a GPU or {_more_ranks(run)}",
-            "faster environments or a faster network",
+            f"{'a faster disk' if logged else 'faster environments'} or a faster network",
         )
     if phase == "sync":
         faster = "a faster network, " if len(hosts(run)) > 1 else ""
-        return f"{faster}fewer and larger minibatches or fewer ranks", "more ranks or faster environments"
+        larger = "a larger batch_size" if logged else "fewer and larger minibatches"
+        return (
+            f"{faster}{larger} or fewer ranks",
+            f"more ranks or {'a faster disk' if logged else 'faster environments'}",
+        )
     if phase == "wait":
         return _remedy_of_waiting(run), "a faster network"
     if phase == "evaluate":

@@ -68,6 +68,10 @@ def test_compiled_program_on_the_device_is_not_called_learning(tmp_path):
 def test_learning_from_data_steps_no_environments(tmp_path):
     path = make_run(tmp_path / "run", OfflineRun(data="data"), phases={**IDLE, "learn": 9.0, "other": 1.0})
     assert of(path).what == "learning on one core"
+    assert "; a faster disk or a faster network would not" in of(path).sentence
+    shared = make_run(tmp_path / "shared", OfflineRun(data="data"), ranks=2, phases={**IDLE, "sync": 9.0, "learn": 1.0})
+    found = of(shared)
+    assert (found.helps, found.helps_not) == ("a larger batch_size or fewer ranks", "more ranks or a faster disk")
     judged = make_run(tmp_path / "judged", OfflineRun(data="data"), phases={**IDLE, "evaluate": 9.0, "other": 1.0})
     assert of(judged).helps.startswith("fewer estimates (estimate_every) or estimate=false")
 
