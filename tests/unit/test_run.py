@@ -208,6 +208,11 @@ def test_bad_changes_are_one_line_that_names_the_setting(changes, words):
     assert all(word in message for word in words), message
 
 
+def test_an_unknown_setting_of_a_run_on_logged_data_names_its_page():
+    with pytest.raises(ConfigError, match=r"unknown setting data\.train; docs/logged-data\.md shows every setting$"):
+        override(OfflineRun(data="data"), {"data.train": "3"})
+
+
 def test_a_name_with_two_meanings_asks_for_the_full_one(monkeypatch):
     from dataclasses import dataclass, field
 

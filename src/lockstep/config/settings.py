@@ -284,8 +284,9 @@ def _unknown(name: str, hints: Mapping[str, Any]) -> ConfigError:
     elif len(hints) <= _FEW:
         hint = f"there are {', '.join(hints)}"
     else:
-        hint = "`lockstep recipe NAME` shows every setting"
-        if last and "env.kwargs" in hints:
+        logged = "eval_data" in hints  # a run that learns from a log has no recipe and steps no environments
+        hint = f"{'docs/logged-data.md' if logged else '`lockstep recipe NAME`'} shows every setting"
+        if last and "env.kwargs" in hints and not logged:
             hint += f", and an argument of the environment is env.kwargs.{last}"
     return ConfigError(f"unknown setting {name}; {hint}")
 

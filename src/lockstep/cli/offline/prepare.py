@@ -83,9 +83,26 @@ def _options(args: argparse.Namespace) -> "PrepareOptions":
         max_episode_steps=None if limit is None else number(limit, "--max-episode-steps"),
         state_features=None if args.state_features is None else Path(args.state_features),
         action_features=None if args.action_features is None else Path(args.action_features),
-        norm=set_values(args.set),
+        norm=_norm(args.set),
     )
     return options if args.like is None else _like(Path(args.like), options, args)
+
+
+def _norm(pairs: list[str]) -> dict[str, str]:
+    """The values of `--set`; raises `ConfigError` for settings of `lockstep offline train`."""
+    from lockstep.config.settings import hints_of
+    from lockstep.data.preparation.identify import NormParams
+    from lockstep.run import OFFLINE_ALGORITHMS, OfflineRun
+
+    found = set_values(pairs)
+    own = NormParams.__dataclass_fields__
+    of_training = {path.rpartition(".")[2] for path in hints_of(OfflineRun(data=""))}
+    of_training |= {name for cls in OFFLINE_ALGORITHMS.values() for name in cls.__dataclass_fields__}
+    for name, value in found.items():
+        if name.partition(".")[0] not in own and name.rpartition(".")[2] in of_training:
+            given = shlex.quote(f"{name}={value}")
+            raise ConfigError(f"{name} is a setting of training: lockstep offline train DATA --set {given}")
+    return found
 
 
 def _like(other: Path, options: "PrepareOptions", args: argparse.Namespace) -> "PrepareOptions":

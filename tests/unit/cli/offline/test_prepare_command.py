@@ -65,6 +65,11 @@ def test_options_reach_the_data(tmp_path, log, capsys):
         (["--max-episode-steps", "7"], "row 8: is decision 8 of its trajectory, but --max-episode-steps says 7"),
         (["--set", "num_samples"], "--set num_samples has no value"),
         (["--set", "quantiles=3"], "unknown setting quantiles"),
+        (
+            ["--set", "batch_size=5"],
+            "batch_size is a setting of training: lockstep offline train DATA --set batch_size=5",
+        ),
+        (["--set", "algorithm.expectile=0.8"], "lockstep offline train DATA --set algorithm.expectile=0.8"),
         (["--set", "foo=3"], "unknown setting foo; there are num_samples, max_unique_enum_values"),
         (["--state-features", "none.json"], "none.json"),
         (["--kind", "parametric"], "log.jsonl are names; leave it out"),
