@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from lockstep.cli.flags import add_policy_flags
+from lockstep.cli.terminal import counted
 from lockstep.errors import ConfigError
 
 
@@ -71,7 +72,8 @@ def record_command(args: argparse.Namespace) -> int:
     mean = "" if summary["return_mean"] is None else f", mean return {summary['return_mean']:.2f}"
     if policy is not None and policy.path.name != POLICY_FILE:
         print(f"lockstep: note: the log is of {policy.words}", file=sys.stderr)
-    print(f"{args.out}: {summary['rows']} rows of {summary['task']}, {summary['episodes']} whole episodes{mean}")
+    rows, episodes = counted(summary["rows"], "row"), counted(summary["episodes"], "whole episode")
+    print(f"{args.out}: {rows} of {summary['task']}, {episodes}{mean}")
     return 0
 
 

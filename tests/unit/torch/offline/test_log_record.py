@@ -271,6 +271,8 @@ def test_the_command(tmp_path, capsys):
     rows = made_logs.table(out)
     assert said.startswith(f"{out}: {len(rows)} rows of CartPole-v1, 3 whole episodes, mean return ")
     assert rows["mdp_id"].unique().sort().to_list() == ["2-0-0", "2-1-0", "2-2-0"]
+    assert cli.main(["offline", "record", "CartPole-v1", "--out", str(tmp_path / "one.jsonl"), "--episodes", "1"]) == 0
+    assert " rows of CartPole-v1, 1 whole episode, mean return " in capsys.readouterr().out
     run = a_run(tmp_path / "run", algo="dqn")
     command = ["offline", "record", str(run), "--out", str(tmp_path / "b.parquet"), "--steps", "50", "--epsilon", "0.5"]
     assert cli.main(command) == 0
