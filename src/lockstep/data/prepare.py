@@ -38,7 +38,7 @@ __all__ = ["FeatureSample", "PrepareOptions", "identify_features", "prepare_data
 
 MEMORY = 1 << 30
 """Default for the approximate size of rows and their copies in memory, in bytes."""
-_VERSION = 6
+_VERSION = 7
 """Version of the arithmetic: data of another version is prepared again."""
 
 Show = Callable[[str], None]

@@ -14,7 +14,7 @@ Rows are ordered by trajectory and sequence number. The rules:
   `terminated` is true, or `truncated` false in a log without `terminated`: an episode may end with its last step.
 - A decision that is not terminal and whose next state is unknown is left out, and counted.
 - Missing or empty possible actions of a decision are the `possible_next_actions` of the previous row, or else the list
-  that all rows of the log share.
+  that all rows of the log share. Without either they stay unknown, and are counted.
 - The time to the next decision is logged, or the difference of sequence numbers, or 1 where nothing follows.
 
 Shapes: n rows of whole trajectories, in order.
@@ -84,6 +84,8 @@ class NextRows:
     """Rows whose next row is missing from the log."""
     filled: int
     """Decisions whose possible actions were missing or empty, and filled in."""
+    unknown: int
+    """Decisions whose possible actions nothing tells."""
     final_states: int
     """Terminal decisions that a row without an action follows, of which no list says whether anything is possible."""
     lengths: Index
@@ -136,6 +138,7 @@ def next_rows(block: Block, rules: Rules, where: RowName, hashes: Callable[[Any]
     check_numbers(block, kept, where)
     own_index, next_index = _possible(lists, next_lists, following, shared)
     next_index[terminal] = -1
+    unknown = int((decision & (own_index < 0)).sum())
     begins = np.flatnonzero(first)
     return NextRows(
         first=first,
@@ -149,7 +152,8 @@ def next_rows(block: Block, rules: Rules, where: RowName, hashes: Callable[[Any]
         cut=int(at_limit.sum()),
         left_out=int((decision & ~kept).sum()),
         gaps=int(gaps.sum()),
-        filled=int((decision & ~has_list).sum()),
+        filled=int((decision & ~has_list).sum()) - unknown,
+        unknown=unknown,
         final_states=int((lists.index[following[terminal & (following >= 0)]] < 0).sum()),
         lengths=np.add.reduceat(decision, begins, dtype=np.int64) if rows else np.zeros(0, np.int64),
     )

@@ -199,6 +199,7 @@ class Preparation:
             for item in self._rules.shared_list:
                 known = zip(schema.action.ids, map(float, item), strict=True)
                 candidates.append({name: value for name, value in known if value == value})
+        few = schema.kind == "parametric" and self.counts.unknown > 0  # a row with one candidate has a certain choice
         return DatasetInfo(
             kind=schema.kind,
             num_rows=self.counts.kept,
@@ -212,7 +213,7 @@ class Preparation:
             metrics=schema.metrics,
             has_propensity=bool(contents.columns & {"propensity", "log_probability"}),
             has_next_action=self.counts.next_actions > 0,
-            has_possible_actions=bool(contents.columns & set(LISTS)),
+            has_possible_actions=bool(contents.columns & set(LISTS)) and not few,
             has_impossible_actions=self._some_impossible if schema.kind == "discrete" else None,
             reward_mean=self._reward_sum / self.counts.kept,
             digest=self._digest.rows,

@@ -38,7 +38,9 @@ class Counts:
     gaps: int = 0
     """Rows whose next row is missing."""
     filled: int = 0
-    """Decisions without possible actions in the log."""
+    """Decisions whose possible actions were missing or empty, and filled in."""
+    unknown: int = 0
+    """Decisions whose possible actions nothing tells."""
     final_states: int = 0
     """Terminal decisions that a row without an action follows, of which no list says whether anything is possible."""
     added: int = 0
@@ -67,6 +69,7 @@ class Counts:
         self.left_out += successors.left_out
         self.gaps += successors.gaps
         self.filled += successors.filled
+        self.unknown += successors.unknown
         self.final_states += successors.final_states
         self._add_lengths(successors)
 
@@ -96,12 +99,32 @@ def summary_lines(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, e
 
     `has_lists`: the log names possible actions; `example`: the file and row of a decision that is left out, in words.
     """
-    c, limit = counts, rules.max_episode_steps
+    c = counts
     found = [
         f"{c.kept} decisions in {c.trajectories} trajectories of {c.shortest} to {c.longest}, {kind} actions",
         f"terminal: the last decision of a trajectory where {_MARKS[rules.mark]}: {c.terminal} of {c.trajectories}",
     ]
-    marked = rules.mark == "terminated"
+    found += _end_lines(c, rules)
+    if c.left_out:
+        found.append(
+            f"left out: {c.left_out} decisions{example}. Nothing tells what followed: they are the last of their "
+            "trajectory, are not terminal, and have no next_state_features; log these, or mark the end (terminated)"
+        )
+    if c.gaps:
+        found.append(f"the row after {c.gaps} decisions is missing from the log; their own next_* columns are used")
+    if has_lists:
+        found += _list_lines(c, rules, kind)
+    if c.raised:
+        found.append(
+            f"the propensities of {c.raised} decisions are raised to {LEAST_PROPENSITY:.3g}, the least that is kept: "
+            "such rows have huge weights, which estimates should not rest on; check how the log computed them"
+        )
+    return found
+
+
+def _end_lines(c: Counts, rules: Rules) -> list[str]:
+    """How trajectories end."""
+    found, limit, marked = list[str](), rules.max_episode_steps, rules.mark == "terminated"
     if c.final_states and not marked:
         found.append(
             f"{c.final_states} of them precede a row without an action, whose state counts as the end of the episode; "
@@ -119,23 +142,25 @@ def summary_lines(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, e
         )
     if not c.terminal:
         found.append("no decision is terminal: values bootstrap at the end of every trajectory")
-    if c.left_out:
-        found.append(
-            f"left out: {c.left_out} decisions{example}. Nothing tells what followed: they are the last of their "
-            "trajectory, are not terminal, and have no next_state_features; log these, or mark the end (terminated)"
-        )
-    if c.gaps:
-        found.append(f"the row after {c.gaps} decisions is missing from the log; their own next_* columns are used")
-    if c.filled and has_lists:
+    return found
+
+
+def _list_lines(c: Counts, rules: Rules, kind: str) -> list[str]:
+    """Possible actions that the log does not have as they are learned from."""
+    found = list[str]()
+    if c.filled:
         source = "the list that all others have" if rules.shared_list is not None else "what the row before says"
         found.append(f"{c.filled} decisions name no possible actions; filled in by {source}")
+    if c.unknown:
+        known = "every action counts as possible there"
+        if kind == "parametric":
+            known = "the log counts as one without them, since only the action that was taken is known there"
+        found.append(
+            f"{c.unknown} decisions name no possible actions, and neither the row before nor a list that all rows "
+            f"share does; {known}"
+        )
     if c.added:
         found.append(f"{c.added} decisions took an action that was not among the possible ones; it was added to them")
-    if c.raised:
-        found.append(
-            f"the propensities of {c.raised} decisions are raised to {LEAST_PROPENSITY:.3g}, the least that is kept: "
-            "such rows have huge weights, which estimates should not rest on; check how the log computed them"
-        )
     return found
 
 

@@ -258,6 +258,7 @@ def test_missing_possible_actions_come_from_the_shared_list():
     assert log.offers(log.line.next_index) == ["ba", "ba", None]
     log = Log(*rows, mark="next_action")
     assert log.offers(log.line.lists.index) == ["ba", None, None]
+    assert (log.line.filled, log.line.unknown) == (0, 2)
 
 
 def test_trajectories_with_equal_first_hash_are_separated():
