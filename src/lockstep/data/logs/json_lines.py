@@ -27,6 +27,7 @@ _CELLS = 1 << 23  # most numbers of a table
 _MOST_ROWS = 100_000
 _LARGEST_LIST = 1 << 30
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_SEVERAL_LINES = "does not have one row in each line; write it so (jq -c .), or as one list (jq -s .)"
 _NULL = msgspec.Raw(b"null")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _FLAG = {None: None, False: False, True: True}  # keys equal 0 and 1, too
@@ -58,6 +59,8 @@ class JsonLines:
             number = np.arange(line, line + lines)
             if len(rows) != lines:
                 number = number[[bool(text.strip()) for text in block.split(b"\n")[:lines]]]
+            if len(rows) != len(number):  # otherwise the names of rows in messages would be wrong, too
+                raise ConfigError(f"{path} {_SEVERAL_LINES}")
             line += lines
             advance(blocks.done)
             if not rows:
@@ -212,6 +215,8 @@ def _decode_one(decoder: Any, text: bytes, where: SourceRows) -> None:
             said += "; it must be true or false"
         where.refuse(0, f"{column}: {said}" if column else said)
     except ValueError as error:
+        if text.strip() == b"{":  # the row goes on in the next line
+            raise ConfigError(f"{where.path} {_SEVERAL_LINES}") from None
         where.refuse(0, _not_json(text) or f"is not JSON, or is cut off ({error_text(error)})")
 
 

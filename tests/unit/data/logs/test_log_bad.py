@@ -534,3 +534,17 @@ def test_rows_that_are_not_utf8_and_lack_columns_are_refused(tmp_path, name):
     path.write_bytes(b'[{"mdp_id": "\xe9", "sequence_number": 0}]' if name == "a.json" else b'{"mdp_id": "\xe9"}\n')
     with pytest.raises(ConfigError, match="has no column"):
         table(path)
+
+
+def test_json_rows_of_several_lines_or_several_in_a_line_are_refused_with_the_way_out(tmp_path):
+    rows = [row(i) for i in range(5)]
+    path = tmp_path / "a.jsonl"
+    for text in (
+        "\n".join(json.dumps(one, indent=1) for one in rows),
+        " ".join(json.dumps(one) for one in rows),
+        "\n".join([json.dumps(one) for one in rows] + [json.dumps(row(5), indent=1)]),
+        "\n".join(json.dumps(row(i), indent=4) for i in range(9000)),  # more than a block
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"does not have one row in each line; write it so \(jq -c \.\)"):
+            table(path)
