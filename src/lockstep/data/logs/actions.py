@@ -3,6 +3,7 @@
 Shapes: n rows, U distinct texts, A actions, K numbers of an action.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ Actions = Maps | pl.Series
 CONTINUOUS = "a continuous action is a list of numbers, or columns of them: --columns FILE with action: [action]"
 """How a log says that a number is an action itself, not the index of one."""
 _NUMBERS = msgspec.json.Decoder(list[list[float] | None])
+_WHOLE_FLOAT = re.compile(r"^([0-9]+)\.0+$")
 _MANY = 2  # rows per distinct text from which distinct texts are decoded once
 
 
@@ -50,10 +52,16 @@ class ActionNames:
         return str(index) if self.names is None else self.names[index]
 
     def of_cell(self, text: str) -> str:
-        """The name of an action in a CSV cell, where `1` may be a name or an index; names take precedence."""
-        if self.names is None or text in self.names or not text.isdecimal() or int(text) >= len(self.names):
+        """The name of an action in a CSV cell, where `1` may be a name or an index; names take precedence.
+
+        `1.0` is the index 1: where a column has empty cells, pandas writes whole numbers so.
+        """
+        if self.names is None:
+            return _WHOLE_FLOAT.sub(r"\1", text)
+        if text in self.names:
             return text
-        return self.names[int(text)]
+        index = _WHOLE_FLOAT.sub(r"\1", text)
+        return self.names[int(index)] if index.isdecimal() and int(index) < len(self.names) else text
 
     def names_of_mask(self, mask: Any, where: SourceRows, row: int, column: str) -> list[str]:
         """The names of the actions of a mask of 0 and 1."""
@@ -147,7 +155,7 @@ def actions_of_series(series: pl.Series, names: ActionNames, where: SourceRows, 
                 (number.is_finite() & (number != number.round())).fill_null(value=False),
                 lambda row: f"{column} is {found[row]}; {CONTINUOUS}; if it is a name, --actions A,B has all names",
             )
-        elif text:
+        if text:
             distinct = found.unique().drop_nulls()
             found = found.replace(distinct, [names.of_cell(cell) for cell in distinct])
         return names.check(found, where, column)

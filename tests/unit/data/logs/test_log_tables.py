@@ -170,6 +170,16 @@ def test_csv_cell_is_a_name_before_an_index(tmp_path, cells, names, read):
     assert table(tmp_path / "a.csv", actions=names)["action"].to_list() == read
 
 
+@pytest.mark.parametrize("names", [None, ("a", "b", "c"), ("0", "1", "2.0")])
+def test_whole_numbers_of_a_csv_that_are_written_as_floats_are_the_same_actions(tmp_path, names):
+    """pandas writes them so where a column has empty cells, so the parts of one log may differ."""
+    heading = "mdp_id,sequence_number,state:0,action,reward\n"
+    for file, cells in (("1.csv", ("0", "1", "2")), ("2.csv", ("0.0", "1.0", "2.0"))):
+        (tmp_path / file).write_text(heading + "".join(f"{file},{i},1,{cell},1\n" for i, cell in enumerate(cells)))
+    read = table(tmp_path, actions=names)["action"].to_list()
+    assert read == [*(names or ("0", "1", "2"))] * 2
+
+
 def test_csv_maps_and_flags_are_read(tmp_path):
     (tmp_path / "a.csv").write_text(
         "mdp_id,sequence_number,state_features,action:u,reward,terminated,possible_actions\n"
