@@ -123,7 +123,7 @@ def test_log_probabilities_of_names_become_propensities(tmp_path):
     rare = [row(i, "left", log_probability=-120.0 if i else -1.0) for i in range(4)]
     data, printed = prepared(tmp_path, rare, "rare")
     assert (data.column("propensity")[:] > 0).all(), "float32 has no such number"
-    assert any("propensities of 3 decisions are raised to 1.18e-38, the least that is kept" in one for one in printed)
+    assert any("propensities raised to 1.18e-38, the least that is kept: 3 decisions." in one for one in printed)
 
 
 def test_bounds_can_be_given(tmp_path):
@@ -206,7 +206,7 @@ def test_a_last_row_with_only_a_state_ends_the_episode_unless_it_is_marked_as_cu
     data, printed = prepared(tmp_path, rows)
     assert data.info.rules["terminal"] == 2
     assert any("where no decision follows (the log marks nothing): 2 of 2" in line for line in printed)
-    assert any("2 of them precede a row without an action, whose state counts as the end" in line for line in printed)
+    assert any("a row without an action follows 2 of them, and its state counts as the end" in line for line in printed)
     rows[3]["truncated"] = True
     data, printed = prepared(tmp_path, rows, "cut")
     assert data.info.rules["terminal"] == 1 and not any("precede a row" in line for line in printed)

@@ -100,24 +100,25 @@ def summary_lines(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, e
     `has_lists`: the log names possible actions; `example`: the file and row of a decision that is left out, in words.
     """
     c = counts
+    lengths = f"{c.shortest} to {c.longest}" if c.shortest < c.longest else str(c.longest)
     found = [
-        f"{c.kept} decisions in {c.trajectories} trajectories of {c.shortest} to {c.longest}, {kind} actions",
+        f"{_decisions(c.kept)} in {_trajectories(c.trajectories)} of {lengths}, {kind} actions",
         f"terminal: the last decision of a trajectory where {_MARKS[rules.mark]}: {c.terminal} of {c.trajectories}",
     ]
     found += _end_lines(c, rules)
     if c.left_out:
         found.append(
-            f"left out: {c.left_out} decisions{example}. Nothing tells what followed: they are the last of their "
-            "trajectory, are not terminal, and have no next_state_features; log these, or mark the end (terminated)"
+            f"left out: {_decisions(c.left_out)}{example}. Nothing tells what followed the last decision of a "
+            "trajectory that is not terminal and has no next_state_features; log these, or mark the end (terminated)"
         )
     if c.gaps:
-        found.append(f"the row after {c.gaps} decisions is missing from the log; their own next_* columns are used")
+        found.append(f"the row after {_decisions(c.gaps)} is missing from the log; the logged next_* columns are used")
     if has_lists:
         found += _list_lines(c, rules, kind)
     if c.raised:
         found.append(
-            f"the propensities of {c.raised} decisions are raised to {LEAST_PROPENSITY:.3g}, the least that is kept: "
-            "such rows have huge weights, which estimates should not rest on; check how the log computed them"
+            f"propensities raised to {LEAST_PROPENSITY:.3g}, the least that is kept: {_decisions(c.raised)}. Such rows "
+            "have huge weights, which estimates should not rest on; check how the log computed them"
         )
     return found
 
@@ -127,13 +128,13 @@ def _end_lines(c: Counts, rules: Rules) -> list[str]:
     found, limit, marked = list[str](), rules.max_episode_steps, rules.mark == "terminated"
     if c.final_states and not marked:
         found.append(
-            f"{c.final_states} of them precede a row without an action, whose state counts as the end of the episode; "
-            "where the trajectory was merely cut there, mark that: truncated"
+            f"a row without an action follows {c.final_states} of them, and its state counts as the end of the "
+            "episode; where the trajectory was merely cut there, mark that: truncated"
         )
     if limit is not None:
         unless = "; where the log marks an end, that counts" if marked else ""
         found.append(
-            f"not terminal: {c.cut} trajectories that end with their decision {limit} (--max-episode-steps){unless}"
+            f"not terminal: the end of {_trajectories(c.cut)} of {limit} decisions (--max-episode-steps){unless}"
         )
     elif not marked and c.longest > 1 and c.indicate_limit(_MANY):
         found.append(
@@ -150,17 +151,17 @@ def _list_lines(c: Counts, rules: Rules, kind: str) -> list[str]:
     found = list[str]()
     if c.filled:
         source = "the list that all others have" if rules.shared_list is not None else "what the row before says"
-        found.append(f"{c.filled} decisions name no possible actions; filled in by {source}")
+        found.append(f"{_decisions(c.filled)} without possible actions; filled in by {source}")
     if c.unknown:
         known = "every action counts as possible there"
         if kind == "parametric":
             known = "the log counts as one without them, since only the action that was taken is known there"
         found.append(
-            f"{c.unknown} decisions name no possible actions, and neither the row before nor a list that all rows "
-            f"share does; {known}"
+            f"{_decisions(c.unknown)} without possible actions, and neither the row before nor a list that all rows "
+            f"share tells them; {known}"
         )
     if c.added:
-        found.append(f"{c.added} decisions took an action that was not among the possible ones; it was added to them")
+        found.append(f"{_decisions(c.added)} took an action that was not among the possible ones; it was added to them")
     return found
 
 
@@ -180,3 +181,11 @@ def done_lines(counts: Counts, max_episode_steps: int | None) -> list[str]:
         "that is the done of old Gym, which was also true at a limit of steps, nothing is learned of what would have "
         f"followed; leave the column out of the log, or of --columns, and add --max-episode-steps {c.longest}"
     ]
+
+
+def _decisions(number: int) -> str:
+    return f"{number} decision{'s' * (number != 1)}"
+
+
+def _trajectories(number: int) -> str:
+    return "1 trajectory" if number == 1 else f"{number} trajectories"

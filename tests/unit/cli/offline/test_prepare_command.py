@@ -33,7 +33,7 @@ def log(tmp_path):
 def test_prepare_prints_its_decisions(tmp_path, log, capsys):
     code, said = call(capsys, log, "--out", tmp_path / "data", "--actions", "right,left")
     assert code == 0, said
-    assert "30 decisions in 1 trajectories of 30 to 30, discrete actions" in said
+    assert "30 decisions in 1 trajectory of 30, discrete actions" in said
     assert "terminal: the last decision of a trajectory where no decision follows (the log marks nothing): 1" in said
     assert f"learn from it: lockstep offline train {tmp_path / 'data'}" in said
     assert Dataset.open(tmp_path / "data").info.actions == ("right", "left")
@@ -200,7 +200,7 @@ def test_skipped_rows_are_reported_with_the_reason(tmp_path, capsys):
     code, said = call(capsys, log, "--out", tmp_path / "data")
     assert code == 0, said
     assert "columns left out, since no column of a log has such a name: why" in said
-    assert f"left out: 1 decisions (such as that of {log}, row 3). Nothing tells what followed" in said
+    assert f"left out: 1 decision (such as that of {log}, row 3). Nothing tells what followed" in said
     assert "log these, or mark the end (terminated)" in said
 
 
