@@ -229,7 +229,7 @@ class Preparation:
     def messages(self, example: str = "") -> list[str]:
         """The summary for the user; `example` names a decision that is left out."""
         has_lists = not self.schema.continuous and bool(self._scan.contents.columns & set(LISTS))  # [] may mark an end
-        lines = summary_lines(self.counts, self._rules, self.schema.kind, has_lists=has_lists, example=example)
+        lines = summary_lines(self.counts, self._rules, self.schema, has_lists=has_lists, example=example)
         logged = self._scan.contents.columns
         if "terminated" in logged and "truncated" not in logged:
             lines += done_lines(self.counts, self._rules.max_episode_steps)

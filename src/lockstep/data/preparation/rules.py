@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data.preparation.decisions import LEAST_PROPENSITY, Decisions
+from lockstep.data.preparation.decisions import LEAST_PROPENSITY, Decisions, PreparedSchema
 from lockstep.data.preparation.next_rows import NextRows, Rules
 
 _MARKS = {
@@ -18,6 +18,8 @@ _MARKS = {
 }
 _MANY = 3
 """At least this many trajectories, and a tenth of all, of the largest length indicate a step limit."""
+_SHOWN = 10
+"""Names of actions in the summary."""
 _MANY_TERMINATED, _SHORTEST_LIMIT = 10, 50
 """Of trajectories that are marked as terminated at least this many, of at least this length. Hardly a task of Gym has a
 lower limit, and sessions that really end with their last possible decision are mostly shorter."""
@@ -47,6 +49,8 @@ class Counts:
     """Decisions whose action was not among the possible ones."""
     raised: int = 0
     """Decisions whose propensity is, or was raised to, the least that is kept."""
+    no_propensity: int = 0
+    """Decisions without a propensity, or without a density of a continuous action."""
     next_actions: int = 0
     """Decisions whose next action is known."""
     shortest: int = 0
@@ -65,6 +69,7 @@ class Counts:
         self.next_actions += int((columns["next_action"] >= 0).sum() if known is None else known.sum())
         self.added += found.added
         self.raised += int((columns["propensity"] == LEAST_PROPENSITY).sum()) if "propensity" in columns else 0
+        self.no_propensity += int(np.isnan(columns["propensity" if "propensity" in columns else "log_density"]).sum())
         self.cut += successors.cut
         self.left_out += successors.left_out
         self.gaps += successors.gaps
@@ -94,7 +99,7 @@ class Counts:
         return asdict(self)
 
 
-def summary_lines(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, example: str = "") -> list[str]:
+def summary_lines(counts: Counts, rules: Rules, schema: PreparedSchema, *, has_lists: bool, example: str) -> list[str]:
     """Lines for the user.
 
     `has_lists`: the log names possible actions; `example`: the file and row of a decision that is left out, in words.
@@ -102,7 +107,7 @@ def summary_lines(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, e
     c = counts
     lengths = f"{c.shortest} to {c.longest}" if c.shortest < c.longest else str(c.longest)
     found = [
-        f"{_decisions(c.kept)} in {_trajectories(c.trajectories)} of {lengths}, {kind} actions",
+        f"{_decisions(c.kept)} in {_trajectories(c.trajectories)} of {lengths}, {schema.kind} actions{_names(schema)}",
         f"terminal: the last decision of a trajectory where {_MARKS[rules.mark]}: {c.terminal} of {c.trajectories}",
     ]
     found += _end_lines(c, rules)
@@ -113,8 +118,14 @@ def summary_lines(counts: Counts, rules: Rules, kind: str, *, has_lists: bool, e
         )
     if c.gaps:
         found.append(f"the row after {_decisions(c.gaps)} is missing from the log; the logged next_* columns are used")
+    if c.no_propensity:
+        some = (
+            f"{c.no_propensity} of {_decisions(c.kept)} without a" if c.no_propensity < c.kept else "no decision has a"
+        )
+        what = "log_probability (the logarithm of a density)" if schema.continuous else "propensity"
+        found.append(f"{some} {what}: estimates that weight the log need one for every decision")
     if has_lists:
-        found += _list_lines(c, rules, kind)
+        found += _list_lines(c, rules, schema.kind)
     if c.raised:
         found.append(
             f"propensities raised to {LEAST_PROPENSITY:.3g}, the least that is kept: {_decisions(c.raised)}. Such rows "
@@ -181,6 +192,13 @@ def done_lines(counts: Counts, max_episode_steps: int | None) -> list[str]:
         "that is the done of old Gym, which was also true at a limit of steps, nothing is learned of what would have "
         f"followed; leave the column out of the log, or of --columns, and add --max-episode-steps {c.longest}"
     ]
+
+
+def _names(schema: PreparedSchema) -> str:
+    """The first names of discrete actions, so that one which was not meant is seen: another spelling, or a `nan`."""
+    more = f" and {len(schema.actions) - _SHOWN} more" if len(schema.actions) > _SHOWN else ""
+    shown = (name if name == name.strip() else repr(name) for name in schema.actions[:_SHOWN])
+    return f": {', '.join(shown)}{more}" if schema.actions else ""
 
 
 def _decisions(number: int) -> str:
