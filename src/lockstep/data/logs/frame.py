@@ -142,6 +142,6 @@ def _check_decisions(found: RawRows) -> None:
         if (bad := ~known & ~over).any():
             found.where.refuse(
                 int(np.argmax(bad)),
-                f"{name} is missing; only the state after the end of a trajectory, where possible_actions is [], has "
-                "no action and no reward",
+                f"{name} is missing; log it, or end the trajectory before this row. Only the state after the end of a "
+                "trajectory, where possible_actions is [], has no action and no reward",
             )

@@ -18,7 +18,7 @@ from lockstep.data.logs.column_names import ACTIONS, FLAGS, LISTS, MAPS, NUMBERS
 from lockstep.data.logs.files import LineBlocks
 from lockstep.data.logs.frame import RawRows
 from lockstep.data.logs.lists import lists_of_json
-from lockstep.data.logs.maps import MapDecoder, Maps, SourceRows, error_text
+from lockstep.data.logs.maps import MapDecoder, Maps, SourceRows, error_text, way_out
 from lockstep.data.logs.schema import ALIASES, WHOLE, LogSchema
 from lockstep.errors import ConfigError
 
@@ -234,7 +234,8 @@ def _not_json(text: bytes) -> str | None:
         return None
     for name, value in _numbers_of(row, ""):
         if isinstance(value, _NoNumber):
-            return f"{name}={value} is not a number that a log may hold; leave it out if it may be unknown, or the row"
+            way = way_out(name == "reward" or name.startswith("metrics."), "leave it out")
+            return f"{name}={value} is not a number that a log may hold; {way}"
     return None
 
 

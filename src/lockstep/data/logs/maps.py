@@ -79,7 +79,8 @@ class Maps:
         """The maps, unchanged. Raises `ConfigError` for an infinite value."""
         if (bad := np.isinf(self.values)).any():
             row, k = (int(i) for i in np.argwhere(bad)[0])
-            where.refuse(row, f"{name}[{self.ids[k]}] is {self.values[row, k]}; leave it out if it is not known")
+            way = way_out(name == "metrics", "leave it out")
+            where.refuse(row, f"{name}[{self.ids[k]}] is {self.values[row, k]}; {way}")
         return self
 
 
@@ -188,14 +189,26 @@ def as_entries(series: pl.Series) -> pl.Series | None:
     return series if is_pair else None
 
 
-def numbers(series: pl.Series, where: SourceRows, name: str) -> NDArray[np.float64]:
-    """A column of numbers as float64, NaN where there is none. Raises `ConfigError` for text and for NaN."""
+def numbers(series: pl.Series, where: SourceRows, name: str, *, needed: bool = False) -> NDArray[np.float64]:
+    """A column of numbers as float64, NaN where there is none. Raises `ConfigError` for text and for NaN.
+
+    `needed`: every decision has one, so an empty cell is no way out.
+    """
     if not (series.dtype.is_numeric() or series.dtype == pl.Null):
         raise ConfigError(f"{where.path}: column {name} is {series.dtype}; it must be a number")
     series = series.cast(pl.Float64)
     bad = (series.is_nan() | series.is_infinite()).fill_null(value=False)
-    where.refuse_first(bad, lambda row: f"{name} is {series[row]}; leave it empty if it is not known")
+    where.refuse_first(bad, lambda row: f"{name} is {series[row]}; {way_out(needed)}")
     return np.asarray(series.to_numpy(), np.float64)
+
+
+def way_out(needed: bool, empty: str = "leave it empty") -> str:
+    """What to do about a number that is none."""
+    return (
+        "every decision needs one: correct it, or leave the trajectory out"
+        if needed
+        else (f"{empty} if it is not known")
+    )
 
 
 def is_text(dtype: Any) -> bool:
@@ -212,7 +225,8 @@ def error_text(error: Exception) -> str:
 
 def _of_struct(series: pl.Series, where: SourceRows, name: str) -> Maps:
     fields = [field.name for field in cast(pl.Struct, series.dtype).fields]
-    values = [numbers(series.struct.field(field), where, f"{name}[{field}]") for field in fields]
+    needed = name == "metrics"
+    values = [numbers(series.struct.field(field), where, f"{name}[{field}]", needed=needed) for field in fields]
     made = np.column_stack(values) if values else np.empty((len(series), 0))
     return Maps(tuple(fields), made, series.is_not_null().to_numpy())
 
@@ -225,7 +239,7 @@ def _of_entries(series: pl.Series, where: SourceRows, name: str) -> Maps:
     keys = inner.struct.field("key")
     if keys.null_count():
         where.refuse(int(row[cast(int, keys.is_null().arg_max())]), f"{name} has an id that is null")
-    value = numbers(inner.struct.field("value"), where.take(row), name)
+    value = numbers(inner.struct.field("value"), where.take(row), name, needed=name == "metrics")
     ids = keys.unique(maintain_order=True)
     if keys.dtype.is_integer():
         order = np.argsort(known := ids.to_numpy())

@@ -108,7 +108,8 @@ class Tables:
         spread = self._schema.spread_columns(name, rows.columns)
         if not spread:
             return None
-        parts = [_number(rows[column], where, column, text) for column in spread.values()]
+        needed = name == "metrics"
+        parts = [_number(rows[column], where, column, text, needed=needed) for column in spread.values()]
         values = np.column_stack([np.asarray(part.to_numpy(), np.float64) for part in parts])
         return Maps.of_columns(tuple(spread), values, optional=name in ACTIONS)
 
@@ -136,10 +137,10 @@ def _whole(series: pl.Series, where: SourceRows, name: str, text: bool) -> pl.Se
     return _cast(series, pl.Int64(), where, name, "a whole number below 2**63")
 
 
-def _number(series: pl.Series, where: SourceRows, name: str, text: bool) -> pl.Series:
+def _number(series: pl.Series, where: SourceRows, name: str, text: bool, *, needed: bool = False) -> pl.Series:
     if text:
         series = _cast(series, pl.Float64(), where, name, "a number")
-    return pl.Series(name, numbers(series, where, name), nan_to_null=True)
+    return pl.Series(name, numbers(series, where, name, needed=needed or name == "reward"), nan_to_null=True)
 
 
 def _flag(series: pl.Series, where: SourceRows, name: str, text: bool) -> pl.Series:
