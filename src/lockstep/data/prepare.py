@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.config import settings
 from lockstep.data.dataset_files import (
@@ -33,6 +33,9 @@ from lockstep.data.preparation.progress import Report
 from lockstep.data.preparation.scan import FeatureSample, merge_samples
 from lockstep.data.preparation.scratch import check_space, locked, remove_leftovers, scratch
 from lockstep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lockstep.data.logs.format import Log
 
 __all__ = ["FeatureSample", "PrepareOptions", "identify_features", "prepare_dataset", "sample_features"]
 
@@ -61,7 +64,7 @@ class PrepareOptions:
     action_features: Path | None = None
     """A file with the normalization of actions, unless they are discrete."""
     metrics: tuple[str, ...] | None = None
-    """Metrics that the log must have; `None`: any."""
+    """Metrics that the log must have, those of the data of `--like`; `None`: any."""
     norm: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Overrides of `lockstep.data.preparation.identify.NormParams`."""
 
@@ -111,9 +114,7 @@ def prepare_dataset(
         ConfigError: the log is invalid, or `out` holds other files.
         RunError: the disk has too little space.
     """
-    from lockstep.data.logs.format import read_log
-
-    log = read_log(paths, columns=options.columns, kind=options.kind, actions=options.actions)
+    log = _opened(paths, options)
     out = out if out.name not in ("", "..") else out.resolve()
     rules = options.plain()
     about = {"version": _VERSION, "sources": [_source(path) for path in log.paths], "options": rules}
@@ -167,15 +168,20 @@ def _found(out: Path, about: Mapping[str, Any]) -> tuple[bool, bool]:
 
 def sample_features(paths: Sequence[Path], options: PrepareOptions, progress: Report | None = None) -> FeatureSample:
     """A sample of the logs of one node, to identify features from."""
-    from lockstep.data.logs.format import read_log
-
-    log = read_log(paths, columns=options.columns, kind=options.kind, actions=options.actions)
+    log = _opened(paths, options)
     return scan_log(log, None, options.norm_params().num_samples, 0, progress).features()
 
 
 def identify_features(samples: Sequence[FeatureSample], options: PrepareOptions) -> tuple[Features, Features | None]:
     """Features of states, and of actions unless they are discrete, from the samples of several nodes."""
     return _features(merge_samples(samples, options.norm_params().num_samples), options, None)
+
+
+def _opened(paths: Sequence[Path], options: PrepareOptions) -> "Log":
+    from lockstep.data.logs.format import read_log
+
+    like = options.metrics is not None  # only other prepared data say so
+    return read_log(paths, columns=options.columns, kind=options.kind, actions=options.actions, like=like)
 
 
 def _features(sample: FeatureSample, options: PrepareOptions, show: Show | None) -> tuple[Features, Features | None]:

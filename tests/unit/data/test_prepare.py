@@ -295,7 +295,7 @@ def test_the_done_of_old_gym_is_suspected_where_all_that_reach_a_limit_are_termi
     for name, options in (("data", {}), ("limited", {"max_episode_steps": 50})):
         _, printed = prepare(tmp_path, rows, name, **options)
         (said,) = (line for line in printed if "the done of old Gym" in line)
-        assert said.startswith("all 12 trajectories of 50 decisions") and said.endswith("--max-episode-steps 50")
+        assert said.startswith("all 12 trajectories of 50 decisions") and "--max-episode-steps 50 (in a w" in said
     for one in rows:
         del one["terminated"]
     data, printed = prepare(tmp_path, rows, "as advised", max_episode_steps=50)
@@ -323,6 +323,21 @@ def test_action_names_set_the_order(tmp_path):
     data, _ = prepare(tmp_path, rows, actions=("up", "left", "down"))
     assert data.info.actions == ("up", "left", "down")
     assert by_place(data, "action", "possible_actions") == [[0, 2], [[1, 1, 1], [1, 1, 1]]]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "way"),
+    [
+        ((), "of the --like data; leave out the trajectories that have it, or prepare those data again with --actions"),
+        (None, "; name all of them in --actions (in a workflow file: actions)"),
+    ],
+)
+def test_a_new_action_is_refused_with_a_way_out_that_is_open(tmp_path, metrics, way):
+    """`--like` sets the metrics, and does not go with `--actions`."""
+    rows = [row("x", i, {"1": 1.0, "2": 0.0}, name) for i, name in enumerate("abc")]
+    with pytest.raises(ConfigError, match=re.escape('action "c" is not one of the actions a, b')) as refused:
+        prepare(tmp_path, rows, actions=("a", "b"), metrics=metrics)
+    assert way in str(refused.value)
 
 
 def test_numeric_actions_are_ordered_by_number(tmp_path):

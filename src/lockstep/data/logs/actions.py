@@ -36,6 +36,8 @@ class ActionNames:
     numeric_lists: bool | None = None
     """Whether a list is the numbers of a continuous action, not the one-hot list of a name. None: not known yet; the
     first lists decide."""
+    like: bool = False
+    """Whether the names are those of other prepared data (`--like`), and none can be added to them."""
 
     def of_index(self, index: Any, where: SourceRows, row: int, column: str) -> str:
         """The name of action number `index`."""
@@ -77,7 +79,13 @@ class ActionNames:
         """The names, unchanged (String). Raises `ConfigError` for an unknown action."""
         if self.names is not None:
             known = found.is_in(self.names) | found.is_null()
-            wanted = f"is not one of the actions {self._first_names}; name all of them in --actions"
+            whose = " of the --like data" if self.like else ""
+            way = (
+                "leave out the trajectories that have it, or prepare those data again with --actions, which names it"
+                if self.like
+                else "name all of them in --actions (in a workflow file: actions)"
+            )
+            wanted = f"is not one of the actions {self._first_names}{whose}; {way}"
             where.refuse_first(~known, lambda row: f'{column} "{found[row]}" {wanted}')
         return found
 

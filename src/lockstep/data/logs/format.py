@@ -44,6 +44,7 @@ def read_log(
     columns: Mapping[str, Any] | None = None,
     kind: str | None = None,
     actions: Sequence[str] | None = None,
+    like: bool = False,
 ) -> "Log":
     """Open a log, to be read in parts.
 
@@ -54,6 +55,7 @@ def read_log(
         kind: of `KINDS`; None: as the first actions. Maps and lists of numbers are `continuous` if no row names its
             possible actions and all have the same ids, else `parametric`.
         actions: names of discrete actions, in the order of their indices; others are rejected.
+        like: whether these settings are those of other prepared data; for messages.
 
     Raises:
         ConfigError: a file is missing or empty, no row has an action, or the first rows violate the schema.
@@ -67,7 +69,8 @@ def read_log(
     if kind in ("parametric", "continuous") and actions is not None:
         raise ConfigError(f"actions={','.join(actions)} are names, and kind={kind} has none; leave one out")
     files, in_folders = find_files([Path(path) for path in paths])
-    schema = LogSchema.of(columns, actions, numeric_lists=True if kind == "continuous" else False if kind else None)
+    numeric_lists = True if kind == "continuous" else False if kind else None
+    schema = LogSchema.of(columns, actions, numeric_lists=numeric_lists, like=like)
     return Log(files, in_folders, schema, kind or ("discrete" if actions is not None else None))
 
 

@@ -42,15 +42,20 @@ class LogSchema:
 
     @classmethod
     def of(
-        cls, columns: Mapping[str, Any] | None, actions: Sequence[str] | None, *, numeric_lists: bool | None = None
+        cls,
+        columns: Mapping[str, Any] | None,
+        actions: Sequence[str] | None,
+        *,
+        numeric_lists: bool | None = None,
+        like: bool = False,
     ) -> "LogSchema":
-        """From the user's settings, `numeric_lists` as in `ActionNames`. Raises `ConfigError` if they are invalid."""
+        """From the user's settings, the others as in `ActionNames`. Raises `ConfigError` if they are invalid."""
         if actions is not None and len(set(actions)) != len(actions):
             raise ConfigError(f"actions={','.join(actions)} names one twice; each needs a name of its own")
         overrides = {name: _own(name, value) for name, value in (columns or {}).items()}
         if actions is not None:
             numeric_lists = False
-        return cls(overrides, ActionNames(None if actions is None else tuple(actions), numeric_lists))
+        return cls(overrides, ActionNames(None if actions is None else tuple(actions), numeric_lists, like))
 
     def column_of(self, name: str, available: Iterable[str]) -> str | None:
         """The name of a schema column in a log; None if it is missing, or a map with a column for each id."""

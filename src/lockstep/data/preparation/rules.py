@@ -150,7 +150,8 @@ def _end_lines(c: Counts, rules: Rules) -> list[str]:
     elif not marked and c.longest > 1 and c.indicate_limit(_MANY):
         found.append(
             f"{c.num_longest_terminal} trajectories end with decision {c.longest}, which is the longest, and count as "
-            f"terminal: if a limit of steps cut them off, prepare with --max-episode-steps {c.longest}"
+            f"terminal: if a limit of steps cut them off, prepare with --max-episode-steps {c.longest} (in a workflow "
+            "file: max_episode_steps)"
         )
     if not c.terminal:
         found.append("no decision is terminal: values bootstrap at the end of every trajectory")
@@ -190,7 +191,8 @@ def done_lines(counts: Counts, max_episode_steps: int | None) -> list[str]:
     return [
         f"all {c.num_longest} trajectories of {c.longest} decisions, the largest number, are marked as terminated: if "
         "that is the done of old Gym, which was also true at a limit of steps, nothing is learned of what would have "
-        f"followed; leave the column out of the log, or of --columns, and add --max-episode-steps {c.longest}"
+        f"followed; leave the column out of the log, or of --columns, and add --max-episode-steps {c.longest} (in a "
+        "workflow file: columns, max_episode_steps)"
     ]
 
 
