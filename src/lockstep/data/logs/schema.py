@@ -123,7 +123,7 @@ class LogSchema:
                 if column not in available:
                     raise ConfigError(
                         f"{path} has no column {column}, which --columns (or the data of --like) names for {name}; "
-                        f"it has {_listed(available)}"
+                        f"it has {_listed(available)}{_spaced([column], available)}"
                     )
         missing = [
             name
@@ -136,7 +136,8 @@ class LogSchema:
             unused = [column for column in available if column not in taken and column not in IGNORED]
             some = "columns" if len(missing) > 1 else "column"
             raise ConfigError(
-                f"{path} has no {some} {', '.join(missing)}; it has {_listed(available)}. If they are called "
+                f"{path} has no {some} {', '.join(missing)}; it has {_listed(available)}"
+                f"{_spaced(missing, available)}. If they are called "
                 "otherwise, save these lines as columns.yaml, correct them, and add --columns columns.yaml:\n\n"
                 f"{suggest_columns(self.overrides, missing, unused, kinds())}\n"
             )
@@ -190,4 +191,11 @@ def _own(name: Any, value: Any) -> ColumnNames:
 
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(name or "one without a name" for name in names[:_MOST_NAMES]) + more
+    shown = (name if name == name.strip() else repr(name) for name in names[:_MOST_NAMES])
+    return ", ".join(name or "one without a name" for name in shown) + more
+
+
+def _spaced(wanted: Sequence[str], available: Sequence[str]) -> str:
+    """A hint at names that are there with spaces around them, as some programs write them after each comma."""
+    found = [name for name in available if name != name.strip() and name.strip() in wanted]
+    return "; save it without the spaces around names" if found else ""

@@ -550,3 +550,14 @@ def test_json_rows_of_several_lines_or_several_in_a_line_are_refused_with_the_wa
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"does not have one row in each line; write it so \(jq -c \.\)"):
             table(path)
+
+
+def test_names_of_columns_with_spaces_around_them_are_shown_so(tmp_path):
+    """Otherwise the message contradicts itself: there is no column x, and there is x."""
+    path = tmp_path / "a.csv"
+    path.write_text("mdp_id, sequence_number, x, action, reward\na, 0, 1.0, l, 1\n")
+    spaced = "it has mdp_id, ' sequence_number', ' x', ' action', ' reward'; save it without the spaces around names"
+    with pytest.raises(ConfigError, match=f"has no column x, which --columns .* names for state_features; {spaced}"):
+        table(path, columns={"state_features": ["x"]})
+    with pytest.raises(ConfigError, match=f"has no columns sequence_number, .*; {spaced}. If they are called"):
+        table(path)
