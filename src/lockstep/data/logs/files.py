@@ -1,6 +1,8 @@
 """Find the files of a log, and read them in decompressed blocks of whole lines."""
 
 import bz2
+import codecs
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +14,13 @@ from lockstep.errors import ConfigError
 
 COMPRESSIONS = (".gz", ".bz2", ".zst")
 _KINDS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
+_BEGINNINGS = {
+    ".gz": re.compile(rb"\x1f\x8b"),
+    ".bz2": re.compile(rb"BZh[1-9]1AY&SY"),
+    ".zst": re.compile(rb"\x28\xb5\x2f\xfd"),
+}
+"""The first bytes of compressed files."""
+_LOOKED_AT = 1000
 _READ_BYTES = 1 << 18
 _MINARI_NAMESPACE = "namespace_metadata.json"
 """The description of a folder of Minari datasets."""
@@ -78,7 +87,7 @@ def read_bytes(path: Path) -> Iterator[tuple[bytes, int]]:
     """Read a file, decompressed by its suffix, as pairs of a block and the bytes read from the file for it.
 
     Raises:
-        ConfigError: the file is unreadable, damaged or truncated.
+        ConfigError: the file is unreadable, damaged or truncated, or its name is not that of its compression.
     """
     start = _decompressor(path)
     stream: Any = None
@@ -86,6 +95,8 @@ def read_bytes(path: Path) -> Iterator[tuple[bytes, int]]:
     try:
         with path.open("rb") as file:
             while block := file.read(_READ_BYTES):
+                if not done:
+                    _check_name(path, block)
                 done += len(block)
                 if start is None:
                     yield block, len(block)
@@ -159,6 +170,26 @@ def _is_log(path: Path, folder: Path) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def _check_name(path: Path, first: bytes) -> None:
+    """Refuse a file whose first bytes are of another compression than its name, as after a download that unpacks."""
+    said = path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else ""
+    plain = path.with_suffix("") if said else path
+    found = next((name for name, begin in _BEGINNINGS.items() if begin.match(first)), "")
+    if found and found != said:
+        raise ConfigError(f"{path} is compressed as {found}; rename it to {plain.name}{found}")
+    if said and not found and _is_text(first[:_LOOKED_AT]):
+        raise ConfigError(f"{path} is not compressed, though its name ends in {said}; rename it to {plain.name}")
+
+
+def _is_text(part: bytes) -> bool:
+    """Whether bytes may be the beginning of a text, which ends anywhere."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(part)
+    except UnicodeDecodeError:
+        return False
+    return "\0" not in text
 
 
 def _decompressor(path: Path) -> Any:

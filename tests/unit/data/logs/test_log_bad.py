@@ -227,9 +227,28 @@ def test_corrupt_compressed_file_is_rejected(tmp_path, suffix, compress):
     path.write_bytes(made)
     with pytest.raises(ConfigError, match=rf"a\.jsonl{suffix} (is damaged|cannot be read).*[Cc]opy it again"):
         table(path)
-    path.write_bytes(text)
+    path.write_bytes(b"\0" + text)
     with pytest.raises(ConfigError, match=rf"a\.jsonl{suffix} (is damaged|cannot be read)"):
         table(path)
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".zst", None)])
+@pytest.mark.parametrize(
+    ("kind", "text"), [("jsonl", text_of([row(i) for i in range(3)])), ("csv", b"\xc3\xa9,b\n" * 999)]
+)
+def test_a_compressed_file_with_the_name_of_another_is_refused_with_its_name(tmp_path, kind, text, suffix, compress):
+    """Browsers and `gsutil cp` unpack on the way; copying again makes the same file."""
+    packed = (compress or zstandard.ZstdCompressor().compress)(text)
+    other = ".gz" if suffix == ".zst" else ".zst"
+    for name, content, said in (
+        (f"a.{kind}{suffix}", text, f"is not compressed, though its name ends in {suffix}; rename it to a.{kind}"),
+        (f"a.{kind}", packed, f"is compressed as {suffix}; rename it to a.{kind}{suffix}"),
+        (f"b.{kind}{other}", packed, f"is compressed as {suffix}; rename it to b.{kind}{suffix}"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=re.escape(f"{path} {said}") + "$"):
+            table(path)
 
 
 def test_truncated_line_is_rejected(tmp_path):
