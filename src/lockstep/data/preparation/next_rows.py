@@ -82,6 +82,10 @@ class NextRows:
     """Decisions with an unknown outcome."""
     gaps: int
     """Rows whose next row is missing from the log."""
+    single_steps: int
+    """Rows whose next row has the next sequence number."""
+    longer_steps: int
+    """Rows whose next row has a larger one, except where the logged `time_diff` says so."""
     filled: int
     """Decisions whose possible actions were missing or empty, and filled in."""
     unknown: int
@@ -140,6 +144,7 @@ def next_rows(block: Block, rules: Rules, where: RowName, hashes: Callable[[Any]
     next_index[terminal] = -1
     unknown = int((decision & (own_index < 0)).sum())
     begins = np.flatnonzero(first)
+    single_steps, longer_steps = _steps(columns, goes_on)
     return NextRows(
         first=first,
         kept=kept,
@@ -152,6 +157,8 @@ def next_rows(block: Block, rules: Rules, where: RowName, hashes: Callable[[Any]
         cut=int(at_limit.sum()),
         left_out=int((decision & ~kept).sum()),
         gaps=int(gaps.sum()),
+        single_steps=single_steps,
+        longer_steps=longer_steps,
         filled=int((decision & ~has_list).sum()) - unknown,
         unknown=unknown,
         final_states=int((lists.index[following[terminal & (following >= 0)]] < 0).sum()),
@@ -212,6 +219,15 @@ def _at_limit(decision: Bools, first: Bools, ends: Bools, limit: int | None, whe
             f"{where(bad[0])}: is decision {place[bad[0]]} of its trajectory, but --max-episode-steps says {limit}"
         )
     return ends & (place == limit)
+
+
+def _steps(columns: dict[str, NDArray[Any]], goes_on: Index) -> tuple[int, int]:
+    """How many rows, of those that a row follows, have a sequence number that is one smaller, and how many others."""
+    number = columns["sequence_number"]
+    step = number[goes_on + 1] - number[goes_on]
+    single = step == 1
+    told = columns["time_diff"][goes_on] == step if "time_diff" in columns else np.zeros(len(step), np.bool_)
+    return int(single.sum()), int((~single & ~told).sum())
 
 
 def _time_diff(columns: dict[str, NDArray[Any]], following: Index) -> NDArray[np.float64]:

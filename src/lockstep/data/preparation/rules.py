@@ -39,6 +39,10 @@ class Counts:
     """Decisions that are not terminal and whose next state is unknown."""
     gaps: int = 0
     """Rows whose next row is missing."""
+    single_steps: int = 0
+    """Rows whose next row has the next sequence number."""
+    longer_steps: int = 0
+    """Rows whose next row has a larger one, except where the logged `time_diff` says so."""
     filled: int = 0
     """Decisions whose possible actions were missing or empty, and filled in."""
     unknown: int = 0
@@ -73,6 +77,8 @@ class Counts:
         self.cut += successors.cut
         self.left_out += successors.left_out
         self.gaps += successors.gaps
+        self.single_steps += successors.single_steps
+        self.longer_steps += successors.longer_steps
         self.filled += successors.filled
         self.unknown += successors.unknown
         self.final_states += successors.final_states
@@ -118,6 +124,11 @@ def summary_lines(counts: Counts, rules: Rules, schema: PreparedSchema, *, has_l
         )
     if c.gaps:
         found.append(f"the row after {_decisions(c.gaps)} is missing from the log; the logged next_* columns are used")
+    if 0 < c.longer_steps <= c.single_steps:
+        found.append(
+            f"the sequence_number grows by more than 1 after {_decisions(c.longer_steps)}, by 1 after {c.single_steps}"
+            ": are rows missing (a split by rows, not by trajectories)? What was logged next counts as what followed"
+        )
     if c.no_propensity:
         some = (
             f"{c.no_propensity} of {_decisions(c.kept)} without a" if c.no_propensity < c.kept else "no decision has a"

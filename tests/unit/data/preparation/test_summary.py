@@ -45,3 +45,25 @@ def test_missing_densities_are_told(tmp_path):
         line.startswith("2 of 3 decisions without a log_probability (the logarithm of a density): estimates that")
         for line in said(tmp_path, rows)
     )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ([0, 1, 2, 3], None),
+        ([0, 1, 3, 4, 7], "after 2 decisions, by 1 after 2: are rows missing (a split by rows, not by trajectories)?"),
+        ([0, 1, 3], "after 1 decision, by 1 after 1: are rows missing"),
+        ([0, 2, 4, 5], None),
+        ([0, 3, 6, 9], None),
+    ],
+)
+def test_rows_that_seem_to_be_missing_are_told(tmp_path, numbers, words):
+    """Sequence numbers need not count by one, but where most do the others are suspicious."""
+    lines = said(tmp_path, [row(number) for number in numbers])
+    lines = [line for line in lines if line.startswith("the sequence_number grows by more than 1")]
+    assert len(lines) == (words is not None) and (not words or words in lines[0])
+
+
+def test_rows_are_not_missing_where_the_log_tells_the_time_to_the_next(tmp_path):
+    rows = [row(number, time_diff=after) for number, after in ((0, 1), (1, 1), (2, 2), (4, 1))]
+    assert not any("sequence_number grows" in line for line in said(tmp_path, rows))
