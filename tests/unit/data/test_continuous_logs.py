@@ -292,7 +292,9 @@ def test_invalid_logs_are_refused(tmp_path, changes, options, message):
 
 
 def test_numbers_without_range_or_with_gaps_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="number 7 of the action is 1 in every row, which gives no bounds"):
+    with pytest.raises(
+        ConfigError, match=r"number 7 of the action is 1 in every row, .*--action-features FILE with bounds for each"
+    ):
         prepared(tmp_path, [row(i, {"7": 1.0, "8": float(i)}) for i in range(4)])
     gaps = [row(i, {"7": 1.0 + i, "8": None if i == 2 else float(i)}) for i in range(4)]
     with pytest.raises(ConfigError, match="row 3: action has no number 8; a continuous action has all of them"):

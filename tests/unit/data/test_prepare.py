@@ -440,7 +440,9 @@ def test_equal_ids_of_two_files_may_be_different_decisions(tmp_path):
     with pytest.raises(ConfigError, match=r"log each decision once, or, if these are .* another --seed, or give its"):
         prepare_dataset(logs, tmp_path / "out", PrepareOptions(), show=silent)
     twice = write_log(tmp_path / "twice.jsonl", [row("0-0-0", 0, {"1": 1.0}, "left")] * 2)
-    with pytest.raises(ConfigError, match=r"log each decision once$"):
+    with pytest.raises(
+        ConfigError, match=r"log each decision once, or, .* of one second, number them within their trajectory$"
+    ):
         prepare_dataset([twice], tmp_path / "out", PrepareOptions(), show=silent)
 
 

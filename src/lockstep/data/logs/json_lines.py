@@ -18,7 +18,7 @@ from lockstep.data.logs.column_names import ACTIONS, FLAGS, LISTS, MAPS, NUMBERS
 from lockstep.data.logs.files import LineBlocks
 from lockstep.data.logs.frame import RawRows
 from lockstep.data.logs.lists import lists_of_json
-from lockstep.data.logs.maps import MapDecoder, Maps, SourceRows, error_text, way_out
+from lockstep.data.logs.maps import MapDecoder, Maps, SourceRows, error_text, must_be_number, way_out
 from lockstep.data.logs.schema import ALIASES, WHOLE, LogSchema
 from lockstep.errors import ConfigError
 
@@ -210,7 +210,9 @@ def _decode_one(decoder: Any, text: bytes, where: SourceRows) -> None:
         elif "Expected `int`" in said:  # only a sequence_number must be one
             said += f"; it must be {WHOLE}"
         elif "Expected `float | null`" in said:  # null: unknown
-            said += "; it must be a number"
+            said += f"; {must_be_number(column, truth='`bool`' in said)}"
+        elif "Expected `int | str`" in said:  # only an mdp_id must be one
+            said += "; every row needs the name of its trajectory: text, or a whole number"
         elif "Expected `bool" in said:  # only a flag may be one
             said += "; it must be true or false"
         where.refuse(0, f"{column}: {said}" if column else said)

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from lockstep.data.logs.column_names import ACTIONS, NUMBERS
 from lockstep.errors import ConfigError
 
 _MOST_FIELDS = 256
@@ -113,7 +114,10 @@ class MapDecoder:
                 try:
                     _MAP.decode(one)
                 except ValueError as error:
-                    where.refuse(i, f"{name}: {error_text(error)}; it must be a map of ids to numbers")
+                    said, way = error_text(error), "it must be a map of ids to numbers"
+                    if "Expected `float" in said and name not in ACTIONS:
+                        way = must_be_number(name, truth="`bool`" in said)
+                    where.refuse(i, f"{name}: {said}; {way}")
             raise
         self._learn(maps)
         return maps.check(where, name)
@@ -195,11 +199,20 @@ def numbers(series: pl.Series, where: SourceRows, name: str, *, needed: bool = F
     `needed`: every decision has one, so an empty cell is no way out.
     """
     if not (series.dtype.is_numeric() or series.dtype == pl.Null):
-        raise ConfigError(f"{where.path}: column {name} is {series.dtype}; it must be a number")
+        what = must_be_number(name, truth=series.dtype == pl.Boolean)
+        raise ConfigError(f"{where.path}: column {name} is {series.dtype}; {what}")
     series = series.cast(pl.Float64)
     bad = (series.is_nan() | series.is_infinite()).fill_null(value=False)
     where.refuse_first(bad, lambda row: f"{name} is {series[row]}; {way_out(needed)}")
     return np.asarray(series.to_numpy(), np.float64)
+
+
+def must_be_number(name: str, *, truth: bool) -> str:
+    """What to do about a value that is none; `truth`: it is true or false."""
+    if truth:
+        return "it must be a number: write 1 and 0"
+    more = "" if name in NUMBERS else "; of a category log one for each value, 1 or 0"
+    return f"it must be a number{more}"
 
 
 def way_out(needed: bool, empty: str = "leave it empty") -> str:
@@ -248,6 +261,13 @@ def _of_entries(series: pl.Series, where: SourceRows, name: str) -> Maps:
         which = keys.cast(pl.String).cast(pl.Enum(ids.cast(pl.String))).to_physical().to_numpy()
     values = np.full((len(series), len(ids)), np.nan)
     values[row, which] = value
+    seen = np.zeros(values.shape, np.bool_)
+    seen[row, which] = True
+    if np.count_nonzero(seen) < len(row):
+        pairs = row * len(ids) + which
+        order = np.argsort(pairs, kind="stable")
+        twice = int(order[1:][np.diff(pairs[order]) == 0].min())
+        where.refuse(int(row[twice]), f"{name} has the id {keys[twice]} twice; leave one out")
     return Maps(tuple(ids.cast(pl.String).to_list()), values, given)
 
 

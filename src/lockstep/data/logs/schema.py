@@ -182,7 +182,11 @@ def _own(name: Any, value: Any) -> ColumnNames:
     if isinstance(value, str):
         return value
     if name in _SPREAD and isinstance(value, list) and value:
-        return {str(column): str(column) for column in cast("list[Any]", value)}
+        named = [str(column) for column in cast("list[Any]", value)]
+        if len(set(named)) < len(named):
+            twice = next(column for column in named if named.count(column) > 1)
+            raise ConfigError(f"--columns: {name} has {twice} twice; leave one out")
+        return {column: column for column in named}
     if name in _SPREAD and isinstance(value, dict) and value:
         return {str(key): str(column) for key, column in cast("dict[Any, Any]", value).items()}
     kinds = "the name of a column" + (", a list of columns, or a map of ids to columns" if name in _SPREAD else "")

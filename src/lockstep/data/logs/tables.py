@@ -17,7 +17,7 @@ from lockstep.data.logs.column_names import ACTIONS, FLAGS, LISTS, MAPS, NUMBERS
 from lockstep.data.logs.files import COMPRESSIONS, LineBlocks, kind_of, read_bytes
 from lockstep.data.logs.frame import RawRows
 from lockstep.data.logs.lists import lists_of_series
-from lockstep.data.logs.maps import Maps, SourceRows, is_text, maps_of_series, numbers
+from lockstep.data.logs.maps import Maps, SourceRows, is_text, maps_of_series, must_be_number, numbers
 from lockstep.data.logs.schema import WHOLE, LogSchema
 from lockstep.errors import ConfigError
 
@@ -139,7 +139,7 @@ def _whole(series: pl.Series, where: SourceRows, name: str, text: bool) -> pl.Se
 
 def _number(series: pl.Series, where: SourceRows, name: str, text: bool, *, needed: bool = False) -> pl.Series:
     if text:
-        series = _cast(series, pl.Float64(), where, name, "a number")
+        series = _cast(series, pl.Float64(), where, name)
     return pl.Series(name, numbers(series, where, name, needed=needed or name == "reward"), nan_to_null=True)
 
 
@@ -152,7 +152,8 @@ def _flag(series: pl.Series, where: SourceRows, name: str, text: bool) -> pl.Ser
     return words.is_in(_TRUE) & pl.select(pl.when(words.is_not_null()).then(pl.lit(value=True))).to_series()
 
 
-def _cast(series: pl.Series, dtype: pl.DataType, where: SourceRows, name: str, what: str) -> pl.Series:
+def _cast(series: pl.Series, dtype: pl.DataType, where: SourceRows, name: str, what: str = "") -> pl.Series:
+    """Text as numbers. `what` they must be; empty: any numbers."""
     made = series.cast(dtype, strict=False)
     bad = made.is_null() & series.is_not_null()
     if bad.any():
@@ -160,7 +161,11 @@ def _cast(series: pl.Series, dtype: pl.DataType, where: SourceRows, name: str, w
         cell = series[row]
         decimal = dtype == pl.Float64 and re.fullmatch(r"-?\d+,\d+", str(cell))
         hint = f" (with a point: {cell.replace(',', '.')})" if decimal else ""
-        where.refuse(row, f"{name} is {cell!r}; it must be {what}{hint}")
+        number = (
+            "it must be a number" if decimal else must_be_number(name, truth=str(cell).lower() in ("true", "false"))
+        )
+        must = f"it must be {what}" if what else number
+        where.refuse(row, f"{name} is {cell!r}; {must}{hint}")
     return made
 
 

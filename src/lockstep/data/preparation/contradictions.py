@@ -29,13 +29,14 @@ def check_once(block: Block, last: _Bools, where: RowName) -> None:
     twice = np.flatnonzero(~last[:-1] & (number[1:] == number[:-1]))
     if twice.size:
         at, file = int(twice[0]), block.columns["file"]
+        seconds = ", or, if these are different decisions of one second, number them within their trajectory"
         other = (
             ", or, if these are different decisions, record one of the two files with another --seed, or give its "
             "episodes ids of their own"
         )
         raise ConfigError(
             f"{where(at + 1)}: mdp_id and sequence_number={number[at]} are those of {where(at)}; log each decision once"
-            + (other if file[at] != file[at + 1] else "")
+            + (other if file[at] != file[at + 1] else seconds)
         )
 
 

@@ -108,12 +108,13 @@ def bounded(bounds: Mapping[str, tuple[float, float]], params: NormParams) -> Fe
         if exceeds(*logged, low, high):
             raise ConfigError(
                 f"action_bounds={[low, high]}, but the log has actions from {logged[0]:g} to {logged[1]:g} (number "
-                f"{key}); widen them"
+                f"{key}); widen them, or give each number its own: --action-features FILE"
             )
         if low == high:
             raise ConfigError(
                 f"number {key} of the action is {low:g} in every row, which gives no bounds; set them: --set "
-                "action_bounds=[-1,1] (or say --kind parametric, if actions are chosen among candidates)"
+                "action_bounds=[-1,1] for all numbers, or --action-features FILE with bounds for each (or say --kind "
+                "parametric, if actions are chosen among candidates)"
             )
         found[key] = Feature(type="continuous_action", min_value=low, max_value=high, note=note)
     return Features(found)

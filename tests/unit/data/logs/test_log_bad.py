@@ -24,7 +24,10 @@ NAMES = ["left", "right"]
     ("bad", "message"),
     [
         (row(1, mdp_id=...), "missing required field `mdp_id`"),
-        (row(1, mdp_id=None), "mdp_id: Expected `int | str`, got `null`"),
+        (
+            row(1, mdp_id=None),
+            "mdp_id: Expected `int | str`, got `null`; every row needs the name of its trajectory: text, or",
+        ),
         (row(1, mdp_id=""), "mdp_id is missing"),
         (row(1, sequence_number=...), "missing required field `sequence_number`"),
         (row(1, sequence_number="3"), "Expected `int`, got `str`; it must be a whole number, of steps or"),
@@ -33,8 +36,11 @@ NAMES = ["left", "right"]
         (row(1, state_features=...), "state_features is missing"),
         (row(1, state_features=None), "state_features is missing"),
         (row(1, state_features=[1, 2]), "state_features: Expected `object | null`, got `array`"),
-        (row(1, state_features={"0": "1"}), "state_features: Expected `float | null`, got `str`"),
-        (row(1, state_features={"0": True}), "state_features: Expected `float | null`, got `bool`"),
+        (
+            row(1, state_features={"0": "1"}),
+            "state_features: Expected `float | null`, got `str`; it must be a number; of a category",
+        ),
+        (row(1, state_features={"0": True}), "got `bool`; it must be a number: write 1 and 0"),
         (row(1, state_features={"0": float("nan")}), "state_features.0=NaN is not a number that a log may hold"),
         (row(1, reward=float("inf")), "reward=Infinity is not a number that a log may hold; every decision needs one"),
         (row(1, reward=...), "reward is missing"),
@@ -296,6 +302,16 @@ def test_truncated_parquet_is_rejected(tmp_path):
             {"state_features": [[{"key": "0", "value": 1.0}], [{"key": None, "value": 1.0}]]},
             "row 2: state_features has an id that is null",
         ),
+        (
+            {
+                "state_features": [
+                    [{"key": "0", "value": 1.0}],
+                    [{"key": "1", "value": 1.0}, {"key": "1", "value": 2.0}],
+                ]
+            },
+            "row 2: state_features has the id 1 twice; leave one out",
+        ),
+        ({"state_features": [{"0": True}, {"0": False}]}, "state_features[0] is Boolean; it must be a number: write 1"),
         ({"state_features": [{"0": 1.0}, None]}, "row 2: state_features is missing"),
         ({"action": ["left", "up"]}, 'row 2: action "up" is not one of the actions left, right'),
         ({"action": ["left", None]}, "row 2: action is missing"),
@@ -332,7 +348,9 @@ def test_error_names_the_bad_parquet_column(tmp_path, changes, message):
     ("line", "message"),
     [
         ("a,x,0,left,1", "row 3: sequence_number is 'x'; it must be a whole number"),
-        ("a,1,x,left,1", "row 3: state:0 is 'x'; it must be a number"),
+        ("a,1,x,left,1", "row 3: state:0 is 'x'; it must be a number; of a category log one for each value, 1 or 0"),
+        ("a,1,True,left,1", "row 3: state:0 is 'True'; it must be a number: write 1 and 0"),
+        ("a,1,0,left,x", "row 3: reward is 'x'; it must be a number"),
         ("a,1,nan,left,1", "row 3: state:0 is nan"),
         ("a,1,0,left,", "row 3: reward is missing"),
         ("a,1,0,up,1", 'row 3: action "up" is not one of the actions left, right'),
@@ -461,6 +479,7 @@ def test_a_row_with_too_many_cells_is_refused_although_the_last_column_is_left_o
         ({"mdp": "episode"}, "--columns: no column of a log is called mdp; did you mean mdp_id?"),
         ({"zzz": "episode"}, "--columns: no column of a log is called zzz; there are mdp_id, "),
         ({"mdp_id": ["a", "b"]}, "--columns: mdp_id is ['a', 'b']; it must be the name of a column"),
+        ({"state_features": ["extra", "extra"]}, "--columns: state_features has extra twice; leave one out"),
         ({"state_features": []}, "it must be the name of a column, a list of columns, or a map"),
         ({"reward": "r"}, "has no column r, which --columns (or the data of --like) names for reward; it has mdp_id, "),
         (

@@ -224,7 +224,8 @@ def test_error_names_the_contradicting_row(first, second, message):
 
 def test_error_names_both_duplicate_rows():
     with pytest.raises(
-        ConfigError, match=r"log, row [13]: mdp_id and sequence_number=4 are those of log, row [13]; log"
+        ConfigError,
+        match=r"log, row [13]: mdp_id and sequence_number=4 are those of log, row [13]; log .* of one second",
     ):
         Log(("x", 4, {}), ("x", 5, {}), ("x", 4, {}))
 
