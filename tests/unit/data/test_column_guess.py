@@ -128,6 +128,6 @@ def test_unused_columns_are_suggested(tmp_path):
     (tmp_path / "log.csv").write_text("mdp_id,sequence_number,state:0,action,reward,prob,note\nx,0,1.5,left,1,0.5,n\n")
     log = read_log([tmp_path / "log.csv"])
     assert log.notes == [
-        f"{tmp_path}/log.csv: columns left out, since no column of a log has such a name: prob, note; if prob is the "
+        f"{tmp_path}/log.csv: columns left out, since no column of a log has such a name: prob, note; if prob means "
         "propensity, --columns says so: propensity: prob"
     ]

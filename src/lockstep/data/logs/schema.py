@@ -99,7 +99,7 @@ class LogSchema:
                 and (column := likely_column(name, new)) is not None
             }
             hint = "".join(
-                f"; if {column} is the {name}, --columns says so: {name}: {column}" for name, column in likely.items()
+                f"; if {column} means {name}, --columns says so: {name}: {column}" for name, column in likely.items()
             )
             self.notes.append(
                 f"{path}: columns left out, since no column of a log has such a name: {_listed(new)}{hint}"

@@ -281,7 +281,7 @@ def test_unknown_columns_of_late_rows_are_reported(tmp_path):
     log = read_log([write(tmp_path / "a.jsonl", [*(row(i) for i in range(300)), row(300, done=True)])])
     made_logs.whole(log)
     (note,) = log.notes
-    assert "columns left out" in note and "if done is the terminated, --columns says so: terminated: done" in note
+    assert "columns left out" in note and "if done means terminated, --columns says so: terminated: done" in note
 
 
 def test_column_mapping_is_applied(tmp_path):
