@@ -31,11 +31,14 @@ class OptunaTrials:
         self._prunes = sweep.prune and "/" not in sweep.metric
         self._distributions = {name: _distribution(optuna, choice) for name, choice in sweep.settings.items()}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        if not (folder / STORAGE_FILE).exists():  # before Optuna makes an empty one
+            _check_trials_are_known(folder, ())
         storage = f"sqlite:///{(folder / STORAGE_FILE).absolute()}"
         self._study = optuna.create_study(
             study_name=_STUDY, storage=storage, direction=sweep.direction, load_if_exists=True
         )
         earlier = self._study.trials
+        _check_trials_are_known(folder, earlier)
         self._check_same_space(sweep.direction, earlier)
         # A sampler that starts again with the same seed would repeat its first random draws.
         seed = sweep.sampler_seed + len(earlier)
@@ -121,6 +124,20 @@ class OptunaTrials:
         for name, choice in self._space.items():
             values[name] = params[name] if isinstance(choice, Range) else choice[params[name]]
         return values
+
+
+def _check_trials_are_known(folder: Path, earlier: Sequence[Any]) -> None:
+    """Raise `ConfigError` for a trial in the folder that the study lacks: a new one of its number would get its runs.
+
+    The study is gone, or an older copy of it was put back.
+    """
+    known = {numbered_name(trial.number) for trial in earlier}
+    found = {path.name for where in (folder, folder / "configs") for path in where.glob("trial_*")}
+    if unknown := sorted(found - known):
+        raise ConfigError(
+            f"{folder} has {unknown[0]}, which {STORAGE_FILE}, the file of its Optuna study, does not have; put that "
+            "file back, or choose another directory with --run-dir"
+        )
 
 
 def _distribution(optuna: Any, choice: tuple[Any, ...] | Range) -> Any:

@@ -70,6 +70,28 @@ def test_another_space_is_refused(sweeps, capsys, old, new, named):
     assert (sweeps.path / "runs/my/sweep.yaml").read_text().count("[8]") == 0
 
 
+@pytest.mark.parametrize("copied", [0, 1])
+def test_a_study_that_lacks_trials_of_the_sweep_is_refused(sweeps, capsys, copied):
+    """It is gone, or an older copy: new trials would get the runs, and the scores, of others."""
+    folder = sweeps.path / "runs/my"
+    text = SEARCH.replace("trials: 6", "trials: 1")
+    sweeps.write(text)
+    assert sweeps.run("sweep", "my.yaml") == 0
+    copy = (folder / "optuna.db").read_bytes()
+    assert sweeps.run("sweep", "runs/my", "--trials", "2") == 0
+    results, now = sweeps.results("runs/my"), (folder / "optuna.db").read_bytes()
+    (folder / "optuna.db").unlink()
+    if copied:
+        (folder / "optuna.db").write_bytes(copy)
+    for _ in range(2):
+        assert sweeps.run("sweep", "runs/my", "--trials", "3") == 2
+        assert f"has trial_00{copied}, which optuna.db" in capsys.readouterr().err
+    assert (folder / "optuna.db").exists() == bool(copied) and sweeps.results("runs/my") == results
+    (folder / "optuna.db").write_bytes(now)
+    assert sweeps.run("sweep", "runs/my", "--trials", "3") == 0
+    assert len(sweeps.started("runs/my")) == 3
+
+
 @pytest.mark.slow
 def test_trial_below_the_median_is_pruned(sweeps, capsys):
     sweeps.write(SEARCH.replace("seeds: 0", "seeds: 0:2"))
