@@ -94,11 +94,19 @@ class SweepFolder:
         """The file of the config of a run."""
         return self.path / "configs" / f"{member.name}.yaml"
 
+    def stored_config(self, member: Member) -> Path | None:
+        """The config of a run of an earlier start, or where that is gone, the one in its run directory."""
+        return next((path for path in (self.config_path(member), member.path / RUN_FILE) if path.exists()), None)
+
     def check_config(self, member: Member, run: "AnyRun") -> None:
-        """Raise `ConfigError` if the run was started with other settings."""
+        """Raise `ConfigError` if the run was started with other settings; paths are compared as absolute ones."""
+        from lockstep.preflight.setting_paths import with_absolute_paths
         from lockstep.run import load
 
-        before = load(self.config_path(member))
+        stored = self.stored_config(member)
+        if stored is None:
+            return
+        before, run = (with_absolute_paths(one) for one in (load(stored), run))
         if before != run:
             raise ConfigError(
                 f"{member.name} of {self.path} has {_difference(before, run)} now; the runs of a sweep keep their "
@@ -110,7 +118,7 @@ class SweepFolder:
         from lockstep.run import load
 
         try:
-            return load(self.config_path(member))
+            return None if (stored := self.stored_config(member)) is None else load(stored)
         except ConfigError:
             return None
 

@@ -80,7 +80,7 @@ class Pool:
         """Raise `ConfigError` if a run of an earlier start has other settings now."""
         for trial in self.source.known():
             for member in self._members_of(trial):
-                if not self.folder.config_path(member).exists():
+                if self.folder.stored_config(member) is None:
                     continue
                 try:
                     run = self.command.run_of(trial.settings, member.seed)

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -336,6 +337,15 @@ def test_runs_of_a_sweep_keep_their_settings(sweeps, capsys):
     assert "algorithm.gamma=0.5 instead of 0.99" in capsys.readouterr().err
     assert "gamma" not in (sweeps.path / "one/sweep.yaml").read_text(), "the refused start has changed the sweep"
     assert sweeps.run("train", "--resume", "one") == 0
+
+
+def test_runs_of_a_sweep_keep_their_settings_where_their_config_files_are_gone(sweeps, capsys):
+    assert sweeps.run("train", "cartpole", "--seeds", "0", "--run-dir", "one") == 0
+    shutil.rmtree(sweeps.path / "one/configs")
+    assert sweeps.run("train", "cartpole", "--seeds", "0", "--run-dir", "one", "--set", "gamma=0.5") == 2
+    assert "algorithm.gamma=0.5 instead of 0.99" in capsys.readouterr().err
+    assert sweeps.run("train", "--resume", "one") == 0
+    assert sweeps.started("one") == ["seed_0"]
 
 
 def test_other_settings_of_a_started_run_are_refused_before_another_run_starts(sweeps, capsys):
