@@ -63,7 +63,7 @@ def start(args: argparse.Namespace, run: "AnyRun", resumed: "Resumption | None" 
     max_restarts = _max_restarts(args, world, elastic=on_ray is not None and on_ray.elastic)
     profile = _profiled_updates(args, run, resumed)
     if world.rank == 0:
-        _print_notes(args, run, resumed, notes)
+        _print_notes(args, resumed, notes)
     given = Path(args.run_dir) if args.run_dir else None
     run_dir = given if resumed is None else resumed.run_dir
     supervised = world.size > 1 or max_restarts > 0 or args.grace_s is not None  # only a launcher kills a rank
@@ -113,20 +113,10 @@ def _start_policy(args: argparse.Namespace, run: "AnyRun", resumed: "Resumption 
     return path
 
 
-def _print_notes(args: argparse.Namespace, run: "AnyRun", resumed: "Resumption | None", notes: list[str]) -> None:
-    from lockstep.run import Run
-
+def _print_notes(args: argparse.Namespace, resumed: "Resumption | None", notes: list[str]) -> None:
     if args.started_by_lockstep:  # the launcher has printed them
         return
-    notes = [*([] if resumed is None else resumed.notes), *notes]
-    if resumed is None and isinstance(run, Run):
-        rollout = run.num_envs * run.algorithm.num_steps
-        if run.total_steps < rollout:
-            notes.append(
-                f"total_steps={run.total_steps} is less than one rollout, which is collected whole: {rollout} steps "
-                f"(num_envs={run.num_envs} x num_steps={run.algorithm.num_steps})"
-            )
-    for note in notes:
+    for note in [*([] if resumed is None else resumed.notes), *notes]:
         print(f"lockstep: note: {note}", file=sys.stderr)
 
 

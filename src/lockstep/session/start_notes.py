@@ -18,12 +18,23 @@ def start_notes(run: AnyRun, spec: EnvSpec | None, *, task_alone: bool, resumed:
         task_alone: whether the user named a task alone, which then has the default settings of its kind.
         resumed: whether the run goes on, so that its start is over.
     """
-    of_replay = [] if resumed or not isinstance(run, Run) else _of_replay(run)
+    of_length = [] if resumed or not isinstance(run, Run) else [*_of_replay(run), *_of_short_run(run)]
     if not (task_alone and isinstance(run, Run) and spec is not None):
-        return [*unused_settings(run, spec), *of_replay]
+        return [*unused_settings(run, spec), *of_length]
     note = defaults_note(run, spec)
     chosen = [] if note is None else [f"{note}; run.yaml has them all"]
-    return [*chosen, *unused_settings(run, spec, default_settings(run, spec)), *of_replay]
+    return [*chosen, *unused_settings(run, spec, default_settings(run, spec)), *of_length]
+
+
+def _of_short_run(run: Run) -> list[str]:
+    """That a run shorter than a rollout is as long as one."""
+    rollout = run.num_envs * run.algorithm.num_steps
+    if run.total_steps >= rollout:
+        return []
+    return [
+        f"total_steps={run.total_steps} is less than one rollout, which is collected whole: {rollout} steps "
+        f"(num_envs={run.num_envs} x num_steps={run.algorithm.num_steps})"
+    ]
 
 
 def _of_replay(run: Run) -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.config.settings import as_text
 from lockstep.errors import ConfigError
+from lockstep.launch import train as launched
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import FORMAT, write_state
 from lockstep.record.run_dir import RunDir
@@ -40,6 +41,19 @@ def test_a_resumed_run_has_the_same_config(run_dir):
     assert (found.run, found.run_dir, found.world_size, found.num_shards, found.step) == (RUN, run_dir, 2, 4, 512)
     assert found.notes == []
     assert found.run == load(run_dir / "run.yaml")
+
+
+def test_a_run_that_is_resumed_in_python_is_told_what_changed(run_dir, monkeypatch, capsys):
+    add(run_dir, 512)
+    monkeypatch.setattr(launched, "_train_here", lambda *_, **__: {})
+    launched.train(resume=run_dir, gamma=0.9, timeout_s=50)
+    said = capsys.readouterr().err
+    assert "note: algorithm.gamma is 0.9 from here on, was 0.99; the result will differ" in said
+    assert "note: timeout_s is 50.0 from here on, was 120.0\n" in said
+    summary = {"status": "finished", "env_steps": 512}
+    (run_dir / "summary.json").write_text(json.dumps(summary))
+    assert launched.train(resume=run_dir, gamma=0.9, total_steps=512) == summary
+    assert "from here on" not in capsys.readouterr().err, "it has ended"
 
 
 def test_one_checkpoint_can_be_named(run_dir):

@@ -1,4 +1,4 @@
-"""Settings of the replay that defeat themselves are told when a run starts."""
+"""Settings that defeat themselves are told when a run starts."""
 
 import pytest
 
@@ -26,6 +26,10 @@ def run_of(algo, **changes):
         (
             run_of("dqn", learning_starts=0, epsilon_steps=800, epsilon_end=0.1),
             "epsilon_steps=800 is beyond total_steps=400: 0.55 of the actions are random at the end",
+        ),
+        (
+            run_of("ppo", num_steps=51, num_minibatches=4),
+            "total_steps=400 is less than one rollout, which is collected whole: 408 steps (num_envs=8 x num_steps=51)",
         ),
     ],
 )
