@@ -44,16 +44,20 @@ def _with_output(words: list[str], asked: argparse.Namespace) -> int:
     """Run a command whose output has to reach the terminal or the disk.
 
     Raises:
-        RunError: the disk is full. `train` and `launch` are excepted: their results are in the run directory.
+        RunError: the disk is full; names the file. That of the output of `train` and `launch` may be: their results are
+            in the run directory.
     """
+    output = words[:1] not in (["train"], ["launch"])
     try:
         code = _run(words, asked)
-        if words[:1] not in (["train"], ["launch"]):
+        if output:
             sys.stdout.flush()
     except OSError as error:
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise RunError(f"the output could not be written: {error.strerror}") from error
+        what = error.filename or ("the output" if output else "a file of the run")
+        way_out = "; free its disk, then start it again, or go on with --resume" if words[:1] == ["train"] else ""
+        raise RunError(f"{what} could not be written: {error.strerror}{way_out}") from error
     return code
 
 

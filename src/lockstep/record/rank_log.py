@@ -6,15 +6,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from lockstep.system.files import not_writable
+
 
 class RankLog:
-    """Copy what this process prints to its log until closed; `printed` are lines from before there was a log."""
+    """Copy what this process prints to its log until closed; `printed` are lines from before there was a log.
+
+    Raises `ConfigError` where the log cannot be opened, as that of a run on a read-only disk.
+    """
 
     def __init__(self, run_dir: Path, rank: int, printed: Iterable[str] = ()) -> None:
         path = run_dir / "logs" / f"rank_{rank}.log"
-        path.parent.mkdir(exist_ok=True)
-        self._file = path.open("a", encoding="utf-8", buffering=1)
-        self._file.writelines(f"{line}\n" for line in printed)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            self._file = path.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise not_writable(path, error) from None
+        with suppress(OSError):  # a full disk
+            self._file.writelines(f"{line}\n" for line in printed)
         self._before = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = (cast(TextIO, Tee(stream, self._file)) for stream in self._before)
 

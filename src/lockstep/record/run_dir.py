@@ -1,6 +1,5 @@
 """The directory of one run. Rank 0 writes the shared files."""
 
-import errno
 import fcntl
 import json
 import os
@@ -22,7 +21,7 @@ from lockstep.record.summary import empty_summary
 from lockstep.record.tensorboard import TensorBoard
 from lockstep.record.trackers.interface import evaluation_metrics
 from lockstep.run import AnyRun, to_dict
-from lockstep.system.files import sync_file, write_atomically
+from lockstep.system.files import not_writable, sync_file, write_atomically
 
 _LOCK_TIMEOUT_S = 3.0  # for processes that are ending
 
@@ -242,9 +241,7 @@ def write_config(run_dir: Path, run: AnyRun) -> None:
         if (run_dir / RUN_FILE).read_text(encoding="utf-8") != text:
             write_atomically(run_dir / RUN_FILE, text)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        way_out = "free its disk" if full else "make it writable, or resume a copy of the run"
-        raise ConfigError(f"{run_dir / RUN_FILE} cannot be written ({error.strerror}); {way_out}") from None
+        raise not_writable(run_dir / RUN_FILE, error) from None
 
 
 def read_init_from(run_dir: Path) -> Path | None:

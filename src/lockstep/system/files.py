@@ -1,5 +1,6 @@
 """Reads and durable writes of small files, and their paths in messages."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -23,8 +24,15 @@ def shown_path(path: Path) -> str:
     return os.path.abspath(path) if Path(relative).parts[:1] == (os.pardir,) else relative
 
 
+def not_writable(path: Path, error: OSError) -> ConfigError:
+    """The error for a file of an existing run that cannot be written, with the way out."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    way_out = "free its disk" if full else "make it writable, or resume a copy of the run"
+    return ConfigError(f"{path} cannot be written ({error.strerror}); {way_out}")
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file under another name, sync it to the disk, and rename it."""
+    """Write a file under another name, sync it to the disk, and rename it. An `OSError` names the file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
@@ -32,8 +40,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None:
+            error.filename = str(path)  # a write knows no name
         raise
 
 
