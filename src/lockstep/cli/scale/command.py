@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.cli.flags import flags_of
 from lockstep.cli.report.load import FEWEST_UPDATES
 from lockstep.cli.report.scale_table import SCALE_FILE, cores_warning, text_of
-from lockstep.cli.request import checked, online_run, requested_run
+from lockstep.cli.request import checked, online_run, requested_run, sets_total_steps
 from lockstep.cli.scale.arguments import add_arguments
 from lockstep.cli.scale.plan import Job, Plan, check_plan, parse_modes, parse_ranks, run_of
 from lockstep.cli.scale.results import results
@@ -71,6 +71,12 @@ def _requested_plan(args: argparse.Namespace) -> Plan:
         target = None if target is None else float(target)
     except ValueError:
         raise ConfigError(f"--return {target} must be a number") from None
+    if target is None and sets_total_steps(args):
+        length = "total_steps" if args.max_iterations is None else f"--max-iterations {args.max_iterations}"
+        raise ConfigError(
+            f"{length}: the length of a measured run is that of --updates N; leave it out, or add --return R, whose "
+            "runs have it"
+        )
     return Plan(
         ranks=parse_ranks(args.ranks),
         modes=parse_modes(args.modes),

@@ -176,6 +176,11 @@ def test_ranks_are_a_list_of_different_worlds():
         (["--ranks", "1,2", "--modes", "up"], "--modes up must be weak, strong or weak,strong"),
         (["--ranks", "1,2", "--updates", "3"], "--updates 3 must be a number, at least 10"),
         (["--ranks", "1,2", "--return", "high"], "--return high must be a number"),
+        (
+            ["--ranks", "1,2", "--set", "total_steps=9"],
+            "total_steps: the length of a measured run is that of --updates",
+        ),
+        (["--ranks", "1,2", "--max-iterations", "9"], "--max-iterations 9: the length of a measured run"),
         (["--ranks", "1,2", "--seeds", "0:2"], "--seeds 0:2 is for runs until a return"),
         (["--ranks", "1,3", "--num-envs", "8"], "the run on 3 ranks (strong scaling) cannot work: num_envs=8 does not"),
         (["--ranks", "1,2", "--set", "num_shards=2"], "num_shards=2 fixes the shards"),
