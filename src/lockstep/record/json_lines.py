@@ -9,6 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+_REMOVED = " (deleted)"
+"""The end of the name that the kernel gives an open file without a name."""
+
 
 class JsonLines:
     """One JSON object per line, unbuffered; on a full disk, lines are kept until the next `write` or `close`."""
@@ -18,6 +21,8 @@ class JsonLines:
         self._file: BinaryIO | None = None
         self._waiting = b""
         self._warned = False
+        self._place: str | None = None
+        """Where the kernel says that the open file lies; None if it does not."""
 
     def write(self, entry: Mapping[str, Any]) -> None:
         """Append one object; numbers that are not finite become `null`."""
@@ -27,7 +32,9 @@ class JsonLines:
     def _append(self) -> None:
         size = None
         try:
-            self._file = self._file or self._path.open("ab", buffering=0)
+            if self._file is None:
+                self._file = self._path.open("ab", buffering=0)
+                self._place = _place_of(self._file)
             size = os.fstat(self._file.fileno()).st_size
             written = 0
             while written < len(self._waiting):
@@ -40,6 +47,29 @@ class JsonLines:
             if not self._warned:
                 self._warned = True
                 warn(f"{self._path} cannot be written ({error.strerror}); its lines wait in memory")
+
+    def warn_if_moved(self) -> None:
+        """Warn once if the file, or a directory above it, was moved or removed while it is open.
+
+        Writes to it still succeed, and files that are opened later go to the old path.
+        """
+        if self._file is None or self._place is None:
+            return
+        place = _place_of(self._file)
+        if place in (None, self._place):
+            return
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path)):
+                return  # by another name: a link leads there
+        self._place = None
+        if place.endswith(_REMOVED):
+            text = "was removed while it is written: what follows is lost; stop the run, and start it again"
+        else:
+            text = (
+                f"was moved to {place} while it is written, and checkpoints still go to the old place; move it back, "
+                "or stop the run and go on with --resume from where it is now"
+            )
+        warn(f"{self._path} {text}")
 
     def flush(self) -> None:
         """Write the lines that wait, if the disk has space again."""
@@ -69,6 +99,13 @@ class JsonLines:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _place_of(file: BinaryIO) -> str | None:
+    """Where the kernel says that an open file lies."""
+    with suppress(OSError):  # no /proc
+        return os.readlink(f"/proc/self/fd/{file.fileno()}")
+    return None
 
 
 def warn(text: str) -> None:

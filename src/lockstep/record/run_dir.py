@@ -114,6 +114,7 @@ class RunDir:
         """Add one line to `metrics.jsonl`, then the same to TensorBoard. Raises `ConfigError` for what is no number."""
         numbers = _scalars(metrics)
         self._metrics.write({"step": step, "time_s": round(time_s, 6), **numbers})
+        self._metrics.warn_if_moved()
         self._tensorboard.write(step, numbers)
 
     def write_evaluation(self, step: int, returns: Sequence[float], lengths: Sequence[int]) -> None:

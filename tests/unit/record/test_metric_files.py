@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import json
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -235,3 +236,31 @@ def test_tensorboard_has_config_code_evaluations_videos_and_summary(tmp_path):
     video, later = seen.Images("video")
     assert later.step == 100
     assert (video.step, video.width, video.height, video.encoded_image_string[:3]) == (40, 40, 30, b"GIF")
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_run_directory_that_is_moved_or_removed_is_told_once(tmp_path, capsys, moved):
+    """The open file takes all that is written, and what is opened later goes to the old path."""
+    run_dir = RunDir.create(tmp_path / "run", {"lr": 1.0})
+    run_dir.write_metrics(1, 1.0, {"loss/value": 1.0})
+    assert capsys.readouterr().err == ""
+    if moved:
+        (tmp_path / "run").rename(tmp_path / "other")
+    else:
+        shutil.rmtree(tmp_path / "run")
+    for step in (2, 3):
+        run_dir.write_metrics(step, 1.0, {"loss/value": 1.0})
+    wanted = f"was moved to {tmp_path}/other/metrics.jsonl" if moved else "was removed while it is written"
+    run_dir.close()
+    said = capsys.readouterr().err
+    assert said.startswith(f"lockstep: warning: {tmp_path}/run/metrics.jsonl {wanted}") and said.count("\n") == 1
+
+
+def test_a_run_directory_that_a_link_leads_to_is_in_its_place(tmp_path, capsys):
+    run_dir = RunDir.create(tmp_path / "run", {"lr": 1.0})
+    run_dir.write_metrics(1, 1.0, {"loss/value": 1.0})
+    (tmp_path / "run").rename(tmp_path / "other")
+    (tmp_path / "run").symlink_to("other")
+    run_dir.write_metrics(2, 1.0, {"loss/value": 1.0})
+    run_dir.close()
+    assert capsys.readouterr().err == ""
