@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms.replay import ReplayConfig
-from lockstep.config.settings import as_text, leaves
+from lockstep.config.settings import as_text, leaves, short_names, to_yaml
 from lockstep.errors import ConfigError
 from lockstep.preflight.setting_paths import with_absolute_paths, with_portable_code
 from lockstep.record import checkpoint
@@ -234,12 +234,14 @@ def nothing_left(resumption: Resumption) -> str | None:
         if not same or not isinstance(rows, int) or resumption.step < run.epochs * rows:
             return None
         times = max(run.epochs, resumption.step // rows)  # `epochs` may have been lowered
-        more = f"lockstep offline train --resume {shlex.quote(str(run_dir))} --set epochs={2 * times}"
+        typed = _changes(run_dir, run, but="epochs")
+        more = f"lockstep offline train --resume {shlex.quote(str(run_dir))}{typed} --set epochs={2 * times}"
         return f"nothing is left to do: {run_dir} learned from its data {times} times (epochs); go on with: {more}"
     if resumption.step >= run.total_steps:
         return (
             f"nothing is left to do: {run_dir} is at step {resumption.step}, and total_steps={run.total_steps}; "
-            f"go on with: {again} --set total_steps={2 * max(run.total_steps, resumption.step)}"
+            f"go on with: {again}{_changes(run_dir, run, but='total_steps')} "
+            f"--set total_steps={2 * max(run.total_steps, resumption.step)}"
         )
     reached = summary.get("eval_return_mean")
     wanted = run.stop_return
@@ -249,8 +251,16 @@ def nothing_left(resumption: Resumption) -> str | None:
         return None
     return (
         f"nothing is left to do: {run_dir} solved its task at step {resumption.step}; "
-        f"go on with: {again} --set stop_when_solved=false"
+        f"go on with: {again}{_changes(run_dir, run, but='stop_when_solved')} --set stop_when_solved=false"
     )
+
+
+def _changes(run_dir: Path, run: AnyRun, but: str) -> str:
+    """The settings that this start changes, all but one, as words of the command with a space before each."""
+    before, now = (leaves(to_dict(with_absolute_paths(one))) for one in (load(run_dir / RUN_FILE), run))
+    shown = zip(now, short_names(list(now)), strict=True)
+    changed = [(short, now[name]) for name, short in shown if now[name] != before.get(name) and name != but]
+    return "".join(f" --set {shlex.quote(f'{short}={to_yaml(value, one_line=True)}')}" for short, value in changed)
 
 
 def ended_summary(path: Path) -> dict[str, Any]:

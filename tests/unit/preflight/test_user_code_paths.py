@@ -163,6 +163,10 @@ def test_when_something_is_left_to_do(tmp_path):
     assert "solved its task at step 500" in ended(tmp_path, solved)
     assert "set stop_when_solved=false" in ended(tmp_path, solved)
     assert ended(tmp_path, solved, stop_when_solved=False) is None
+    told = ended(tmp_path, solved, gamma=0.9, timeout_s=50)
+    assert told.endswith(f"{tmp_path} --set gamma=0.9 --set timeout_s=50.0 --set stop_when_solved=false")
+    told = ended(tmp_path, {"status": "finished", "env_steps": 500}, total_steps=400, trackers=["wandb", "mlflow"])
+    assert told.endswith(f"{tmp_path} --set 'trackers=[wandb, mlflow]' --set total_steps=1000")
     assert ended(tmp_path, solved, stop_return=9.5) is None
     assert ended(tmp_path, solved | {"eval_return_mean": -9.0}, stop_return=0.0) is None
     assert ended(tmp_path, solved | {"env_steps": 900}) is None, "it went on after this checkpoint"
