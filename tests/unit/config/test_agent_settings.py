@@ -304,6 +304,12 @@ def test_a_number_of_minibatches_that_cannot_be_is_refused_by_name(number: int) 
     assert found.settings["num_minibatches"] == 4
 
 
+def test_networks_of_stable_baselines3_that_are_text_are_to_be_a_mapping() -> None:
+    """RL-Zoo writes them as a call of Python."""
+    with pytest.raises(ConfigError, match=r"policy_kwargs='dict.*': it must be a mapping, as in policy_kwargs: {act"):
+        agent_settings("sb3", SB3 | {"policy_kwargs": "dict(activation_fn=nn.ELU)"}, num_envs=128)
+
+
 def test_two_sizes_of_minibatches_are_refused() -> None:
     with pytest.raises(ConfigError, match="batch_size=512: n_minibatches is given, too"):
         agent_settings("sb3", SB3 | {"n_minibatches": 4}, num_envs=128)

@@ -51,6 +51,7 @@ def _minibatches(agent: AgentReader, batch: int) -> int:
 
 def _read_network(agent: AgentReader) -> None:
     name = "policy_kwargs"
+    agent.refuse(name, f"it must be a mapping, as in {name}: {{activation_fn: nn.ELU, net_arch: [32, 32]}}")
     kind = agent.take(f"{name}.activation_fn", "nn.Tanh")
     if str(kind) not in _ACTIVATIONS:
         raise agent.refusal(f"{name}.activation_fn", kind, f"known are {', '.join(_ACTIVATIONS)}")
