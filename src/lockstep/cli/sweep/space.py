@@ -72,10 +72,30 @@ def parse_space(data: Any) -> Space:
             values = tuple(cast(list[Any], entry)) if isinstance(entry, list) else (entry,)
             if not values:
                 raise ConfigError(f"settings.{key} is an empty list; give at least one value")
+            _check_lists(key, values)
             if repeated := [value for index, value in enumerate(values) if value in values[:index]]:
                 raise ConfigError(f"settings.{key}: {repeated[0]} occurs twice; both would be the same runs")
             found[key] = values
     return found
+
+
+def _check_lists(name: str, values: tuple[Any, ...]) -> None:
+    """Raise `ConfigError` for values without a list of a setting that takes lists, such as the layers of a network."""
+    from lockstep.config.settings import to_yaml
+
+    if name.rpartition(".")[2] in _lists() and not any(isinstance(value, list) or value is None for value in values):
+        one = to_yaml([list(values)], one_line=True)
+        each = f", or {to_yaml([[value] for value in values], one_line=True)} for {len(values)}"
+        raise ConfigError(f"settings.{name} takes lists; write {one} for one of them{each * (len(values) > 1)}")
+
+
+def _lists() -> set[str]:
+    """The last parts of the names of settings whose values are lists."""
+    from lockstep.config.settings import hints_of
+    from lockstep.run import Run
+
+    hints = hints_of(Run(task="any"))
+    return {name.rpartition(".")[2] for name, hint in hints.items() if "tuple" in str(hint)}
 
 
 def _range(name: str, entry: Mapping[str, Any]) -> Range:

@@ -45,10 +45,12 @@ class TrainCommand:
         args = self._args
         for flag in _OF_ONE_RUN:
             if getattr(args, flag) is not None:
-                shown = f"--{flag.replace('_', '-')}"
-                raise ConfigError(f"train: {shown} {getattr(args, flag)} is for a single run; leave it out")
+                shown = f"--{flag.replace('_', '-')} {getattr(args, flag)}"
+                if flag in ("seed", "seeds"):
+                    raise ConfigError(f"train: {shown}: write it beside train, as seeds: {getattr(args, flag)}")
+                raise ConfigError(f"train: {shown} is for a single run; leave it out")
         if "seed" in (values := set_values(args.set)):
-            raise ConfigError(f"train: --set seed={values['seed']} is for a single run; leave it out, and list seeds")
+            raise ConfigError(f"train: --set seed={values['seed']}: write it beside train, as seeds: {values['seed']}")
         if args.on is not None:
             raise ConfigError(
                 f"train: --on {args.on} is for the sweep: lockstep sweep FILE --on {args.on}; leave it out"
