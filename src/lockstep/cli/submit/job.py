@@ -1,12 +1,14 @@
 """The job to submit, checked and independent of the kind of cluster."""
 
 import argparse
+import contextlib
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,8 +87,10 @@ def requested_job(args: argparse.Namespace) -> Job:
     _check_flags(args)
     minimum, maximum = _nodes(args)
     gpus = number(args.gpus_per_node, "--gpus-per-node", least=0)
-    new_run = requested_run(args) if args.resume is None else None
-    run, num_shards, policy = _checked_run(args, new_run)
+    with _where_it_starts(args):
+        new_run = requested_run(args) if args.resume is None else None
+        run, num_shards, policy = _checked_run(args, new_run)
+        flags = _launcher_flags(args)
     processes = max(1, gpus // run.devices_per_process)
     nproc = args.nproc_per_node or ("auto" if args.on == "ssh" else str(processes))
     if nproc != "auto":
@@ -113,7 +117,7 @@ def requested_job(args: argparse.Namespace) -> Job:
         setup=[f"eval {shlex.quote(_one_line(command, '--setup'))} || exit 2" for command in args.setup],
         lockstep=_lockstep(args),
         chdir=args.chdir or "",
-        flags=_launcher_flags(args),
+        flags=flags,
     )
 
 
@@ -128,6 +132,13 @@ def submit_text(text: str, command: list[str], args: argparse.Namespace, where: 
     if shutil.which(command[0]) is None:
         raise ConfigError(f"there is no {command[0]} here; run this where {where}")
     return subprocess.run(command, input=text.encode(), check=False).returncode
+
+
+def _where_it_starts(args: argparse.Namespace) -> AbstractContextManager[None]:
+    """The directory where the job starts and relative paths begin, if this machine has it; else the current one."""
+    if args.on in ("slurm", "ssh") and args.chdir and Path(args.chdir).is_dir():
+        return contextlib.chdir(args.chdir)
+    return contextlib.nullcontext()
 
 
 def _check_flags(args: argparse.Namespace) -> None:

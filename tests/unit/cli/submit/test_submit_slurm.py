@@ -133,6 +133,21 @@ def test_a_directory_that_holds_a_run_is_refused(capsys, here, chdir):
     assert "--run-dir one already holds a run; go on with it by --resume one" in said
 
 
+def test_relative_paths_are_checked_where_the_job_starts(capsys, here):
+    """What lies beside the user is not found by the job."""
+    (here / "there").mkdir()
+    (here / "mine.yaml").write_text("task: CartPole-v1\n")
+    words = ["mine.yaml", *GIVEN[1:], "--chdir", "there"]
+    assert "mine.yaml" in refusal(capsys, *words)
+    (here / "mine.yaml").rename(here / "there/mine.yaml")
+    assert "mine.yaml" in text_of(capsys, *words)
+    write_empty(here / "earlier.safetensors")
+    words = [*GIVEN, "--chdir", "there", "--init-from", "earlier.safetensors"]
+    assert "earlier.safetensors" in refusal(capsys, *words)
+    (here / "earlier.safetensors").rename(here / "there/earlier.safetensors")
+    assert "earlier.safetensors" in text_of(capsys, *words)
+
+
 def test_a_job_begins_with_a_policy_until_it_has_a_checkpoint(capsys, here, cluster):
     policy = here / "earlier.safetensors"
     write_empty(policy)
