@@ -89,8 +89,25 @@ def _options(job: Job, extra: list[str]) -> dict[str, str]:
             raise ConfigError(f"--slurm {pair} is not KEY or KEY=VALUE; write, for example, --slurm partition=gpu")
         if key in _OURS:
             raise ConfigError(f"--slurm {pair}: that follows from {_OURS[key]}; use that")
+        if key == "time" and (limit := _seconds(value)) is not None and limit <= job.end_s:
+            raise ConfigError(
+                f"--slurm {pair}: SLURM tells the ranks {job.end_s} s before the end to stop, which is at their start; "
+                f"ask for more time, or for less than --grace-s {job.grace_s}"
+            )
         options[key] = _quoted(value)
     return options
+
+
+def _seconds(limit: str) -> int | None:
+    """A time limit of sbatch in seconds: `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S`; None for no limit."""
+    if re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", limit) is None:
+        return None
+    days, dash, rest = limit.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if not dash and len(parts) < 3:
+        parts.insert(0, 0)  # minutes come first
+    hours, minutes, seconds = (*parts, 0, 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds or None
 
 
 def _quoted(value: str) -> str:

@@ -133,6 +133,18 @@ def test_a_directory_that_holds_a_run_is_refused(capsys, here, chdir):
     assert "--run-dir one already holds a run; go on with it by --resume one" in said
 
 
+@pytest.mark.parametrize("limit", ["2", "02:15", "00:02:15", "0-0:2:15"])
+def test_a_time_limit_that_ends_a_job_at_its_start_is_refused(capsys, limit):
+    said = refusal(capsys, *GIVEN, "--slurm", f"time={limit}")
+    assert f"--slurm time={limit}: SLURM tells the ranks 135 s before the end to stop" in said
+    text_of(capsys, *GIVEN, "--slurm", f"time={limit}", "--grace-s", "60")
+
+
+@pytest.mark.parametrize("limit", ["3", "0:136", "00:02:16", "1:00:00", "0-1", "1-0", "1-0:00", "0", "UNLIMITED"])
+def test_other_time_limits_are_taken(capsys, limit):
+    assert f"#SBATCH --time={limit}" in text_of(capsys, *GIVEN, "--slurm", f"time={limit}")
+
+
 def test_relative_paths_are_checked_where_the_job_starts(capsys, here):
     """What lies beside the user is not found by the job."""
     (here / "there").mkdir()
