@@ -304,6 +304,15 @@ def test_a_number_of_minibatches_that_cannot_be_is_refused_by_name(number: int) 
     assert found.settings["num_minibatches"] == 4
 
 
+@pytest.mark.parametrize("library", CONFIGS)
+def test_a_seed_that_is_drawn_anew_is_a_fixed_one_and_that_is_said(library: str) -> None:
+    config = copy.deepcopy(CONFIGS[library])
+    config.get("params", config)["seed"] = -1
+    found = agent_settings(library, config, num_envs=128)
+    assert found.settings["seed"] == 42
+    assert any(note.startswith("seed: -1 is drawn anew") for note in found.differences)
+
+
 def test_networks_of_stable_baselines3_that_are_text_are_to_be_a_mapping() -> None:
     """RL-Zoo writes them as a call of Python."""
     with pytest.raises(ConfigError, match=r"policy_kwargs='dict.*': it must be a mapping, as in policy_kwargs: {act"):

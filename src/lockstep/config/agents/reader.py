@@ -11,6 +11,8 @@ from lockstep.errors import ConfigError
 
 NO_RECURRENT = "recurrent networks are not read from agent configurations; without --agent there is network.recurrent"
 
+_SEED = 42
+
 ISAAC_POLICY = ("policy",)
 """Isaac Lab's group of the policy's observations, for libraries that give the value network the same."""
 
@@ -68,6 +70,14 @@ class AgentReader:
         if not number.is_integer():
             raise self.refusal(name, number, "it must be a whole number")
         return int(number)
+
+    def seed(self) -> int:
+        """The seed; where it is negative, for which scripts of Isaac Lab draw one, that of a file without a seed."""
+        number = self.whole("seed", _SEED)
+        if number < 0:
+            self.note(f"seed: {number} is drawn anew by the library's scripts, Lockstep takes {_SEED}, or --seed S")
+            return _SEED
+        return number
 
     def count(self, name: str) -> int:
         """The value of `name` as a whole number of at least 1."""

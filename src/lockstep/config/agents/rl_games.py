@@ -13,7 +13,7 @@ def read_rl_games(agent: AgentReader, num_envs: int) -> None:
     agent.expect("config.ppo", True, why="only PPO is read")
     agent.expect("pbt.enabled", False, why="population based training is not supported")
     agent.ignore("population based training is off", "pbt.*")
-    agent.set("seed", agent.whole("seed", 42))
+    agent.set("seed", agent.seed())
     _read_network(agent)
     _read_environment(agent)
     _read_batches(agent, num_envs)

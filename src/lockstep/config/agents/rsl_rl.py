@@ -12,7 +12,7 @@ def read_rsl_rl(agent: AgentReader, num_envs: int) -> None:
     """Map a runner configuration, for `num_envs` environments over all ranks."""
     agent.expect("class_name", "OnPolicyRunner", why="only its on-policy runner is read")
     agent.expect("algorithm.class_name", "PPO", why="only its own PPO is read")
-    agent.set("seed", agent.whole("seed", 42))
+    agent.set("seed", agent.seed())
     steps = agent.count("num_steps_per_env")
     agent.set("num_steps", steps)
     agent.set("num_epochs", agent.count("algorithm.num_learning_epochs"))

@@ -8,7 +8,7 @@ _ACTIVATIONS = {"nn.ELU": "elu", "nn.ReLU": "relu", "nn.SiLU": "silu", "nn.Tanh"
 def read_sb3(agent: AgentReader, num_envs: int) -> None:
     """Map a file of Stable-Baselines3, for `num_envs` environments over all ranks."""
     agent.expect("policy", "MlpPolicy", why="only linear layers are read")
-    agent.set("seed", agent.whole("seed", 42))
+    agent.set("seed", agent.seed())
     steps = agent.count("n_steps")
     agent.set("num_steps", steps)
     agent.set("num_epochs", agent.count("n_epochs"))

@@ -12,7 +12,7 @@ _NORMALIZER = "RunningStandardScaler"
 def read_skrl(agent: AgentReader, num_envs: int) -> None:
     """Map a skrl file, for `num_envs` environments over all ranks."""
     agent.expect("agent.class", "PPO", why="only PPO is read")
-    agent.set("seed", agent.whole("seed", 42))
+    agent.set("seed", agent.seed())
     _read_models(agent)
     steps = agent.count("agent.rollouts")
     agent.set("num_steps", steps)
