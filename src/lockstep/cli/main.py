@@ -154,6 +154,7 @@ def evaluate(args: argparse.Namespace) -> int:
     seed = None if args.seed is None else number(args.seed, "--seed", least=0)
     ranks = requested_ranks(args.ranks, 1)
     from lockstep.cli.evaluate import evaluate_run
+    from lockstep.cli.terminal import counted
     from lockstep.record.console import significant
 
     result = evaluate_run(
@@ -172,7 +173,7 @@ def evaluate(args: argparse.Namespace) -> int:
         return 0
     mean, deviation = significant(result["eval_return_mean"]), significant(result["eval_return_std"])
     print(
-        f"{result['task']}: return {mean} +- {deviation} over {result['eval_episodes']} episodes, "
+        f"{result['task']}: return {mean} +- {deviation} over {counted(result['eval_episodes'], 'episode')}, "
         f"played by {result['policy']}"
     )
     if result["video"] is not None:

@@ -36,7 +36,9 @@ def requested_run(args: argparse.Namespace, *, task_defaults: bool = True) -> "A
 
     target = args.target or args.task
     if target is None:
-        raise ConfigError("nothing to train; name a task, a recipe or a config: lockstep train cartpole")
+        task = set_values(args.set).get("task")
+        what = "a task, a recipe or a config: lockstep train cartpole" if task is None else f"the task by --task {task}"
+        raise ConfigError(f"nothing to train; name {what}")
     run = recipes.named(target)
     changes = changes_of(args, task=args.task if args.target else None)
     if run.task == target and (other := changes.get("task", target)) != target:

@@ -21,7 +21,7 @@ def unknown_argument(word: str, given: Sequence[str], top: argparse.ArgumentPars
     takes_settings = hasattr(args, "set") and command != "offline prepare"
     if not word.startswith("-"):
         before = given[: given.index(word)][-2:]
-        setting = f"{before[1]}={word}" if before[:1] == ["--set"] and "=" not in before[1] else word
+        setting = f"{before[1]}={word.removeprefix('=')}" if before[:1] == ["--set"] and "=" not in before[1] else word
         hint = f"did you mean --set {setting}?" if takes_settings and "=" in setting else see
         return f"unexpected argument {word}; {hint}"
     name = word.partition("=")[0]

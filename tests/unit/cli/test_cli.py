@@ -317,6 +317,8 @@ def test_recipes_are_suggested_for_unknown_tasks_alone(capsys):
     ("arguments", "words"),
     [
         ("", ["nothing to train"]),
+        ("--set task=CartPole-v1", ["nothing to train; name the task by --task CartPole-v1"]),
+        ("cartpole --set gamma =0.9", ["did you mean --set gamma=0.9?"]),
         ("cartpole --run-dir=", ["--run-dir", "is empty"]),
         ("cartpol", ["cartpol", "CartPole-v1", "recipes: cartpole"]),
         ("CartPole-v9", ["CartPole-v9", "CartPole-v1"]),
@@ -553,7 +555,13 @@ def test_evaluate_passes_on_and_prints_the_result(monkeypatch, here, capsys):
 
     def evaluate_run(path, **kwargs):
         calls.append((path, kwargs))
-        told = {"task": "a", "eval_return_mean": 1.0, "eval_return_std": 0.5, "eval_episodes": 7, "rank": 0}
+        told = {
+            "task": "a",
+            "eval_return_mean": 1.0,
+            "eval_return_std": 0.5,
+            "eval_episodes": kwargs["episodes"],
+            "rank": 0,
+        }
         return told | {"policy": "the best policy", "video": "videos/evaluate.gif" if kwargs["video"] else None}
 
     fake = types.SimpleNamespace(evaluate_run=evaluate_run)
@@ -562,6 +570,8 @@ def test_evaluate_passes_on_and_prints_the_result(monkeypatch, here, capsys):
     asked = {"episodes": 7, "greedy": False, "seed": None, "video": False, "ml_framework": None, "ranks": 1}
     assert calls == [(here, asked | {"best": False, "last": False, "step": None})]
     assert capsys.readouterr().out == "a: return 1.000 +- 0.5000 over 7 episodes, played by the best policy\n"
+    assert cli.main(["evaluate", str(here), "--episodes", "1"]) == 0
+    assert "over 1 episode, played" in capsys.readouterr().out
     assert cli.main(["evaluate", str(here), "--video", "--ml-framework", "jax", "--best", "--seed=3", "--ranks=2"]) == 0
     told = calls[-1][1]
     assert [told[name] for name in ("ml_framework", "best", "seed", "ranks")] == ["jax", True, 3, 2]

@@ -78,7 +78,7 @@ def _requested_plan(args: argparse.Namespace) -> Plan:
             "runs have it"
         )
     return Plan(
-        ranks=parse_ranks(args.ranks),
+        ranks=parse_ranks(args.ranks, args.target),
         modes=parse_modes(args.modes),
         updates=number(args.updates, "--updates", "a number", least=FEWEST_UPDATES),
         repetitions=number(args.repetitions, "--repetitions"),
@@ -202,7 +202,7 @@ def log_path(folder: Path, job: Job) -> Path:
 def _report(i: int, count: int, job: Job, folder: Path, when: str = "") -> None:
     """One line about a run that has ended."""
     summary = read_json(folder / job.name / SUMMARY_FILE)
-    speed = f"{summary.get('steps_per_second', 0):.0f} steps/s"
+    speed = f"{summary.get('steps_per_second', 0):.0f} steps/s with the warm-up"
     if job.mode == "return":
         seconds = summary.get("solved_at_s")
         speed = "return not reached" if seconds is None else f"return reached after {seconds:.1f} s"

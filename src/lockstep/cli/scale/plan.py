@@ -137,10 +137,11 @@ def check_plan(plan: Plan, run: Run) -> None:
             raise ConfigError(f"the run on {job.ranks} ranks ({what}) cannot work: {error}") from None
 
 
-def parse_ranks(text: str | None) -> tuple[int, ...]:
-    """`1,2,4`: at least two different numbers, returned in ascending order."""
+def parse_ranks(text: str | None, target: str | None = None) -> tuple[int, ...]:
+    """`1,2,4`: at least two different numbers, returned in ascending order; `target` is what is to be measured."""
     if text is None:
-        raise ConfigError("--ranks is missing; give the worlds to compare, such as --ranks 1,2,4")
+        no_folder = f", and {target} holds no measurement to go on with" if target and "/" in target else ""
+        raise ConfigError(f"--ranks is missing{no_folder}; give the worlds to compare, such as --ranks 1,2,4")
     kind = "a list of numbers such as 1,2,4"
     ranks = sorted(number(part.strip(), "--ranks", kind) for part in text.split(","))
     if len(set(ranks)) < len(ranks):

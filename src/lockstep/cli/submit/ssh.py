@@ -39,9 +39,8 @@ def commands(job: Job, args: argparse.Namespace) -> list[HostCommand]:
     """One command per host, that of the main node first."""
     machines = hosts(args)
     if len(machines) != job.maximum:
-        raise ConfigError(
-            f"--nnodes {job.nnodes}, but {len(machines)} hosts are named; name as many, or leave --nnodes out"
-        )
+        hosts_named = "1 host is" if len(machines) == 1 else f"{len(machines)} hosts are"
+        raise ConfigError(f"--nnodes {job.nnodes}, but {hosts_named} named; name as many, or leave --nnodes out")
     # One host meets nobody, and ssh's name of it, or its public address, may not be one that it knows.
     main = machines[0].rpartition("@")[2] if job.maximum > 1 else "localhost"
     endpoint = args.rdzv_endpoint or f"{f'[{main}]' if is_ipv6(main) else main}:{job.port or DEFAULT_PORT}"

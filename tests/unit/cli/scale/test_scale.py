@@ -96,7 +96,10 @@ def test_runs_of_a_repetition_are_in_turn_and_finished_ones_are_not_repeated(run
     assert scale(*words) == 130
     first = ["strong_ranks_1_repetition_0", "weak_ranks_2_repetition_0", "strong_ranks_2_repetition_0"]
     assert runs.made == first
-    assert "go on with: lockstep scale s" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert (
+        "go on with: lockstep scale s" in out and "repetition_0: done, " in out and "steps/s with the warm-up\n" in out
+    )
     runs.interrupt_at = None
     assert scale("s") == 0
     assert runs.made == first + [name.replace("repetition_0", "repetition_1") for name in first]
@@ -159,6 +162,11 @@ def test_weak_scaling_keeps_the_work_of_a_rank():
     assert (strong.num_envs, strong.algorithm.batch_size) == (8, 256)
     pinned = run_of(override(sac, {"num_shards": 8}), plan, Job("strong", 4, 0))
     assert pinned.evaluate_episodes == 8
+
+
+def test_a_folder_without_a_measurement_is_named(capsys):
+    assert scale("runs/nothing") == 2
+    assert "--ranks is missing, and runs/nothing holds no measurement to go on with;" in capsys.readouterr().err
 
 
 def test_ranks_are_a_list_of_different_worlds():

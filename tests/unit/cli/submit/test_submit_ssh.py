@@ -223,6 +223,7 @@ def test_odd_names_survive_two_shells(hosts):
         (["--hosts", "alpha", "--hostfile", "x"], "one of the two"),
         (["--hostfile", "nowhere"], "cannot be read"),
         (["--hosts", "alpha,beta", "--nnodes", "3"], "2 hosts are named"),
+        (["--hosts", "alpha", "--nnodes", "3"], "1 host is named"),
         (["--hosts", "alpha,beta", "--rdzv-endpoint", "alpha"], "HOST:PORT"),
         (["--hosts", "alpha", "--rdzv-endpoint", "alpha:1", "--port", "4000"], "give one"),
     ],
