@@ -34,7 +34,7 @@ def startup_line(
         " ".join(f"{name}={_plain(value)}" for name, value in shown.items()),
     ]
     if step is not None:
-        parts.append(f"resumed from step {step}")
+        parts.append(f"resuming from step {step}")  # not "resumed": its files are read later, and may be damaged
     if run_dir is not None:
         parts.append(f"run directory {shown_path(run_dir)}")
     return "; ".join(parts)

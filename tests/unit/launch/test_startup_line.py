@@ -39,7 +39,7 @@ def test_it_says_what_starts(here):
     dqn = override(RUN, {"algo": "dqn", "ml_framework": "jax", "seed": 3, "num_shards": 4, "precision": "bfloat16"})
     line = startup_line(dqn, World(), here / "b", num_shards=2, step=128)
     assert line.startswith("lockstep/Corridor-v0: dqn, jax, 1 rank on cpu; num_envs=8 ")
-    assert line.endswith("precision=bfloat16 seed=3 num_shards=4; resumed from step 128; run directory b")
+    assert line.endswith("precision=bfloat16 seed=3 num_shards=4; resuming from step 128; run directory b")
     line = startup_line(OfflineRun(data="prepared"), World(), None)
     assert line.startswith("prepared: dqn, torch, 1 rank on cpu; epochs=100 batch_size=")
 
@@ -89,7 +89,7 @@ def test_it_comes_first_and_is_in_the_log(here, framework, ranks):
     if ranks == 2:
         assert "finished" not in Path("my run", "logs", "rank_1.log").read_text()
     again = [line for _, line in started("--resume=my run", "--set=total_steps=256", ranks=ranks)]
-    assert "; resumed from step 128; run directory my run" in again[0]
+    assert "; resuming from step 128; run directory my run" in again[0]
     assert f"num_shards={ranks};" in again[0]
 
 
