@@ -180,9 +180,10 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return _read_checkpoint(path)
     path = file_of(path)
     if not path.is_file():
-        raise ConfigError(
-            f"{path} does not exist; a run writes its policy when it ends, or when an evaluation is its best"
-        )
+        hint = "a run writes its policy when it ends, or when an evaluation is its best"
+        if path.parent.name == "checkpoints":  # a run that trains may have removed it since it was found
+            hint = "a run keeps the newest checkpoints alone (num_checkpoints); give its directory, for the newest"
+        raise ConfigError(f"{path} does not exist; {hint}")
     with damage_named(path), safe_open(path, "numpy") as file:  # pyright: ignore[reportUnknownVariableType]
         header = cast("dict[str, str] | None", file.metadata()) or {}
         metadata: dict[str, Any] = json.loads(header["lockstep"])

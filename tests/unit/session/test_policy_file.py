@@ -181,3 +181,9 @@ def test_a_file_from_before_starts_and_shapes_loads():
     about = SPEC.to_dict()
     assert set(about["action"]) == {"kind", "sizes", "low", "high"}
     assert EnvSpec.from_dict(about) == SPEC
+
+
+def test_a_checkpoint_that_its_run_has_removed_is_told_as_such(tmp_path):
+    """While a command imports its packages, a run that trains may write newer ones."""
+    with pytest.raises(ConfigError, match="step_512 does not exist; a run keeps the newest checkpoints alone"):
+        read(tmp_path / "run" / "checkpoints" / "step_512")
