@@ -92,14 +92,11 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
     run, task_alone = _config_of(run, resume, overrides)
     checked = world is not None or started_by_lockstep  # by the command
     notes = [] if checked else start_notes(run, check_run(run), task_alone=task_alone, resumed=resume is not None)
-    run = with_absolute_paths(run)
-    world = world or World.from_environment()
-    if resume is not None and not started_by_lockstep:
-        resumption = load_resumption(Path(resume), run)
-        if is_complete(resumption, world):
-            return ended_summary(Path(resume))
-        notes = [] if checked else [*resumption.notes, *notes]
-    _print_notes(notes)
+    run, world = with_absolute_paths(run), world or World.from_environment()
+    resumption = None if resume is None or started_by_lockstep else load_resumption(Path(resume), run)
+    if resumption is not None and is_complete(resumption, world):
+        return ended_summary(resumption.run_dir)
+    _print_notes(notes if resumption is None or checked else [*resumption.notes, *notes])
     if ranks is not None and ranks != 1 and not checked and world.launcher == "none":
         from lockstep.launch.train_ranks import train_on_ranks
 
