@@ -107,6 +107,16 @@ def test_a_set_of_parameters_is_refused(comm):
     comm.broadcast_(dict.fromkeys(nn.Linear(2, 1).parameters()).keys())
 
 
+@pytest.mark.parametrize("method", ["average_gradients_", "broadcast_"])
+def test_a_generator_that_an_optimizer_has_read_is_refused(comm, method):
+    """It is empty: without a message no gradient would be averaged. A list that is empty by intent is taken."""
+    parameters = nn.Linear(2, 1).parameters()
+    torch.optim.SGD(parameters, lr=0.1)
+    with pytest.raises(ConfigError, match=rf"^{method} was given nothing: .* list\(policy.parameters\(\)\)$"):
+        getattr(comm, method)(parameters)
+    getattr(comm, method)([])
+
+
 @pytest.mark.parametrize("seconds", [0, -1.0, np.nan, np.inf, None, "10"])
 def test_timeouts_that_bound_nothing_are_refused(seconds):
     with pytest.raises(ConfigError, match=f"^timeout_s={seconds} must be a finite number"):

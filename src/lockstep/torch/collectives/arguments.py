@@ -1,7 +1,7 @@
 """Checks of what callers give to the collectives of PyTorch, the same on one rank as on several."""
 
 import math
-from collections.abc import Iterable, Mapping, MappingView, Set
+from collections.abc import Iterable, Iterator, Mapping, MappingView, Set
 from typing import Any, cast
 
 import numpy as np
@@ -140,4 +140,9 @@ def _listed(given: Any, method: str, instead: str, *, buffers: bool) -> Named:
             raise ConfigError(
                 f"{method} takes a module or tensors, but element {place} is {a_type(one)}; give {instead}"
             )
+    if not listed and isinstance(several, Iterator):
+        raise ConfigError(
+            f"{method} was given nothing: a generator, as policy.parameters(), is used up once something has read it, "
+            "such as an optimizer; give policy or list(policy.parameters())"
+        )
     return [(str(place), one) for place, one in enumerate(listed)]
