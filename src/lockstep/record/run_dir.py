@@ -7,16 +7,17 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
-from numbers import Real
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, cast
 
 from lockstep.config import settings
+from lockstep.distributed.arguments import check_number
 from lockstep.errors import ConfigError
 from lockstep.record.file_numbers import number_of, whole_number_of
 from lockstep.record.follow import JsonLinesFollower, last_line, read_json
 from lockstep.record.json_lines import JsonLines, finite
+from lockstep.record.numbers import json_object, row, scalars
 from lockstep.record.summary import empty_summary
 from lockstep.record.tensorboard import TensorBoard
 from lockstep.record.trackers.interface import evaluation_metrics
@@ -112,15 +113,20 @@ class RunDir:
 
     def write_metrics(self, step: int, time_s: float, metrics: Mapping[str, float]) -> None:
         """Add one line to `metrics.jsonl`, then the same to TensorBoard. Raises `ConfigError` for what is no number."""
-        numbers = _scalars(metrics)
+        numbers = scalars(metrics)
         self._metrics.write({"step": step, "time_s": round(time_s, 6), **numbers})
         self._metrics.warn_if_moved()
         self._tensorboard.write(step, numbers)
 
     def write_evaluation(self, step: int, returns: Sequence[float], lengths: Sequence[int]) -> None:
-        """Add one evaluation, episode by episode, to `evaluations.jsonl`, and its means to TensorBoard."""
-        self._evaluations.write({"step": step, "returns": list(returns), "lengths": list(lengths)})
-        self._tensorboard.write(step, evaluation_metrics(returns, lengths))
+        """Add one evaluation, episode by episode, to `evaluations.jsonl`, and its means to TensorBoard.
+
+        Raises `ConfigError` for what are no numbers, and for another number of lengths than of returns.
+        """
+        of_episodes, steps_of_episodes = row(returns, "returns"), row(lengths, "lengths")
+        check_number(len(steps_of_episodes), len(of_episodes), "lengths", "return")
+        self._evaluations.write({"step": step, "returns": of_episodes, "lengths": steps_of_episodes})
+        self._tensorboard.write(step, evaluation_metrics(of_episodes, steps_of_episodes))
 
     def write_ranks(
         self,
@@ -142,9 +148,9 @@ class RunDir:
 
         `lockstep runs`, `report` and `watch` read, where they are given, `status` (`finished`, `solved` or `failed`;
         without it the run counts as finished), `error`, `task`, `algo`, `world_size`, `env_steps` and
-        `steps_per_second`.
+        `steps_per_second`. Raises `ConfigError` for a value that JSON cannot hold; arrays become lists, paths text.
         """
-        _write_json(self.path / SUMMARY_FILE, summary)
+        _write_json(self.path / SUMMARY_FILE, json_object(summary, "summary"))
 
     def flush(self) -> None:
         """Write what is buffered for TensorBoard and what waits for space, before a checkpoint that counts on it."""
@@ -332,21 +338,6 @@ def _config_of(run: Any) -> dict[str, Any] | None:
             f"run={run!r} must be a Run or a mapping of settings; of parsed command-line arguments give vars(args)"
         )
     return dict(to_dict(cast(AnyRun, run)))
-
-
-def _scalars(metrics: Any) -> dict[str, float]:
-    """Metrics as numbers of Python. Raises `ConfigError` unless they are numbers, or arrays of one element, by name."""
-    if not isinstance(metrics, Mapping):
-        raise ConfigError(f"metrics={metrics!r} must be numbers by name, such as {{'loss/value': 0.5}}")
-    found: dict[str, float] = {}
-    for name, value in cast("Mapping[str, Any]", metrics).items():
-        with suppress(TypeError, ValueError, RuntimeError):  # of several elements
-            number = value.item() if hasattr(value, "item") else value
-            if isinstance(number, Real):
-                found[name] = cast(float, number)
-        if name not in found:
-            raise ConfigError(f"metric {name}={value!r} must be one number; leave it out, or reduce it to its mean")
-    return found
 
 
 def _make_empty(path: Path, made: list[Path]) -> Path:

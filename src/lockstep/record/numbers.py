@@ -1,0 +1,63 @@
+"""What a loop gives to be recorded, as plain values of Python, or refused by its name before anything is written."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from numbers import Real
+from typing import Any, cast
+
+from lockstep.config import settings
+from lockstep.errors import ConfigError
+from lockstep.record.json_lines import finite
+
+
+def scalars(metrics: Any) -> dict[str, float]:
+    """Metrics as numbers of Python. Raises `ConfigError` unless they are numbers, or arrays of one element, by name."""
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(f"metrics={metrics!r} must be numbers by name, such as {{'loss/value': 0.5}}")
+    found: dict[str, float] = {}
+    for name, value in cast("Mapping[str, Any]", metrics).items():
+        number = _number(value)
+        if number is None:
+            raise ConfigError(f"metric {name}={value!r} must be one number; leave it out, or reduce it to its mean")
+        found[name] = number
+    return found
+
+
+def row(values: Any, name: str) -> list[float]:
+    """One number for each episode, of a list or an array. Raises `ConfigError`, which names them, for anything else."""
+    with suppress(TypeError):
+        listed: list[Any] = values.tolist() if hasattr(values, "tolist") else [*values]
+        numbers = [number for value in listed if (number := _number(value)) is not None]
+        if len(numbers) == len(listed):
+            return numbers
+    raise ConfigError(f"{name}={values!r} must be a list or an array [N] of numbers, one for each episode")
+
+
+def json_object(entries: Any, what: str) -> dict[str, Any]:
+    """A mapping of values as JSON holds them; arrays become lists, and paths text.
+
+    Raises:
+        ConfigError: it is no mapping, or an entry cannot be written; names it.
+    """
+    if not isinstance(entries, Mapping):
+        raise ConfigError(f"{what}={entries!r} must be a mapping, such as {{'status': 'finished'}}")
+    found: dict[str, Any] = {}
+    for name, value in cast("Mapping[Any, Any]", entries).items():
+        try:
+            found[str(name)] = finite(settings.plain(value))
+            json.dumps(found[str(name)], allow_nan=False)
+        except (TypeError, ValueError, RuntimeError):
+            raise ConfigError(
+                f"{what} {name}={value!r} cannot be written to a file; give numbers, text, lists or mappings of them"
+            ) from None
+    return found
+
+
+def _number(value: Any) -> float | None:
+    """The number of Python, of NumPy or of an array of one element; None for anything else."""
+    with suppress(TypeError, ValueError, RuntimeError):  # of several elements
+        number = value.item() if hasattr(value, "item") else value
+        if isinstance(number, Real):
+            return cast(float, number)
+    return None

@@ -1,0 +1,65 @@
+"""What loops of one's own give to a run directory: taken as plain values, or refused by name before it is written."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.errors import ConfigError
+from lockstep.record.run_dir import RunDir
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    with RunDir.create(tmp_path / "run") as made:
+        yield made
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("returns", "lengths"),
+    [
+        (torch.tensor([1.0, 2.0]), torch.tensor([3, 4])),
+        ([torch.tensor(1.0), np.float32(2.0)], [np.int64(3), 4]),
+        (iter([1.0, 2.0]), (3, 4)),
+    ],
+    ids=["tensors", "scalars", "iterator"],
+)
+def test_evaluations_may_be_any_rows_of_numbers(run_dir, returns, lengths):
+    run_dir.write_evaluation(1, returns, lengths)
+    run_dir.flush()
+    assert lines(run_dir.path / "evaluations.jsonl") == [{"step": 1, "returns": [1.0, 2.0], "lengths": [3, 4]}]
+
+
+@pytest.mark.parametrize(
+    ("returns", "lengths", "said"),
+    [
+        (5.0, [1], "^returns=5.0 must be a list or an array"),
+        (torch.tensor(5.0), [1], r"^returns=tensor\(5\.\) must be a list or an array"),
+        ([[1.0, 2.0]], [1], "^returns=.* must be a list or an array"),
+        ([1.0], ["3"], r"^lengths=\['3'\] must be a list or an array"),
+        ([1.0, 2.0], [3], "^lengths given: 1; needed: 2, one for each return$"),
+    ],
+)
+def test_what_is_no_evaluation_is_named_before_anything_is_written(run_dir, returns, lengths, said):
+    with pytest.raises(ConfigError, match=said):
+        run_dir.write_evaluation(1, returns, lengths)
+    assert not (run_dir.path / "evaluations.jsonl").exists()
+
+
+def test_a_summary_may_hold_paths_and_arrays(run_dir):
+    run_dir.write_summary({"policy": Path("a/b"), "best": np.array([1.0, np.nan]), "env_steps": torch.tensor(3)})
+    found = json.loads((run_dir.path / "summary.json").read_text())
+    assert found == {"policy": "a/b", "best": [1.0, None], "env_steps": 3}
+
+
+@pytest.mark.parametrize("value", [{1, 2}, torch.zeros(2), object(), {(1, 2): {3}}], ids=lambda v: type(v).__name__)
+def test_an_entry_of_a_summary_that_cannot_be_written_is_named(run_dir, value):
+    with pytest.raises(ConfigError, match=r"^summary x=.* cannot be written to a file; give numbers"):
+        run_dir.write_summary({"status": "finished", "x": value})
+    assert not (run_dir.path / "summary.json").exists()
