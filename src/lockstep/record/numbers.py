@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, cast
 
 from lockstep.config import settings
@@ -20,8 +20,32 @@ def scalars(metrics: Any) -> dict[str, float]:
         number = _number(value)
         if number is None:
             raise ConfigError(f"metric {name}={value!r} must be one number; leave it out, or reduce it to its mean")
+        if name in ("step", "time_s"):
+            raise ConfigError(f"metric {name} would replace the {name} of its line; give it another name")
         found[name] = number
     return found
+
+
+def whole(value: Any, name: str = "step") -> int:
+    """A count of at least 0, also of an array of one element, or of a float that is whole.
+
+    Raises:
+        ConfigError: it is none; names it.
+    """
+    number = _number(value)
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if not isinstance(number, Integral) or isinstance(number, bool) or number < 0:
+        raise ConfigError(f"{name}={value!r} must be a whole number of at least 0; give int(...) of it")
+    return int(number)
+
+
+def seconds(value: Any) -> float:
+    """The number `time_s` of a line, to a microsecond. Raises `ConfigError` for what is no number."""
+    number = _number(value)
+    if number is None:
+        raise ConfigError(f"time_s={value!r} must be one number, the seconds of training so far")
+    return round(float(number), 6)
 
 
 def row(values: Any, name: str) -> list[float]:

@@ -17,7 +17,7 @@ from lockstep.errors import ConfigError
 from lockstep.record.file_numbers import number_of, whole_number_of
 from lockstep.record.follow import JsonLinesFollower, last_line, read_json
 from lockstep.record.json_lines import JsonLines, finite
-from lockstep.record.numbers import json_object, row, scalars
+from lockstep.record.numbers import json_object, row, scalars, seconds, whole
 from lockstep.record.summary import empty_summary
 from lockstep.record.tensorboard import TensorBoard
 from lockstep.record.trackers.interface import evaluation_metrics
@@ -113,8 +113,8 @@ class RunDir:
 
     def write_metrics(self, step: int, time_s: float, metrics: Mapping[str, float]) -> None:
         """Add one line to `metrics.jsonl`, then the same to TensorBoard. Raises `ConfigError` for what is no number."""
-        numbers = scalars(metrics)
-        self._metrics.write({"step": step, "time_s": round(time_s, 6), **numbers})
+        step, numbers = whole(step), scalars(metrics)
+        self._metrics.write({"step": step, "time_s": seconds(time_s), **numbers})
         self._metrics.warn_if_moved()
         self._tensorboard.write(step, numbers)
 
@@ -123,6 +123,7 @@ class RunDir:
 
         Raises `ConfigError` for what are no numbers, and for another number of lengths than of returns.
         """
+        step = whole(step)
         of_episodes, steps_of_episodes = row(returns, "returns"), row(lengths, "lengths")
         check_number(len(steps_of_episodes), len(of_episodes), "lengths", "return")
         self._evaluations.write({"step": step, "returns": of_episodes, "lengths": steps_of_episodes})

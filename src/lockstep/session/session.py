@@ -30,6 +30,7 @@ from lockstep.preflight.compare import Forecast, add_forecast
 from lockstep.preflight.cost_model import Layout
 from lockstep.record.evaluations import Evaluated
 from lockstep.record.journal import Journal
+from lockstep.record.numbers import whole
 from lockstep.record.pending_run import PendingRun
 from lockstep.record.progress import Progress
 from lockstep.record.summary import seconds_since_process_start
@@ -332,6 +333,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             totals: `local_statistics`, summed over all shards.
             updates: updates of the learner since the last call: one per rollout; offline: one per minibatch.
         """
+        num_steps = whole(num_steps, "num_steps")
         for k, episodes in enumerate(self._source.episodes):
             self.journal.episodes[k].add(self.progress.updates, episodes.returns)
         self.progress.env_steps += num_steps

@@ -21,6 +21,38 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.parametrize("step", [torch.tensor(4.0), 4.0, np.float32(4), np.int64(4), torch.tensor([4])], ids=repr)
+def test_a_step_is_a_whole_number_of_any_type(run_dir, step):
+    """Sums of counts over ranks are floats: `rows, mean, variance = comm.moments(...)`."""
+    run_dir.write_metrics(step, torch.tensor(0.5), {"a": 1.0})
+    run_dir.write_evaluation(step, [1.0], [1])
+    run_dir.flush()
+    assert lines(run_dir.path / "metrics.jsonl") == [{"step": 4, "time_s": 0.5, "a": 1.0}]
+    assert lines(run_dir.path / "evaluations.jsonl")[0]["step"] == 4
+
+
+@pytest.mark.parametrize("step", [1.5, torch.tensor(1.5), torch.zeros(2), float("nan"), "7", True, None, -1], ids=repr)
+def test_what_is_no_step_is_named_before_anything_is_written(run_dir, step):
+    for write in (lambda: run_dir.write_metrics(step, 1.0, {"a": 1.0}), lambda: run_dir.write_evaluation(step, [], [])):
+        with pytest.raises(ConfigError, match=r"^step=.* must be a whole number of at least 0; give int\(...\) of it"):
+            write()
+    assert [path.name for path in run_dir.path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("time_s", "metrics", "said"),
+    [
+        (None, {}, "^time_s=None must be one number"),
+        (1.0, {"step": 7.0}, "^metric step would replace the step of its line; give it another name$"),
+        (1.0, {"time_s": 7.0}, "^metric time_s would replace"),
+    ],
+)
+def test_metrics_that_would_damage_their_line_are_refused(run_dir, time_s, metrics, said):
+    with pytest.raises(ConfigError, match=said):
+        run_dir.write_metrics(1, time_s, metrics)
+    assert not (run_dir.path / "metrics.jsonl").exists()
+
+
 @pytest.mark.parametrize(
     ("returns", "lengths"),
     [
