@@ -1,5 +1,6 @@
 """JSON lines that survive a full disk, such as `metrics.jsonl`."""
 
+import fcntl
 import json
 import math
 import os
@@ -14,13 +15,17 @@ _REMOVED = " (deleted)"
 
 
 class JsonLines:
-    """One JSON object per line, unbuffered; on a full disk, lines are kept until the next `write` or `close`."""
+    """One JSON object per line, unbuffered; on a full disk, lines are kept until the next `write` or `close`.
+
+    The file is locked while it is open, which shows others that its writer lives (`record.run_status`).
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: BinaryIO | None = None
         self._waiting = b""
         self._warned = False
+        self._locked = False
         self._place: str | None = None
         """Where the kernel says that the open file lies; None if it does not."""
 
@@ -35,6 +40,10 @@ class JsonLines:
             if self._file is None:
                 self._file = self._path.open("ab", buffering=0)
                 self._place = _place_of(self._file)
+            if not self._locked:
+                with suppress(OSError):  # without locks; or a reader asks for it just now: the next line tries again
+                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self._locked = True
             size = os.fstat(self._file.fileno()).st_size
             written = 0
             while written < len(self._waiting):
@@ -98,7 +107,7 @@ class JsonLines:
             self._append()
         if self._file is not None:
             self._file.close()
-            self._file = None
+            self._file, self._locked = None, False
 
 
 def _place_of(file: BinaryIO) -> str | None:

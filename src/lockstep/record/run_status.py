@@ -16,29 +16,26 @@ FRESH_S = 120.0
 """Where locks do not show it, a run that wrote so recently counts as running."""
 
 _FILES = (RUN_FILE, METRICS_FILE, EVALUATIONS_FILE, RANKS_FILE, SUMMARY_FILE)
+_RECORDS = (METRICS_FILE, EVALUATIONS_FILE)
+"""Locked by who writes them: `RunDir` in a loop of one's own, which leaves its directory to a `CheckpointManager`."""
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "glusterfs", "9p", "beegfs", "gpfs")
 """File systems on which another machine's lock may be invisible; also all of FUSE, such as sshfs."""
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
 def is_running(run_dir: Path) -> bool:
-    """Whether a process trains the run: it has locked the directory.
+    """Whether a process trains the run: it has locked the directory, or is a loop of one's own that records in it.
 
     On file systems of a network, or without locks, a run without a summary that wrote lately counts as running.
     """
-    descriptor = None
-    try:
-        descriptor = os.open(run_dir, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
+    locked = _is_locked(run_dir)
+    if locked is None:
         return _wrote_lately(run_dir)
-    else:
-        return _is_on_network(run_dir) and _wrote_lately(run_dir)
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
+    if locked:
+        return True
+    if not (run_dir / SUMMARY_FILE).exists() and any(_is_locked(run_dir / name) for name in _RECORDS):
+        return True
+    return _is_on_network(run_dir) and _wrote_lately(run_dir)
 
 
 def status_of(summary: Mapping[str, Any], *, running: bool) -> str:
@@ -57,6 +54,23 @@ def written_at(run_dir: Path) -> float:
         with suppress(OSError):
             times.append((run_dir / name).stat().st_mtime)
     return max(times)
+
+
+def _is_locked(path: Path) -> bool | None:
+    """Whether a process has locked the file or directory; None where that cannot be asked."""
+    descriptor = None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return None
+    else:
+        return False
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _wrote_lately(run_dir: Path) -> bool:

@@ -1,7 +1,10 @@
 """Reading files that another process may still write."""
 
+import fcntl
 import json
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -65,6 +68,42 @@ def test_locked_run_is_running_and_a_finished_or_killed_one_is_not(tmp_path):
     os.close(lock)
     assert not is_running(run)
     assert time.time() - written_at(run) < 60 and not is_running(tmp_path / "missing")
+
+
+LOOP = """
+import sys
+from lockstep import RunDir
+with RunDir.create(sys.argv[1], {"task": "x"}) as run:
+    run.write_metrics(1, 1.0, {"a": 1.0})
+    print("recorded", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_loop_of_ones_own_is_running_while_it_records(tmp_path):
+    """Its records are locked, and not its directory, which a CheckpointManager may lock."""
+    path = tmp_path / "run"
+    child = subprocess.Popen([sys.executable, "-c", LOOP, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout.readline() == b"recorded\n"
+        assert is_running(path)
+        os.close(lock_run_dir(path))
+    finally:
+        child.kill()
+        child.communicate()
+    assert not is_running(path)
+
+
+def test_loop_whose_records_a_reader_held_is_running_from_its_next_line(tmp_path):
+    with RunDir.create(tmp_path / "run") as run, (tmp_path / "run" / "metrics.jsonl").open("ab") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        run.write_metrics(1, 1.0, {"a": 1.0})
+        fcntl.flock(reader, fcntl.LOCK_UN)
+        assert not is_running(run.path)
+        run.write_metrics(2, 2.0, {"a": 1.0})
+        assert is_running(run.path)
+        run.write_summary({"status": "finished"})
+        assert not is_running(run.path)
 
 
 @pytest.mark.parametrize(("kind", "running"), [("nfs4", True), ("fuse.sshfs", True), ("ext4", False)])
