@@ -57,7 +57,7 @@ class A2C:
         return total, torch.stack([torch.ones_like(weight), policy_loss, value_loss, entropy]).detach() @ weight
 
     def shared_tensors(self) -> dict[str, torch.Tensor]:
-        """State that is equal on all ranks: compared while training and saved in checkpoints."""
+        """State that is equal on all ranks: compared while training, saved, and written into by a resumed run."""
         optimizer = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
         return self.policy.state_dict() | optimizer | {"metrics": self.metrics.table}
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from lockstep.jax.comm import Comm
-from lockstep.session.run_state import ShardStates
+from lockstep.session.run_state import ShardStates, check_methods
 
 
 class Learner(ShardStates, Protocol):
@@ -34,6 +34,7 @@ class LearnerState:
     """A learner in the form that `lockstep.session.run_state` saves and restores."""
 
     def __init__(self, learner: Learner, comm: Comm) -> None:
+        check_methods(learner, "shared_arrays", "load_shared", "shard_state", "restore_shard")
         self._learner, self._comm = learner, comm
         self.shared_arrays, self.load_shared = learner.shared_arrays, learner.load_shared
         self.shard_state, self.restore_shard = learner.shard_state, learner.restore_shard

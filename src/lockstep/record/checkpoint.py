@@ -82,6 +82,11 @@ def check_state(state: State) -> None:
     json.dumps(_without_arrays(snapshot(state), "", {}))
 
 
+def check_types(state: State, place: str) -> None:
+    """Raise `TypeError` for what a checkpoint cannot hold, by its path below `place`; copies no array."""
+    _without_arrays(state, place, {})
+
+
 def write_state(path: Path, state: State, wrote: Callable[[int], object] = lambda _: None) -> dict[str, Any]:
     """Write a tree as a safetensors file, its plain values as metadata, and sync it to the disk.
 
@@ -244,6 +249,8 @@ def _without_arrays(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> A
         }
     if isinstance(value, (list, tuple)):
         return [_without_arrays(item, f"{path}/{i}", arrays) for i, item in enumerate(cast(list[Any], value))]
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, np.ndarray):
         array = cast(NDArray[Any], value)
         kind = array.dtype.str

@@ -10,6 +10,7 @@ import numpy as np
 from lockstep.distributed.fingerprint import combine, fingerprint
 from lockstep.envs.spec import ActionSpec
 from lockstep.errors import ConfigError
+from lockstep.record.checkpoint import check_types
 from lockstep.record.journal import Journal
 from lockstep.record.progress import Progress
 from lockstep.world import World, block
@@ -184,7 +185,7 @@ class RunState:
         """The state of each local shard."""
         return {
             shard: {
-                "learner": self._learner.shard_state(k),
+                "learner": _storable(self._learner.shard_state(k)),
                 "collector": self._source.shard_state(k),
                 "episodes": self._journal.episodes[k].state(),
             }
@@ -237,3 +238,29 @@ class RunState:
                 f"{self._action.values_text}; resume it with the environment it was made with, or start a new run "
                 "(--init-from takes over the policy)"
             )
+
+
+def check_methods(learner: object, *names: str) -> None:
+    """Raise `ConfigError` unless the learner that a session was given has these methods; names those it lacks."""
+    lacking = [f"{name}()" for name in names if not callable(getattr(learner, name, None))]
+    if lacking:
+        raise ConfigError(
+            f"learner={type(learner).__name__} has no {' and no '.join(lacking)}; session.begin(policy, learner) takes "
+            "the algorithm itself, whose state checkpoints hold"
+        )
+
+
+def _storable(state: Any) -> dict[str, Any]:
+    """The same state of a learner.
+
+    Raises:
+        ConfigError: a checkpoint cannot hold it. That is a mistake in code: none would ever be written, so the run does
+            not go on as it does while a disk is full.
+    """
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"the learner's shard_state returned {state!r}; return a mapping, {{}} if there is no state")
+    try:
+        check_types(cast("dict[str, Any]", state), "shard_state")
+    except TypeError as error:
+        raise ConfigError(f"the learner: {error}; of a tensor give tensor.cpu().numpy()") from None
+    return cast("dict[str, Any]", state)

@@ -40,10 +40,11 @@ from lockstep.session.checkpoints import Checkpoints
 from lockstep.session.checks import check_agents
 from lockstep.session.evaluation import Evaluation
 from lockstep.session.gradient_schedule import updates_before_learning
+from lockstep.session.loop_checks import check_totals, known, metrics_of
 from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
 from lockstep.session.profile import PROFILE_FILE, WARMUP_UPDATES, Profile
 from lockstep.session.resume import Resumption, load_resumption
-from lockstep.session.run_state import RunState, Source
+from lockstep.session.run_state import Learner, RunState, Source
 from lockstep.session.signals import WATCHED, StopSignals
 from lockstep.session.unused_settings import warnings_of_start_policy
 from lockstep.world import World
@@ -120,6 +121,9 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self._stop_return = self._threshold(run.stop_return)
         self.comm: SomeComm = self.backend.open(run, self.world, self.timers)
         self._state: RunState | None = None
+        self._learner: Learner | None = None
+        self._source: Source | None = None
+        self._new_updates: int | None = None
         self.solved = False
         self.stopped_by = 0
 
@@ -256,7 +260,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
         Args:
             policy: evaluated, and written to policy files.
-            learner: checkpointed by its `shared_tensors` (JAX: `shared_arrays`), `shard_state`, `restore_shard`.
+            learner: checkpointed by its `shared_tensors`, into which a resumed run writes (JAX: `shared_arrays`,
+                `load_shared` and, for several devices, `state`), `shard_state` and `restore_shard`.
             observation_moments: normalizer of the policy's observations, if any.
             critic_moments: normalizers of what its value network learns from, by name: `critic_observations`,
                 `returns`, `values`.
@@ -286,10 +291,11 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
     @contextlib.contextmanager
     def training(self, progress: Progress, source: Source) -> Generator[None]:
         """Context of the training loop: restores the checkpoint and starts the clocks, and writes the results after."""
+        learner = known(self._learner, "training", "begin(policy, learner)")
         self.progress = progress
         self._source = source
         about, action = self._policy_metadata, self._spec and self._spec.action
-        self._state = RunState(self.world, self._learner, source, self.journal, progress, about, action)
+        self._state = RunState(self.world, learner, source, self.journal, progress, about, action)
         elapsed_s = self._checkpoints.begin(self._state, progress)
         before = self._checkpoints.run_before
         if before is not None:
@@ -317,7 +323,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
     def local_statistics(self) -> np.ndarray:
         """Statistics of a rollout to sum over shards, [K, M]: episodes, returns, lengths, pending writes, signals."""
         statistics = np.zeros((len(self.world.shards), NUM_STATISTICS))
-        for k, episodes in enumerate(self._source.episodes):
+        source = known(self._source, "local_statistics()", "training(progress, source)")
+        for k, episodes in enumerate(source.episodes):
             statistics[k, _EPISODES] = len(episodes.returns), episodes.returns.sum(), episodes.lengths.sum()
         statistics[0, _WRITES] = self._checkpoints.busy
         statistics[0, _SIGNALS] = self.signals.flags()
@@ -334,7 +341,9 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             updates: updates of the learner since the last call: one per rollout; offline: one per minibatch.
         """
         num_steps = whole(num_steps, "num_steps")
-        for k, episodes in enumerate(self._source.episodes):
+        check_totals(totals, NUM_STATISTICS)
+        source = known(self._source, "advance(...)", "training(progress, source)")
+        for k, episodes in enumerate(source.episodes):
             self.journal.episodes[k].add(self.progress.updates, episodes.returns)
         self.progress.env_steps += num_steps
         self.progress.updates += updates
@@ -364,7 +373,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             read: returns the metrics since the last log line, and resets them.
         """
         if self._log_due(num_steps):
-            self.log(read())
+            self.log(metrics_of(read))
         if self.progress.due(self.run.evaluate_every, num_steps):
             self.evaluate()
         self.checkpoint_if_due(num_steps)
@@ -419,7 +428,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
     def checkpoint_if_due(self, num_steps: int) -> None:
         """After an iteration of `num_steps` global steps: check that ranks agree and write a checkpoint, when due."""
-        if self.progress.updates % self.run.check_every < self._new_updates:
+        new_updates = known(self._new_updates, "log_evaluate_checkpoint(...)", "advance(num_steps, totals)")
+        if self.progress.updates % self.run.check_every < new_updates:
             self._check_in_sync()
         self._checkpoints.take_if_due(num_steps, self._elapsed_s, any_busy=self._any_writes)
 
@@ -429,7 +439,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             self.evaluate()
         self._checkpoints.checkpoint_last(self._elapsed_s)
         if self.journal.logged_at != self.progress.env_steps:
-            self.log(read())
+            self.log(metrics_of(read))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
