@@ -19,10 +19,15 @@ from lockstep.torch.products import add_by_autograd, add_in_place
 SomeModule = TypeVar("SomeModule", bound=nn.Module)
 
 
+Place = tuple[nn.Module, str, str, nn.Parameter, int]
+"""A part of a module, attribute and whole name of a parameter of it, the parameter, and the address of its numbers."""
+
+
 class FlatParameters:
     """The parameters of a module (P numbers) and the gradient sums of each local shard, as flat tensors.
 
-    `zero_grad()` of a module or optimizer would drop the views: use `zero_gradient_`.
+    `zero_grad()` of a module or optimizer would drop the views: use `zero_gradient_`. A parameter that is replaced
+    afterwards, as by `load_state_dict(assign=True)` or `module.to(...)`, would learn nothing: copy into it.
 
     Args:
         module: its trained parameters become views of one flat tensor.
@@ -68,19 +73,30 @@ class FlatParameters:
         self.values = nn.Parameter(values)
         self.values.grad = self.gradient
         self._views = [(self.values, self.gradient), *((p, cast(Tensor, p.grad)) for p in parameters)]
+        self._places = _places(module, parameters)
+        self._next_place = -1
 
     def zero_gradient_(self) -> None:
         """Set the gradient to 0; the views stay."""
         self.gradient.zero_()
 
     def check_views(self) -> None:
-        """Raise `ConfigError` if a parameter has a gradient of its own, which nothing would send."""
+        """Raise `ConfigError` if a parameter has a gradient of its own, which nothing would send, or was replaced.
+
+        Whether parameters were replaced is looked up for all of them at the first call, and for one in turn at each
+        later one: that costs a step nothing.
+        """
         for parameter, view in self._views:
             if parameter.grad is not view:
                 raise ConfigError(
                     "a gradient is no view of FlatParameters any more: zero_grad() of a module or optimizer dropped "
                     "it; use flat.zero_gradient_() in its place"
                 )
+
+        first = self._next_place < 0
+        for place in self._places if first else self._places[self._next_place : self._next_place + 1]:
+            _check_place(*place)
+        self._next_place = 0 if first else (self._next_place + 1) % len(self._places)
 
     def watch(self, computed: Callable[[int], None]) -> None:
         """From now on, call `computed` with the number of a parameter when a backward pass has added its gradient."""
@@ -94,6 +110,27 @@ class FlatParameters:
         if len(self.rows) > 1:
             row[: self.num_parameters] = self.gradient
         row[self.num_parameters :] = sums
+
+
+def _places(module: nn.Module, parameters: list[nn.Parameter]) -> list[Place]:
+    """Where the module and its parts hold these parameters; one that is shared has several places."""
+    known = {id(p) for p in parameters}
+    return [
+        (part, leaf, f"{path}.{leaf}".lstrip("."), p, p.data_ptr())
+        for path, part in module.named_modules()
+        for leaf, p in part.named_parameters(recurse=False, remove_duplicate=False)
+        if id(p) in known
+    ]
+
+
+def _check_place(part: nn.Module, leaf: str, name: str, parameter: nn.Parameter, at: int) -> None:
+    """Raise `ConfigError` unless the module still holds this parameter, with its numbers at this address."""
+    if getattr(part, leaf, None) is not parameter or parameter.data_ptr() != at:
+        raise ConfigError(
+            f"{name} is no view of FlatParameters any more, so that nothing updates it: it was replaced, as by "
+            "load_state_dict(assign=True), module.to(...) or p.data = ...; copy into it with p.data.copy_(...), or "
+            "make FlatParameters again"
+        )
 
 
 def _call(computed: Callable[[int], None], number: int, _: Tensor) -> None:

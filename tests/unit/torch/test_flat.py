@@ -56,6 +56,39 @@ def test_one_shard_sends_its_gradient_from_where_it_is_made():
     assert flat.gradient.data_ptr() == flat.rows.data_ptr()
 
 
+REPLACEMENTS = {
+    "assigned": lambda module: module.load_state_dict(network().state_dict(), assign=True),
+    "set": lambda module: setattr(module[2], "bias", nn.Parameter(torch.zeros(2))),
+    "data": lambda module: setattr(module[2].bias, "data", torch.zeros(2)),
+    "type": lambda module: module.double(),
+    "removed": lambda module: setattr(module[2], "bias", None),
+}
+
+
+@pytest.mark.parametrize("steps", [0, 1, 7])
+@pytest.mark.parametrize("replace", REPLACEMENTS.values(), ids=REPLACEMENTS)
+def test_a_parameter_that_was_replaced_is_named_within_as_many_steps_as_there_are_parameters(replace, steps):
+    flat = FlatParameters(module := network())
+    for _ in range(steps):
+        flat.check_views()
+    module.load_state_dict(network().state_dict())  # copies
+    replace(module)
+    with pytest.raises(ConfigError, match=r"^\d.(weight|bias) is no view of FlatParameters any more"):
+        for _ in range(1 if steps == 0 else 4):
+            flat.check_views()
+
+
+def test_a_shared_parameter_has_a_place_in_each_of_its_modules():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module[1].weight = module[0].weight
+    flat = FlatParameters(module)
+    flat.check_views()
+    module[1].weight = nn.Parameter(torch.zeros(2, 2))
+    with pytest.raises(ConfigError, match=r"^1.weight is no view"):
+        for _ in range(4):
+            flat.check_views()
+
+
 def test_frozen_parameters_are_left_alone_and_mixed_types_refused():
     module = network()
     module[0].weight.requires_grad_(False)
