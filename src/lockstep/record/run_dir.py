@@ -68,7 +68,8 @@ class RunDir:
             path: where; must not exist or be empty. `None`: a new one below `runs/`.
             run: the config to store: a `Run`, any mapping of plain values, or `None` to store none. Numbers of NumPy
                 and paths are stored as plain ones and as text.
-            name: start of the default directory's name instead of task and algorithm.
+            name: start of the default directory's name instead of task and algorithm; what no file name has, as the
+                `/` of `ALE/Pong-v5`, becomes `-`.
             init_from: the policy that the run starts from, stored for a resumption before the first checkpoint.
 
         Raises:
@@ -84,7 +85,7 @@ class RunDir:
         written: list[Path] = []
         try:
             if path is None:
-                target = _make_default(name or default_name(config), made)
+                target = _make_default(_file_name(name or "") or default_name(config), made)
             else:
                 target = _make_empty(Path(path), made)
             with _locked(target):
@@ -235,7 +236,7 @@ def lock_run_dir(
 @contextmanager
 def _locked(run_dir: Path) -> Generator[None]:
     """Hold the lock of a run."""
-    descriptor = lock_run_dir(run_dir)
+    descriptor = lock_run_dir(run_dir, "or a CheckpointManager of this one uses it (make the RunDir first)")
     try:
         yield
     finally:
@@ -322,10 +323,12 @@ def default_name(config: Mapping[str, Any] | None) -> str:
     """Task, or folder of logged data, and algorithm; of one's own environment, `path/to/file.py:Class`, the class."""
     named = {**config, "task": Path(config["data"]).name} if config and "data" in config else config
     words = [str(named[key]).rpartition(":")[2] for key in ("task", "algo") if key in named] if named else []
-    return (
-        "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in "-".join(words)).strip("-.")
-        or "run"
-    )
+    return _file_name("-".join(words)) or "run"
+
+
+def _file_name(words: str) -> str:
+    """The words as a part of a path: `ALE/Pong-v5` is no folder in a folder."""
+    return "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in words).strip("-.")
 
 
 def _config_of(run: Any) -> dict[str, Any] | None:

@@ -84,6 +84,15 @@ def test_default_names_are_made_of_the_task_and_unique(tmp_path, monkeypatch):
         RunDir.create(None, RUN)
 
 
+@pytest.mark.parametrize(
+    ("name", "made"), [("ALE/Pong-v5", "ALE-Pong-v5"), ("../../x", "x"), ("a b:c", "a-b-c"), ("/", "run")]
+)
+def test_a_name_is_no_path(tmp_path, monkeypatch, name, made):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module.time, "strftime", lambda _: "now")
+    assert RunDir.create(None, {"lr": 1.0}, name=name).path == Path(f"runs/{made}-now")
+
+
 def test_a_directory_that_holds_files_is_refused_and_kept(tmp_path):
     (tmp_path / "precious").write_text("x")
     with pytest.raises(ConfigError, match=r"run_dir=.* already holds files.*--run-dir"):

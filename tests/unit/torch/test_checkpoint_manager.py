@@ -3,6 +3,7 @@
 import collections
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep import CheckpointManager, Comm, ConfigError, World, spawn, stream
+from lockstep import CheckpointManager, Comm, ConfigError, RunDir, World, spawn, stream
 from lockstep.errors import MismatchError
 from lockstep.launch.rank_environment import free_port
+from lockstep.record import run_dir
 
 SHARED = {
     "numbers": [1, 2.5, None, True, "é", float("inf")],
@@ -233,3 +235,12 @@ def test_ranks_save_together(tmp_path):
         assert said["found"] == [1, [1.0] * 3, {rank: {"rank": rank}}]
     manifest = json.loads(Path(folder, "checkpoints", "step_1", "manifest.json").read_text())
     assert sorted(manifest["files"]) == ["learner.safetensors", "shard_0.safetensors", "shard_1.safetensors"]
+
+
+def test_a_run_directory_is_made_before_the_manager_of_its_folder(comm, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_dir, "lock_run_dir", partial(run_dir.lock_run_dir, timeout_s=0.0))
+    with RunDir.create(tmp_path / "one"), CheckpointManager(comm, tmp_path / "one") as manager:
+        assert manager.save(1, {"a": 1})
+    way_out = r"or a CheckpointManager of this one uses it \(make the RunDir first\)"
+    with CheckpointManager(comm, tmp_path / "two"), pytest.raises(ConfigError, match=way_out):
+        RunDir.create(tmp_path / "two")
