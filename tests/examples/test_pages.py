@@ -1,5 +1,6 @@
 """Programs that pages show: they run as they stand, with fewer steps."""
 
+import json
 import re
 import subprocess
 import sys
@@ -25,6 +26,8 @@ def test_the_loop_of_the_guide_runs_on_two_ranks(examples, python):
     for _ in range(2):  # the second time from its checkpoints
         python("-m", "lockstep.cli", "launch", "--ranks", "2", "guide.py")
     assert sorted(path.name for path in Path("runs/my_checkpoints/checkpoints").glob("step_*"))[-1] == "step_3"
+    summaries = [json.loads(path.read_text()) for path in Path("runs").glob("my_loop-*/summary.json")]
+    assert [summary["status"] for summary in summaries] == ["finished", "finished"]
 
 
 def test_a_policy_is_loaded_and_acts_as_the_readme_shows(examples):
