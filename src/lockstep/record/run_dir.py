@@ -319,6 +319,14 @@ def read_config(run_dir: Path) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
 
 
+def is_own_loop(run_dir: Path) -> bool:
+    """Whether a loop of one's own recorded there: its config, if any, is none that Lockstep trains by."""
+    config = read_config(run_dir)
+    if not config:
+        return not (run_dir / RUN_FILE).exists() and (run_dir / METRICS_FILE).exists()
+    return "ml_framework" not in config and not {"task", "algo"} <= config.keys()
+
+
 def default_name(config: Mapping[str, Any] | None) -> str:
     """Task, or folder of logged data, and algorithm; of one's own environment, `path/to/file.py:Class`, the class."""
     named = {**config, "task": Path(config["data"]).name} if config and "data" in config else config

@@ -14,7 +14,7 @@ from lockstep.preflight.setting_paths import with_absolute_paths, with_portable_
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import DamagedError
 from lockstep.record.follow import read_json
-from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, read_init_from
+from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, is_own_loop, read_init_from
 from lockstep.run import AnyRun, OfflineRun, Run, from_dict, load, override, to_dict
 from lockstep.session.placement import MOVE_TO_HOST, learns_on_device
 from lockstep.session.unused_settings import without_effect
@@ -272,6 +272,10 @@ def _place(path: Path) -> tuple[Path, Path | None]:
     """The run directory, and the checkpoint if `path` names one, by the name that it has from the next start on."""
     exact = path.absolute() if path.name.startswith("step_") and not (path / RUN_FILE).exists() else None
     run_dir = path if exact is None else exact.parent.parent
+    if is_own_loop(run_dir):
+        raise ConfigError(
+            f"{run_dir} is the run of a loop of its own (RunDir), which Lockstep cannot resume; start its script again"
+        )
     if not (run_dir / RUN_FILE).is_file():
         raise ConfigError(
             f"--resume {path} is neither a run directory (it has no {RUN_FILE}) nor a checkpoint of one; "

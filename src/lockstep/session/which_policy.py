@@ -9,7 +9,7 @@ from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
 from lockstep.record.follow import read_json
 from lockstep.record.readable import check_readable
-from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE
+from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, is_own_loop
 from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE, evaluation_of_best
 
 
@@ -51,6 +51,11 @@ def find_policy(path: Path, *, best: bool = False, last: bool = False, step: str
         if given:
             raise ConfigError(f"{path} is one policy, and {given[0]} chooses among those of a run; leave it out")
         return _of_checkpoint(path) if path.is_dir() else _of_file(path)
+    if not (path / POLICY_FILE).is_file() and is_own_loop(path):
+        raise ConfigError(
+            f"{path} is the run of a loop of its own (RunDir), which leaves no policy that Lockstep can load; use the "
+            "script that made it"
+        )
     if step is not None:
         return _of_step(path, str(step))
     return _best(path) if best else _last(path)

@@ -16,6 +16,7 @@ from lockstep.config.settings import short_names
 from lockstep.record.checkpoint import FOLDER
 from lockstep.record.console import significant
 from lockstep.record.json_lines import finite
+from lockstep.record.run_dir import is_own_loop
 
 _MISSING = "-"
 _TRAINING = "*"
@@ -199,6 +200,8 @@ def _notes(runs: Sequence[FoundRun]) -> Iterator[str]:
             yield f"{run.path} {verb}: {' '.join(str(run.error).split())}"
         elif run.status == "cut short":
             going_on = f"lockstep train --resume {shlex.quote(str(run.path))} goes on with it"
+            if is_own_loop(run.path):
+                going_on = "its script can go on from its newest checkpoint"
             has_checkpoint = any((run.path / FOLDER).glob("step_*"))
             yield f"{run.path} ended without a result; {going_on if has_checkpoint else 'it left no checkpoint'}"
 

@@ -71,6 +71,19 @@ def test_default_path_is_runs(runs, capsys):
     assert find_runs([(runs / "runs"), (runs / "runs" / "one")]) == find_runs([runs / "runs"])
 
 
+def test_run_of_a_loop_of_ones_own_is_left_to_its_script(here, capsys):
+    with RunDir.create("runs/mine", {"lr": 0.5, "task": "CartPole-v1"}) as run_dir:
+        run_dir.write_metrics(1, 1.0, {"loss": 0.5})
+    (here / "runs/mine/checkpoints/step_1").mkdir(parents=True)
+    assert cli.main(["report", "runs/mine"]) == 0
+    told = capsys.readouterr().out
+    assert "runs/mine ended without a result; its script can go on from its newest checkpoint" in told
+    commands = (["train", "--resume", "runs/mine"], ["evaluate", "runs/mine"], ["export", "runs/mine"])
+    for command in commands:
+        assert cli.main(command) == 2
+        assert "runs/mine is the run of a loop of its own (RunDir), which" in capsys.readouterr().err
+
+
 def test_where_there_are_no_runs(here, capsys):
     assert cli.main(["report"]) == 2
     assert "there is no runs/ here; name run directories" in capsys.readouterr().err
