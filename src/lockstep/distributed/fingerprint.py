@@ -2,8 +2,12 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from typing import cast
 
 import numpy as np
+
+from lockstep.distributed.arguments import a_type
+from lockstep.errors import ConfigError
 
 
 def digest(array: np.ndarray, name: str = "") -> str:
@@ -15,7 +19,18 @@ def digest(array: np.ndarray, name: str = "") -> str:
 
 
 def fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
-    """One digest of many arrays, in name order."""
+    """One digest of many arrays, in name order. Raises `ConfigError`, which names it, for what is no array."""
+    if not isinstance(cast(object, arrays), Mapping):
+        raise ConfigError(
+            f"fingerprint takes arrays by name, not {a_type(arrays)}; of a module give "
+            "{name: p.detach().cpu().numpy() for name, p in policy.state_dict().items()}"
+        )
+    for name, array in arrays.items():
+        if not isinstance(getattr(array, "dtype", None), np.dtype):  # arrays of JAX have one, too
+            raise ConfigError(
+                f"fingerprint takes arrays, but {name} is {a_type(array)}; give np.asarray(...) of it, of a "
+                "tensor tensor.detach().cpu().numpy()"
+            )
     return combine(digest(arrays[name], name) for name in sorted(arrays))
 
 

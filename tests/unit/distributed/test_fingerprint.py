@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
+from torch import nn
 
 from lockstep.distributed.fingerprint import combine, digest, fingerprint
+from lockstep.errors import ConfigError
 
 ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -41,3 +43,12 @@ def test_types_of_jax_have_a_fingerprint():
 def test_an_array_without_numbers_has_one_that_is_stable():
     assert digest(np.zeros((0, 3), np.float32)) != digest(np.zeros((0, 4), np.float32))
     assert digest(ARRAY) == "f20061482cf6e2b4ac67a1f68af4fa7f"
+
+
+def test_what_is_no_mapping_of_arrays_is_named():
+    module = nn.Linear(2, 1)
+    with pytest.raises(ConfigError, match=r"^fingerprint takes arrays by name, not a Linear; of a module give"):
+        fingerprint(module)
+    with pytest.raises(ConfigError, match=r"but bias is a Tensor; give np.asarray\(...\) of it, of a tensor"):
+        fingerprint({"a": ARRAY, "bias": module.bias.detach()})
+    assert fingerprint({"a": np.float32(1)}) == fingerprint({"a": np.array(1, np.float32)})
