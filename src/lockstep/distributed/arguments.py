@@ -11,8 +11,8 @@ from lockstep.errors import ConfigError
 
 def check_source(source: int, size: int) -> None:
     """Raise `ConfigError` unless a rank of this number exists."""
-    if not 0 <= source < size:
-        raise ConfigError(f"source={source} is not a rank: there are {size}, from 0 to {size - 1}")
+    if not isinstance(cast(object, source), int | np.integer) or not 0 <= source < size:
+        raise ConfigError(f"source={source!r} is not a rank: there are {size}, from 0 to {size - 1}")
 
 
 def check_weight(weight: Any) -> None:

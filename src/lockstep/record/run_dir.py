@@ -43,8 +43,8 @@ class RunDir:
     training loop: `RunDir.create(None, {"lr": 1e-3}, name="mine")` in your own loop.
     """
 
-    def __init__(self, path: Path, made: Sequence[Path] = ()) -> None:
-        self.path = path
+    def __init__(self, path: Path | str, made: Sequence[Path] = ()) -> None:
+        self.path = path = Path(path)
         """The directory."""
         self._made = made
         self._metrics = JsonLines(path / METRICS_FILE)

@@ -44,9 +44,10 @@ class CheckpointManager:
     """Saves and restores the state of a training loop; a context manager.
 
     A state is a tree of mappings, lists and tuples whose leaves are numbers, text, numpy arrays and tensors, such as
-    `{"policy": policy.state_dict(), "optimizer": optimizer.state_dict()}`. A checkpoint appears in
-    `folder/checkpoints/step_N` once every rank has written its part, with a SHA-256 of each file; reading one executes
-    no code from it. All methods are *collective*.
+    `{"policy": policy.state_dict(), "optimizer": optimizer.state_dict()}`. A scalar of NumPy comes back as a number of
+    Python, which has no type of its own beside arrays: save `np.asarray(scalar)` where the type matters. A checkpoint
+    appears in `folder/checkpoints/step_N` once every rank has written its part, with a SHA-256 of each file; reading
+    one executes no code from it. All methods are *collective*.
 
     Args:
         comm: an entered `Comm`.
@@ -121,6 +122,10 @@ class CheckpointManager:
                 f"step={step} comes before step {self._last_step}, which was saved or restored before; count on from it"
             )
         own = {shard: dict[str, Any]() for shard in world.shards} if shards is None else shards
+        if not isinstance(cast(object, own), Mapping):
+            raise ConfigError(
+                f"shards is a {type(own).__name__}, not a mapping; give {{shard: state}} for {list(world.shards)}"
+            )
         if set(own) != set(world.shards):
             raise ConfigError(f"shards={sorted(own)} are saved, and this rank holds {list(world.shards)}; give those")
         for shard, state in own.items():

@@ -211,7 +211,7 @@ def test_the_summary_is_replaced_as_a_whole(tmp_path, monkeypatch):
 
 def test_join_opens_what_another_process_made(tmp_path):
     RunDir.create(tmp_path / "run", RUN)
-    with RunDir.join(tmp_path / "run") as joined:
+    with RunDir(str(tmp_path / "run")) as joined:
         joined.write_metrics(1, 0.1, {"a": 1.0})
     assert len(lines(tmp_path / "run" / "metrics.jsonl")) == 1
     with pytest.raises(ConfigError, match="does not exist"):

@@ -244,3 +244,11 @@ def test_a_run_directory_is_made_before_the_manager_of_its_folder(comm, tmp_path
     way_out = r"or a CheckpointManager of this one uses it \(make the RunDir first\)"
     with CheckpointManager(comm, tmp_path / "two"), pytest.raises(ConfigError, match=way_out):
         RunDir.create(tmp_path / "two")
+
+
+def test_shards_that_are_no_mapping_are_named(comm, tmp_path):
+    with (
+        CheckpointManager(comm, tmp_path) as manager,
+        pytest.raises(ConfigError, match=r"^shards is a list, not a mapping; give \{shard: state\} for \[0\]$"),
+    ):
+        manager.save(1, {}, [{"a": 1}])

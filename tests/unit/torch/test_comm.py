@@ -117,6 +117,12 @@ def test_a_generator_that_an_optimizer_has_read_is_refused(comm, method):
     getattr(comm, method)([])
 
 
+@pytest.mark.parametrize("source", ["0", 1, -1, None, 0.0], ids=repr)
+def test_what_is_no_rank_is_refused_as_source(comm, source):
+    with pytest.raises(ConfigError, match=f"^source={source!r} is not a rank"):
+        comm.broadcast_object(1, source=source)
+
+
 @pytest.mark.parametrize("seconds", [0, -1.0, np.nan, np.inf, None, "10"])
 def test_timeouts_that_bound_nothing_are_refused(seconds):
     with pytest.raises(ConfigError, match=f"^timeout_s={seconds} must be a finite number"):
