@@ -322,8 +322,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
     def local_statistics(self) -> np.ndarray:
         """Statistics of a rollout to sum over shards, [K, M]: episodes, returns, lengths, pending writes, signals."""
-        statistics = np.zeros((len(self.world.shards), NUM_STATISTICS))
         source = known(self._source, "local_statistics()", "training(progress, source)")
+        statistics = np.zeros((len(self.world.shards), NUM_STATISTICS))
         for k, episodes in enumerate(source.episodes):
             statistics[k, _EPISODES] = len(episodes.returns), episodes.returns.sum(), episodes.lengths.sum()
         statistics[0, _WRITES] = self._checkpoints.busy
