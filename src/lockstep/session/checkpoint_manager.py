@@ -8,7 +8,7 @@ import json
 import operator
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, Self, cast
 
 import numpy as np
 
+from lockstep.distributed.arguments import a_type
 from lockstep.distributed.comm import Comm
 from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
@@ -122,15 +123,7 @@ class CheckpointManager:
                 f"step={step} comes before step {self._last_step}, which was saved or restored before; count on from it"
             )
         own = {shard: dict[str, Any]() for shard in world.shards} if shards is None else shards
-        if not isinstance(cast(object, own), Mapping):
-            raise ConfigError(
-                f"shards is a {type(own).__name__}, not a mapping; give {{shard: state}} for {list(world.shards)}"
-            )
-        if set(own) != set(world.shards):
-            raise ConfigError(f"shards={sorted(own)} are saved, and this rank holds {list(world.shards)}; give those")
-        for shard, state in own.items():
-            if not isinstance(cast(object, state), Mapping):
-                raise ConfigError(f"shards[{shard}] is a {type(state).__name__}, not a mapping; give {{'name': state}}")
+        _check_shards(own, world.shards)
         leaves: dict[str, np.ndarray] = {"step": np.array(step)}
         packed = self._pack(shared, "shared", leaves)
         self._comm.check_equal(leaves, "checkpoint")
@@ -278,6 +271,18 @@ class CheckpointManager:
         if _TENSOR in tree:
             return self.from_numpy(tree[_TENSOR], tree["type"])
         return {key: self._unpack(item) for key, item in tree.items()}
+
+
+def _check_shards(own: Any, held: Sequence[int]) -> None:
+    """Raise `ConfigError` unless there is a mapping for each shard that this rank holds."""
+    if not isinstance(own, Mapping):
+        raise ConfigError(f"shards is {a_type(own)}, not a mapping; give {{shard: state}} for {list(held)}")
+    states = cast("Mapping[int, object]", own)
+    if set(states) != set(held):
+        raise ConfigError(f"shards={sorted(states)} are saved, and this rank holds {list(held)}; give those")
+    for shard, state in states.items():
+        if not isinstance(state, Mapping):
+            raise ConfigError(f"shards[{shard}] is {a_type(state)}, not a mapping; give {{'name': state}}")
 
 
 def _storable(array: np.ndarray | np.generic, place: str) -> np.ndarray | np.generic:
