@@ -45,8 +45,13 @@ _COMPILATION_CACHE = {
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[_MARK] = uuid4().hex
     if hasattr(config, "workerinput"):
-        # The interpreter's own end would free all that tests and libraries have made, for seconds of a processor.
-        atexit.register(os._exit, 0)  # the first registered function is the last one called
+        atexit.register(_exit_at_once, os.getpid())  # the first registered function is the last one called
+
+
+def _exit_at_once(worker: int) -> None:
+    """The interpreter's own end would free all that tests and libraries have made, for seconds of a processor."""
+    if os.getpid() == worker:  # not a process that a test forked
+        os._exit(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

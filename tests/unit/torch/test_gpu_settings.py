@@ -118,7 +118,7 @@ class TestSharedGpus:
             hardware.backend_of(device, "nccl", share_gpus=True)
 
     def test_the_launcher_allows_more_ranks_than_gpus(self, monkeypatch):
-        monkeypatch.setattr(gpus, "installed_gpus", lambda: 1)
+        monkeypatch.setattr(gpus, "installed_gpus", lambda framework: 1)
         world = World(size=2, local_size=2)
         check_world(Run(task="CartPole-v1", share_gpus=True), world)
         with pytest.raises(ConfigError, match=r"--ranks 2 is more than the 1 GPU of this machine.*share_gpus=true"):
