@@ -250,7 +250,7 @@ def _without_arrays(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> A
     if isinstance(value, (list, tuple)):
         return [_without_arrays(item, f"{path}/{i}", arrays) for i, item in enumerate(cast(list[Any], value))]
     if isinstance(value, np.generic):
-        value = value.item()
+        return _without_arrays(cast(Any, value).item(), path, arrays)
     if isinstance(value, np.ndarray):
         array = cast(NDArray[Any], value)
         kind = array.dtype.str

@@ -35,7 +35,7 @@ def whole(value: Any, name: str = "step") -> int:
     number = _number(value)
     if isinstance(number, float) and number.is_integer():
         number = int(number)
-    if not isinstance(number, Integral) or isinstance(number, bool) or number < 0:
+    if isinstance(number, bool) or not isinstance(number, Integral) or number < 0:
         raise ConfigError(f"{name}={value!r} must be a whole number of at least 0; give int(...) of it")
     return int(number)
 

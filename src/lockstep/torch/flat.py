@@ -4,7 +4,7 @@ One gradient is then one message, one norm and one optimizer step.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeVar, cast
 
@@ -117,7 +117,7 @@ def _places(module: nn.Module, parameters: list[nn.Parameter]) -> list[Place]:
     known = {id(p) for p in parameters}
     return [
         (part, leaf, f"{path}.{leaf}".lstrip("."), p, p.data_ptr())
-        for path, part in module.named_modules()
+        for path, part in cast("Iterator[tuple[str, nn.Module]]", module.named_modules())
         for leaf, p in part.named_parameters(recurse=False, remove_duplicate=False)
         if id(p) in known
     ]
