@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 from lockstep.cli.flags import add_policy_flags
-from lockstep.cli.terminal import counted
 from lockstep.errors import ConfigError
 
 
@@ -31,6 +30,7 @@ def record_command(args: argparse.Namespace) -> int:
     """`lockstep offline record`; returns the exit code."""
     from functools import partial
 
+    from lockstep.cli.terminal import counted
     from lockstep.launch.flags import number
     from lockstep.session.checks import check_package
     from lockstep.session.policy_file import POLICY_FILE
