@@ -71,7 +71,7 @@ def test_invalid_job_is_one_error_line(capsys, words, says):
 
 def test_a_resumed_run_is_named_by_its_directory(capsys, here):
     (here / "runs/one").mkdir(parents=True)
-    (here / "runs/one/run.yaml").write_text("task: CartPole-v1\n")
+    (here / "runs/one/run.yaml").write_text("task: CartPole-v1\nml_framework: torch\n")
     text = text_of(capsys, *SLURM, "--resume", "runs/one", "--set", "total_steps=4096", "--lockstep", "lockstep")
     assert "what=(--resume runs/one --set total_steps=4096)\n" in text
     assert "run_dir" not in text
