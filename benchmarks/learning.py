@@ -5,7 +5,7 @@
     python benchmarks/learning.py Hopper-v5 --seeds 3 --set algo=sac --set total_steps=300000 --library sb3
     python benchmarks/learning.py --table                                # train nothing; from the rows there are
 
-Rows are lines of docs/results/learning.jsonl. A run that has a row is not repeated, so an interrupted command can be
+Rows are lines of benchmarks/rows/learning.jsonl. A run that has a row is not repeated, so an interrupted command can be
 repeated. The tables are written between the marks of docs/results/learning.md, and the curves of each task to
 docs/pictures/learning. `--library sb3` trains Stable-Baselines3 for as many steps, with the settings of RL Baselines3
 Zoo, in the environment that `lockstep bench halfcheetah_sac --only sb3` installs; `sbx` is its version in JAX. If its
@@ -26,6 +26,7 @@ from lockstep.record.score_statistics import summarize
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCS / "results"
+ROWS = Path(__file__).parent / "rows" / "learning.jsonl"
 BEGIN = "<!-- table of benchmarks/{}.py -->"
 END = "<!-- end of the table -->"
 KEY = ("target", "ranks", "seed", "changes", "library")
@@ -115,7 +116,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1])
     parser.add_argument("--set", action="append", default=[], help="a change of a setting, NAME=VALUE")
     parser.add_argument("--library", choices=["lockstep", *TITLES], default="lockstep", help="what trains")
-    parser.add_argument("--rows", type=Path, default=RESULTS / "learning.jsonl", help="the file of rows")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="the file of rows")
     parser.add_argument("--table", action="store_true", help="train nothing")
     args = parser.parse_args()
     if args.target is None and not args.table:
@@ -138,7 +139,7 @@ def main() -> None:
             print(f"{args.target} ranks={ranks} seed={seed}: {row['eval_return_mean']:.1f}", flush=True)
     rows = read_rows(args.rows)
     print(table(rows))
-    if args.rows == RESULTS / "learning.jsonl":
+    if args.rows == ROWS:
         write_table(RESULTS / "learning.md", "learning", table(rows))
         write_table(RESULTS / "learning.md", "learning_compared", learning_compared.table(rows, TITLES))
         learning_curves.write_pictures(rows, DOCS / "pictures" / "learning", TITLES)

@@ -7,7 +7,7 @@
 Run it with an interpreter that has Isaac Lab and the libraries (`make test-isaac` makes one). For each library two
 trainers: the library itself (`lockstep.workflows.NAME`) and `lockstep train --agent NAME`. A library gets `num-envs`
 environments on each rank, as its scripts do; Lockstep's PPO that many on all ranks together. Both report the mean
-return of the last 100 training episodes after each rollout. Rows are lines of docs/results/robots.jsonl; a run that
+return of the last 100 training episodes after each rollout. Rows are lines of benchmarks/rows/robots.jsonl; a run that
 has a row is not repeated.
 """
 
@@ -21,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROWS = Path(__file__).parent.parent / "docs" / "results" / "robots.jsonl"
+ROWS = Path(__file__).parent / "rows" / "robots.jsonl"
 KEY = ("task", "trainer", "settings", "ranks", "num_envs", "iterations", "seed")
 """What identifies a run."""
 NO_EVALUATIONS = ("evaluate_every=null", "evaluate_episodes=1", "checkpoint_every=null", "stop_when_solved=false")

@@ -4,7 +4,7 @@
 
 Shards are pinned, so both rank counts take the same steps and end with the same bits, which is checked: the ratio of
 their times is that of their speeds, evaluations included. The rank counts take turns, seed by seed. Rows are lines of
-docs/results/time_to_return.jsonl; a run that has a row is not repeated. Nothing else should run beside.
+benchmarks/rows/time_to_return.jsonl; a run that has a row is not repeated. Nothing else should run beside.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import numpy as np
 
 from learning import run
 
-ROWS = Path(__file__).parent.parent / "docs" / "results" / "time_to_return.jsonl"
+ROWS = Path(__file__).parent / "rows" / "time_to_return.jsonl"
 RANKS = (1, 2)
 KEPT = ("status", "env_steps", "eval_return_mean", "wall_time_s", "params_fingerprint")
 

@@ -144,7 +144,7 @@ def _of_file(path: Path) -> "AnyRun":
     from lockstep.config.settings import parse, value_of
     from lockstep.data.dataset import Dataset
     from lockstep.data.dataset_files import DESCRIPTION
-    from lockstep.run import from_dict
+    from lockstep.run import of_file
     from lockstep.system.files import read_text
 
     text = read_text(path)
@@ -160,7 +160,4 @@ def _of_file(path: Path) -> "AnyRun":
         )
     if isinstance(data, str) and value_of(tree, "algo") is None and (Path(data) / DESCRIPTION).is_file():
         tree = {**tree, "algo": _DEFAULT[Dataset.open(data).info.kind]}
-    try:
-        return from_dict(tree)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    return of_file(tree, path)

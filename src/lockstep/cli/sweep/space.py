@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
@@ -89,6 +90,7 @@ def _check_lists(name: str, values: tuple[Any, ...]) -> None:
         raise ConfigError(f"settings.{name} takes lists; write {one} for one of them{each * (len(values) > 1)}")
 
 
+@cache
 def _lists() -> set[str]:
     """The last parts of the names of settings whose values are lists."""
     from lockstep.config.settings import hints_of

@@ -217,11 +217,9 @@ def must_be_number(name: str, *, truth: bool) -> str:
 
 def way_out(needed: bool, empty: str = "leave it empty") -> str:
     """What to do about a number that is none."""
-    return (
-        "every decision needs one: correct it, or leave the trajectory out"
-        if needed
-        else (f"{empty} if it is not known")
-    )
+    if needed:
+        return "every decision needs one: correct it, or leave the trajectory out"
+    return f"{empty} if it is not known"
 
 
 def is_text(dtype: Any) -> bool:
