@@ -168,9 +168,13 @@ def test_a_setting_of_another_algorithm_is_refused_by_its_name(given, words, tmp
     with pytest.raises(ConfigError) as caught:
         override(Run(task="a", algo="dqn"), given)
     assert all(word in str(caught.value) for word in words), caught.value
-    with pytest.raises(ConfigError, match=r"cql_alpha is a setting of dqn and .*, or choose algo=cql"):
+    with pytest.raises(
+        ConfigError, match=r"cql_alpha is a setting of dqn, parametric_dqn and cql, .*, or choose algo=cql"
+    ):
         override(OfflineRun(data="d", algo="iql"), {"cql_alpha": 1})  # which learns from the same data
-    with pytest.raises(ConfigError, match=r"learning_starts is a setting of dqn and .*, or choose one of them$"):
+    with pytest.raises(
+        ConfigError, match=r"learning_starts is a setting of dqn, sac and td3, .*, or choose one of them$"
+    ):
         override(Run(task="a"), {"learning_starts": 1})
     path = tmp_path / "mine.yaml"
     path.write_text("task: a\nalgorithm: {epsilon_end: 0.1}\n")
@@ -247,7 +251,7 @@ def test_a_name_with_two_meanings_asks_for_the_full_one(monkeypatch):
             "task: a\nalgorithm.gamma: 1\n",
             ["unknown setting algorithm.gamma; write it below", "`algorithm: {gamma: 1}`"],
         ),
-        ("task: a\ncapacity: 5\n", ["capacity is a setting of dqn and sac and td3", "algo=ppo"]),
+        ("task: a\ncapacity: 5\n", ["capacity is a setting of dqn, sac and td3", "algo=ppo"]),
         ("task: a\nalgorithm:\n  gama: 1\n", ["algorithm.gama", "algorithm.gamma"]),
         ("task: a\nnetwork:\n", ["network=null", "mapping"]),
         ("task: 3\n", ["task=3", "text"]),

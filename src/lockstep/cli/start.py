@@ -27,7 +27,7 @@ def resume(args: argparse.Namespace) -> int:
     from lockstep.world import World
 
     resumed = resumption(args)
-    if not args.started_by_lockstep and is_complete(resumed, World.from_environment()):
+    if not args.started_by_lockstep and is_complete(resumed, World.from_environment(), args.ranks):
         return 0
     return start(args, resumed.run, resumed)
 

@@ -151,9 +151,9 @@ def _print_notes(notes: list[str]) -> None:
             print(f"lockstep: note: {note}", file=sys.stderr)
 
 
-def is_complete(resumption: "Resumption", world: World) -> bool:
-    """Whether a run has nothing left to do; rank 0 then prints how to continue it."""
-    message = nothing_left(resumption)
+def is_complete(resumption: "Resumption", world: World, ranks: str | None = None) -> bool:
+    """Whether a run has nothing left to do; rank 0 then prints how to continue it, on as many `ranks` if named."""
+    message = nothing_left(resumption, ranks)
     if message is not None and world.rank == 0:
         Console().line(message)
     return message is not None

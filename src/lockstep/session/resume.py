@@ -217,8 +217,11 @@ def _on_empty_replay(saved: AnyRun, now: AnyRun, step: int) -> list[str]:
     ]
 
 
-def nothing_left(resumption: Resumption) -> str | None:
-    """The message for a run that has ended and would stop at once if resumed; None if there is something to do."""
+def nothing_left(resumption: Resumption, ranks: str | None = None) -> str | None:
+    """The message for a run that has ended and would stop at once if resumed; None if there is something to do.
+
+    The command that it proposes asks for as many `ranks` as this start did, if it named a number.
+    """
     run = resumption.run
     run_dir = resumption.run_dir
     summary = read_json(run_dir / SUMMARY_FILE)
@@ -227,7 +230,8 @@ def nothing_left(resumption: Resumption) -> str | None:
     )
     if status not in ("finished", "solved") or resumption.step is None or env_steps != resumption.step:
         return None
-    again = f"lockstep train --resume {shlex.quote(str(run_dir))}"
+    arguments = f"--resume {shlex.quote(str(run_dir))}{'' if ranks is None else f' --ranks {shlex.quote(ranks)}'}"
+    again = f"lockstep train {arguments}"
     if isinstance(run, OfflineRun):
         before, now = with_absolute_paths(load(run_dir / RUN_FILE)), with_absolute_paths(run)
         same = isinstance(before, OfflineRun) and (before.data, before.model_path) == (now.data, now.model_path)
@@ -235,7 +239,7 @@ def nothing_left(resumption: Resumption) -> str | None:
             return None
         times = max(run.epochs, resumption.step // rows)  # `epochs` may have been lowered
         typed = _changes(run_dir, run, but="epochs")
-        more = f"lockstep offline train --resume {shlex.quote(str(run_dir))}{typed} --set epochs={2 * times}"
+        more = f"lockstep offline train {arguments}{typed} --set epochs={2 * times}"
         return f"nothing is left to do: {run_dir} learned from its data {times} times (epochs); go on with: {more}"
     if resumption.step >= run.total_steps:
         return (

@@ -172,6 +172,7 @@ def test_an_unknown_key_is_refused_by_name(library: str) -> None:
         ("rsl_rl", "clip_actions", "yes"),
         ("rsl_rl", "num_steps_per_env", math.nan),
         ("rsl_rl", "algorithm.max_grad_norm", "small"),
+        ("rsl_rl", "obs_groups.actor", "policy"),
         ("sb3", "batch_size", 0),
         ("sb3", "batch_size", -64),
         ("sb3", "target_kl", "low"),

@@ -137,6 +137,7 @@ def test_a_resume_with_nothing_to_do_changes_no_file(mine, framework, capsys):
         assert cli.main(["train", "--resume", str(run_dir), *words]) == 0
         told = capsys.readouterr().out
         assert told.startswith("nothing is left to do: ") and told.count("\n") == 1
+        assert ("--ranks 2 --set total_steps" in told) == ("2" in words), "the command asks for the same ranks"
     summary = train(prepare(run_dir, {}).run, resume=run_dir)
     assert (summary["status"], summary["env_steps"]) == ("finished", 128)
     assert contents(run_dir) == before

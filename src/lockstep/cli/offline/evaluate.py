@@ -32,12 +32,14 @@ def evaluate_command(args: argparse.Namespace) -> int:
     import json
 
     from lockstep.cli.request import requested_ranks
+    from lockstep.data.dataset import Dataset
     from lockstep.data.dataset_files import read_description
     from lockstep.estimators.result import ESTIMATES_FILE
     from lockstep.launch.local import spawn
     from lockstep.record.run_dir import RUN_FILE
     from lockstep.run import OfflineRun, load
     from lockstep.session.checks import check_package
+    from lockstep.session.offline.data_notes import time_note
     from lockstep.session.policy_file import POLICY_FILE
     from lockstep.session.which_policy import find_policy
     from lockstep.world import World
@@ -68,6 +70,8 @@ def evaluate_command(args: argparse.Namespace) -> int:
     if world.rank == 0:
         if policy.path.name != POLICY_FILE:
             print(f"lockstep: note: the estimates are of {policy.words}", file=sys.stderr)
+        if note := time_note(run, Dataset.open(data)):
+            print(f"lockstep: note: {note}", file=sys.stderr)
         as_json = json.dumps(estimates.to_dict(), indent=2)
         print(as_json if args.json else estimates.text())
         if path == policy.run_dir and not (args.best or args.checkpoint):

@@ -91,7 +91,6 @@ def _prepare(workflow: Workflow, nodes: "_Nodes") -> None:
             action_features=training / "action_features.json" if workflow.kind == "parametric" else None,
         )
         nodes.each("prepare_evaluation", lambda: nodes.prepare_source(evaluation, same_features))
-        nodes.each("compare", lambda: nodes.compare(training, evaluation.out))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +126,6 @@ class _Nodes:
         """Prepare the data of this node; rank 0 shows the progress."""
         prepare_dataset(source.paths, source.out, options, show=self.say, progress=self.progress())
         return str(source.out)
-
-    def compare(self, training: Path, evaluation: Path) -> None:
-        """Note when the evaluation data is the training data, as in the sample data of the classic pipeline."""
-        if Dataset.open(training).info.digest == Dataset.open(evaluation).info.digest:
-            self.say("note: eval_data_path holds the same rows as training_data_path; estimates will be too good")
 
     def progress(self) -> ProgressDisplay | None:
         """The progress display; None on ranks other than 0."""

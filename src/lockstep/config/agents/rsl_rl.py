@@ -1,6 +1,8 @@
 """Agent configurations of rsl_rl (its runner configurations, as mappings) as settings of our PPO."""
 
 import math
+from collections.abc import Sequence
+from typing import cast
 
 from lockstep.config.agents.reader import NO_RECURRENT, AgentReader
 
@@ -110,9 +112,12 @@ def _read_actor_critic(agent: AgentReader) -> None:
 def _read_groups(agent: AgentReader) -> None:
     """Groups of observations; where they are left out, rsl_rl takes `policy` and `critic`, and so does Lockstep."""
     for model, setting in (("actor", "env.policy_keys"), ("critic", "env.critic_keys")):
-        groups = agent.take(f"obs_groups.{model}") or agent.take("obs_groups.policy" if model == "actor" else "")
+        name = f"obs_groups.{'policy' if model == 'actor' and agent.has('obs_groups.policy') else model}"
+        groups = agent.take(name)
+        if groups is not None and not isinstance(groups, list | tuple):
+            raise agent.refusal(name, groups, "it must be a list of names of groups")
         if groups:
-            agent.set(setting, tuple(groups))
+            agent.set(setting, tuple(cast("Sequence[str]", groups)))
     agent.refuse("obs_groups.*", "only the groups of actor and critic are read")
 
 

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import made_data
@@ -77,6 +78,17 @@ def test_other_data_and_json(here, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["num_rows"] == 100
     assert told == json.loads((path / "estimates.json").read_text())
+
+
+def test_data_of_another_unit_of_time_are_noted(here, capsys):
+    path = run_dir(here, use_time_diff=True)
+    columns = made_data.discrete_columns(100)
+    columns["time_diff"] = np.where(columns["continues"] != 0, 3600.0, 1.0).astype(np.float32)
+    made_data.write(here / "seconds", columns)
+    assert cli.main(["offline", "evaluate", str(path), "--data", "seconds"]) == 0
+    assert "note: a usual step of the log lasts 3600; with time_diff_unit=1 and" in capsys.readouterr().err
+    assert cli.main(["offline", "evaluate", str(path)]) == 0
+    assert "note: a usual step" not in capsys.readouterr().err
 
 
 def test_eval_data_of_the_run_is_preferred(here, capsys):

@@ -112,16 +112,6 @@ def test_evaluation_data_gets_the_normalization_of_the_training_data(here):
     assert other.state_features == data.state_features
 
 
-def test_evaluation_on_training_data_is_noted(here):
-    """As in the samples of the classic pipeline."""
-    write(here / "log.jsonl", rows(range(20)))
-    write(here / "eval.jsonl", rows(range(20)), shuffled=3)
-    told = "note: eval_data_path holds the same rows as training_data_path; estimates will be too good"
-    assert told in quietly(workflow(here, eval_data_path="eval.jsonl"))[1]
-    write(here / "eval.jsonl", rows(range(21)))
-    assert told not in quietly(workflow(here, eval_data_path="eval.jsonl"))[1]
-
-
 def test_prepared_data_is_taken_as_it_is(here):
     write(here / "log.jsonl", rows(range(20)))
     data = quietly(workflow(here))[0].data
