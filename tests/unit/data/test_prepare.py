@@ -296,9 +296,7 @@ def test_the_done_of_old_gym_is_suspected_where_all_that_reach_a_limit_are_termi
         _, printed = prepare(tmp_path, rows, name, **options)
         (said,) = (line for line in printed if "the done of old Gym" in line)
         assert said.startswith("all 12 trajectories of 50 decisions") and "--max-episode-steps 50 (in a w" in said
-    for one in rows:
-        del one["terminated"]
-    data, printed = prepare(tmp_path, rows, "as advised", max_episode_steps=50)
+    data, printed = prepare(tmp_path, rows, "as advised", max_episode_steps=50, columns={"terminated": None})
     assert (data.info.rules["terminal"], data.info.rules["cut"]) == (2, 12)
     assert not [line for line in printed if "old Gym" in line]
 

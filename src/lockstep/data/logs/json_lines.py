@@ -32,6 +32,7 @@ _NULL = msgspec.Raw(b"null")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _FLAG = {None: None, False: False, True: True}  # keys equal 0 and 1, too
 _LOOKED_AT = 100  # rows that are searched for columns
+_LEFT_OUT = "left out: "  # begins the key of a column that is not read: no row has it, and each has its default
 _OTHER_NAMES = frozenset({*ALIASES, *ALIASES.values()})  # rows may have one or the other
 
 
@@ -97,12 +98,14 @@ class JsonLines:
                     own[name][key] = read[column]
                 continue
             called = schema.column_of(name, available) or cast(str, schema.overrides.get(name, name))
+            if name in schema.left_out:
+                called = _LEFT_OUT + name
             read[called] = name
             required = name in ("mdp_id", "sequence_number")
             default = None if name in (*NUMBERS, *FLAGS) else _NULL
             given = msgspec.field(name=called) if required else msgspec.field(name=called, default=default)
             fields.append((name, kinds.get(name, msgspec.Raw), given))
-            if name in ALIASES and name not in schema.overrides:  # later rows may have the other name
+            if called in _OTHER_NAMES and name not in schema.overrides:  # later rows may have the other name
                 other = ALIASES[name] if called == name else name
                 fields.append((f"{name}_", float | None, msgspec.field(name=other, default=None)))
         made = msgspec.defstruct("Row", fields, gc=False, eq=False, kw_only=True)

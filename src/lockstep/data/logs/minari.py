@@ -37,7 +37,7 @@ def read_minari(
     Raises:
         ConfigError: it cannot be read, or its spaces are not supported.
     """
-    if schema.overrides:
+    if schema.overrides or schema.left_out:
         raise ConfigError(f"--columns says what columns are called, and {path} is a Minari dataset, which has none")
     data, size = _opened(path), size_of(path)
     observation, action = data.observation_space, data.action_space

@@ -21,6 +21,8 @@ WHOLE = "a whole number, of steps or of seconds"
 _TIME_AS_FEATURE = {"sequence_number", "state_features"}
 """The roles that one column may have at once."""
 _SPREAD = (*MAPS, *ACTIONS)
+_NEEDED = (*REQUIRED, "state_features", "action", "reward")
+"""The columns that every log has."""
 _MOST_NAMES = 20
 """Columns of a log that a message names."""
 
@@ -31,11 +33,13 @@ class LogSchema:
 
     Attributes:
         overrides: the user's column names, by schema name.
+        left_out: schema names whose columns are not read, though the log may have them.
         names: of discrete actions.
         notes: lines for the user, each once.
     """
 
     overrides: dict[str, ColumnNames] = field(default_factory=dict[str, ColumnNames])
+    left_out: frozenset[str] = frozenset()
     names: ActionNames = field(default_factory=ActionNames)
     notes: list[str] = field(default_factory=list[str])
     _noted: set[str] = field(default_factory=set[str])
@@ -52,15 +56,17 @@ class LogSchema:
         """From the user's settings, the others as in `ActionNames`. Raises `ConfigError` if they are invalid."""
         if actions is not None and len(set(actions)) != len(actions):
             raise ConfigError(f"actions={','.join(actions)} names one twice; each needs a name of its own")
-        overrides = {name: _own(name, value) for name, value in (columns or {}).items()}
+        named = {_schema_name(name): value for name, value in (columns or {}).items()}
+        left_out = frozenset(name for name, value in named.items() if value is None and name not in _NEEDED)
+        overrides = {name: _own(name, value) for name, value in named.items() if name not in left_out}
         if actions is not None:
             numeric_lists = False
-        return cls(overrides, ActionNames(None if actions is None else tuple(actions), numeric_lists, like))
+        return cls(overrides, left_out, ActionNames(None if actions is None else tuple(actions), numeric_lists, like))
 
     def column_of(self, name: str, available: Iterable[str]) -> str | None:
-        """The name of a schema column in a log; None if it is missing, or a map with a column for each id."""
+        """The name of a schema column in a log; None if it is missing, left out, or a map with a column for each id."""
         configured = self.overrides.get(name, name)
-        if not isinstance(configured, str):
+        if not isinstance(configured, str) or name in self.left_out:
             return None
         other = ALIASES.get(name) if name not in self.overrides else None
         available = set(available)
@@ -73,10 +79,9 @@ class LogSchema:
         configured = self.overrides.get(name)
         if isinstance(configured, dict):
             return configured
-        if configured:
+        if configured or name in self.left_out:
             return {}
-        prefix = MAPS.get(name, name) + ":"
-        return {column.removeprefix(prefix): column for column in available if column.startswith(prefix)}
+        return {column.removeprefix(_prefix(name)): column for column in available if column.startswith(_prefix(name))}
 
     def used_columns(self, available: Sequence[str]) -> set[str]:
         """Columns that belong to the schema."""
@@ -85,15 +90,16 @@ class LogSchema:
 
     def note_others(self, available: Sequence[str], path: Path) -> None:
         """Add a note about unused columns, once for each."""
-        new = [
-            c for c in available if c not in self.used_columns(available) and c not in IGNORED and c not in self._noted
-        ]
+        not_read = {*IGNORED, *self.left_out, *(ALIASES[name] for name in self.left_out if name in ALIASES)}
+        known = self.used_columns(available) | self._noted | not_read
+        left_out = tuple(_prefix(name) for name in self.left_out if name in _SPREAD)
+        new = [column for column in available if column not in known and not column.startswith(left_out)]
         if new:
             self._noted.update(new)
             likely = {
                 name: column
                 for name in SCHEMA
-                if name not in self.overrides
+                if name not in (*self.overrides, *self.left_out)
                 and self.column_of(name, available) is None
                 and not self.spread_columns(name, available)
                 and (column := likely_column(name, new)) is not None
@@ -127,7 +133,7 @@ class LogSchema:
                     )
         missing = [
             name
-            for name in (*REQUIRED, "state_features", "action", "reward")
+            for name in _NEEDED
             if self.column_of(name, available) is None
             and not (name in _SPREAD and self.spread_columns(name, available if by_prefix else ()))
         ]
@@ -161,7 +167,8 @@ class LogSchema:
 def read_columns(path: Path) -> dict[str, Any]:
     """Read a YAML or JSON file that maps schema names to column names.
 
-    The columns of a map may be a list, whose names are then the ids, or a map of ids to columns.
+    The columns of a map may be a list, whose names are then the ids, or a map of ids to columns. A column that is null
+    is not read.
     """
     try:
         found = settings.parse(path.read_text(encoding="utf-8"), str(path))
@@ -172,13 +179,23 @@ def read_columns(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
-def _own(name: Any, value: Any) -> ColumnNames:
+def _schema_name(name: Any) -> str:
+    """The name of a column in the schema, of which it may be the second. Raises `ConfigError` if there is none."""
     if name in ALIASES.values():
-        name = next(key for key, other in ALIASES.items() if other == name)
+        return next(key for key, other in ALIASES.items() if other == name)
     if name not in SCHEMA:
         near = difflib.get_close_matches(str(name), SCHEMA, n=1)
         hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(SCHEMA)}"
         raise ConfigError(f"--columns: no column of a log is called {name}{hint}")
+    return name
+
+
+def _prefix(name: str) -> str:
+    """What the columns of single ids of a map begin with."""
+    return MAPS.get(name, name) + ":"
+
+
+def _own(name: str, value: Any) -> ColumnNames:
     if isinstance(value, str):
         return value
     if name in _SPREAD and isinstance(value, list) and value:
@@ -190,7 +207,9 @@ def _own(name: Any, value: Any) -> ColumnNames:
     if name in _SPREAD and isinstance(value, dict) and value:
         return {str(key): str(column) for key, column in cast("dict[Any, Any]", value).items()}
     kinds = "the name of a column" + (", a list of columns, or a map of ids to columns" if name in _SPREAD else "")
-    raise ConfigError(f"--columns: {name} is {value!r}; it must be {kinds}")
+    optional = "" if name in _NEEDED else ", or null to leave it out"
+    shown = settings.as_text(cast("object", value))
+    raise ConfigError(f"--columns: {name} is {shown}; it must be {kinds}{optional}")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -202,7 +202,7 @@ def done_lines(counts: Counts, max_episode_steps: int | None) -> list[str]:
     return [
         f"all {c.num_longest} trajectories of {c.longest} decisions, the largest number, are marked as terminated: if "
         "that is the done of old Gym, which was also true at a limit of steps, nothing is learned of what would have "
-        f"followed; leave the column out of the log, or of --columns, and add --max-episode-steps {c.longest} (in a "
+        f"followed; leave the column out (terminated: null in --columns) and add --max-episode-steps {c.longest} (in a "
         "workflow file: columns, max_episode_steps)"
     ]
 

@@ -478,7 +478,7 @@ def test_a_row_with_too_many_cells_is_refused_although_the_last_column_is_left_o
     [
         ({"mdp": "episode"}, "--columns: no column of a log is called mdp; did you mean mdp_id?"),
         ({"zzz": "episode"}, "--columns: no column of a log is called zzz; there are mdp_id, "),
-        ({"mdp_id": ["a", "b"]}, "--columns: mdp_id is ['a', 'b']; it must be the name of a column"),
+        ({"mdp_id": ["a", "b"]}, '--columns: mdp_id is ["a", "b"]; it must be the name of a column'),
         ({"state_features": ["extra", "extra"]}, "--columns: state_features has extra twice; leave one out"),
         ({"state_features": []}, "it must be the name of a column, a list of columns, or a map"),
         ({"reward": "r"}, "has no column r, which --columns (or the data of --like) names for reward; it has mdp_id, "),
