@@ -121,7 +121,7 @@ def _machine() -> Iterator[str]:
     yield f"{psutil.virtual_memory().total / 2**30:.1f} GiB memory{usable}"
     if Path("/dev/shm").is_dir():
         usage = shutil.disk_usage("/dev/shm")
-        yield f"/dev/shm: {usage.free / 2**20:.0f} MiB free (shared memory between CPU ranks)"
+        yield f"/dev/shm: {usage.free / 2**20:.0f} MiB free (NCCL needs some; CPU ranks do not)"
 
 
 def _devices() -> Iterator[str]:

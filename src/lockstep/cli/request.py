@@ -267,9 +267,8 @@ def requested_world(args: argparse.Namespace, default_ranks: int, nodes: "Nodes 
             )
         return World(size=_local_ranks(args, default_ranks))
     if args.ranks not in (None, "auto", str(world.size)):
-        raise ConfigError(
-            f"--ranks {args.ranks}, but {world.launcher} started {world.size} processes; leave --ranks out"
-        )
+        processes = "1 process" if world.size == 1 else f"{world.size} processes"
+        raise ConfigError(f"--ranks {args.ranks}, but {world.launcher} started {processes}; leave --ranks out")
     if args.nproc_per_node is not None:
         raise ConfigError(
             f"--nproc-per-node {args.nproc_per_node}, but {world.launcher} started this process as a rank; leave it out"

@@ -123,8 +123,12 @@ class Console:
 
 
 def redraws(file: TextIO) -> bool:
-    """Whether a file is a terminal on which a line can be redrawn: not one without cursor movement (`TERM=dumb`)."""
-    return file.isatty() and os.environ.get("TERM", "").lower() not in _DUMB
+    """Whether a file is a terminal on which a line can be redrawn: not one without cursor movement (`TERM=dumb`).
+
+    Open MPI gives each rank a terminal, and writes what it reads from it into what may be a file.
+    """
+    of_mpirun = "OMPI_COMM_WORLD_RANK" in os.environ
+    return file.isatty() and not of_mpirun and os.environ.get("TERM", "").lower() not in _DUMB
 
 
 def describe(

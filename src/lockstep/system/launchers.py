@@ -18,10 +18,13 @@ _MAX_HOSTS = 1 << 16
 
 
 def rank_fields(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """The fields of the `World` from the launcher's variables; None without a launcher."""
+    """The fields of the `World` from the launcher's variables; None without a launcher.
+
+    The only process of an srun or mpirun, such as the shell of `srun --pty bash`, is no rank: it may start ranks.
+    """
     for launcher in (_torchrun, _jax, _open_mpi, _hydra, _slurm):
         fields = launcher(environment)
-        if fields is not None:
+        if fields is not None and (fields["size"] > 1 or launcher in (_torchrun, _jax)):
             shared = {
                 "address": environment.get("MASTER_ADDR") or fields.pop("address", "127.0.0.1"),
                 "port": _integer(environment, "MASTER_PORT", fields.pop("port", 0)),

@@ -47,9 +47,18 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("term", "plain"), [("dumb", True), ("unknown", True), ("xterm", False)])
-def test_terminal_that_cannot_redraw_gets_plain_lines(monkeypatch, term, plain):
-    monkeypatch.setenv("TERM", term)
+@pytest.mark.parametrize(
+    ("variables", "plain"),
+    [
+        ({"TERM": "dumb"}, True),
+        ({"TERM": "unknown"}, True),
+        ({"TERM": "xterm"}, False),
+        ({"TERM": "xterm", "OMPI_COMM_WORLD_RANK": "0"}, True),  # whose terminal may end in a file
+    ],
+)
+def test_terminal_that_cannot_redraw_gets_plain_lines(monkeypatch, variables, plain):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     file = Terminal()
     console = Console(file)
     assert console.is_terminal == (not plain)

@@ -67,7 +67,9 @@ def test_wandb_offline_keeps_a_run_and_its_resumption(here):
     pytest.importorskip("wandb")
     for change in ("run_dir='run'", "resume='run', total_steps=1024"):
         done = in_process(f"lockstep.train(small_run('wandb'), {change})", WANDB_MODE="offline")
-        said = [line for line in done.stderr.splitlines() if not line.startswith("lockstep: note: total_steps is 1024 ")]
+        said = [
+            line for line in done.stderr.splitlines() if not line.startswith("lockstep: note: total_steps is 1024 ")
+        ]
         assert done.returncode == 0 and not said, done.stderr
     number = json.loads(Path("run/trackers.json").read_text())["wandb"]
     files = sorted(Path("run/wandb").glob(f"offline-run-*/run-{number}.wandb"))

@@ -82,6 +82,22 @@ def test_allocation_shell_is_not_a_rank(step):
     assert rank_fields(SRUN | {"SLURM_STEP_ID": step}) is None
 
 
+@pytest.mark.parametrize(
+    "alone",
+    [
+        SRUN | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"},
+        SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+        MPIRUN | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+        HYDRA | {"PMI_SIZE": "1", "PMI_RANK": "0"},
+    ],
+)
+def test_the_only_process_of_a_launcher_is_not_a_rank(alone):
+    """It may start ranks itself: as the shell of `srun --pty bash`, or under `mpirun -n 1`."""
+    assert rank_fields(alone) is None
+    torchrun = {"RANK": "0", "WORLD_SIZE": "1"}
+    assert World.from_environment(alone | torchrun).launcher == "torchrun", "whose number of ranks may grow"
+
+
 def test_open_mpi_node_rank_is_derived():
     world = World.from_environment(MPIRUN | {"OMPI_COMM_WORLD_NODE_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1"})
     assert (*place(world), world.launcher, world.port) == (3, 4, 1, 2, 1, "Open MPI", 0)

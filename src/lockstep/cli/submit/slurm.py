@@ -81,7 +81,10 @@ def _options(job: Job, extra: list[str]) -> dict[str, str]:
         options["chdir"] = _quoted(job.chdir)
     if job.elastic:
         options["no-kill"] = ""
-    if not {"requeue", "no-requeue"} & {pair.partition("=")[0] for pair in extra}:
+    given = {pair.partition("=")[0] for pair in extra}
+    if "cpus-per-gpu" in given:  # sbatch takes one of the two
+        options.pop("cpus-per-task", None)
+    if not {"requeue", "no-requeue"} & given:
         options["requeue" if job.job_restarts else "no-requeue"] = ""
     for pair in extra:
         key, equals, value = pair.partition("=")
@@ -159,7 +162,7 @@ def _new_or_resumed(job: Job) -> list[str]:
 
 def _start(job: Job) -> list[str]:
     launcher = f'{shlex.join(job.lockstep)} train "${{what[@]}}" {shlex.join(job.node_flags)} "${{meet[@]}}"'
-    srun = ["srun", *(["--no-kill"] if job.elastic else []), "--kill-on-bad-exit=0", "--wait=0"]
+    srun = ["srun", *(["--no-kill"] if job.elastic else []), "--export=ALL", "--kill-on-bad-exit=0", "--wait=0"]
     task = (
         '"${launcher[@]}"'  # the rendezvous assigns node ranks
         if job.elastic

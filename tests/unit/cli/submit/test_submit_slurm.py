@@ -77,7 +77,7 @@ def run(text, restarts=None):
 def test_each_node_runs_one_launcher(capsys, cluster):
     calls, options, code = run(text_of(capsys, *GIVEN, "--set", "env.kwargs={sutton_barto_reward: true}"))
     assert code == 0
-    assert options == [["--kill-on-bad-exit=0", "--wait=0", "--cpus-per-task=2"]]
+    assert options == [["--export=ALL", "--kill-on-bad-exit=0", "--wait=0", "--cpus-per-task=2"]]
     for node, (words, _) in enumerate(calls):
         what, _, rest = " ".join(words).partition(" --nnodes ")
         assert what == "train cartpole --set env.kwargs={sutton_barto_reward: true} --run-dir runs/cp-4711"
@@ -247,6 +247,8 @@ def test_flags_of_sbatch(capsys):
     assert {"ntasks-per-node=1", "cpus-per-task=2", "requeue", "open-mode=append"} <= set(directives)
     assert "cpus-per-task=7" in text_of(capsys, *GIVEN, "--slurm", "cpus-per-task=7")
     assert text_of(capsys, *GIVEN, "--slurm", "cpus-per-task=7").count("#SBATCH --cpus-per-task") == 1
+    by_gpu = text_of(capsys, *GIVEN, "--slurm", "cpus-per-gpu=4")
+    assert "#SBATCH --cpus-per-gpu=4" in by_gpu and "#SBATCH --cpus-per-task" not in by_gpu, "sbatch takes one of them"
 
 
 @pytest.mark.parametrize(
