@@ -101,8 +101,8 @@ def test_a_run_writes_what_was_found_and_ends_with_the_same_bits(tmp_path):
     assert found["two"]["predicted_steps_per_second"] > 0
 
 
-def start(command, sizes, tmp_path, per_rank=({}, {})):
-    """`(code, output, errors)` of each rank, on hosts of so many ranks each."""
+def start(command, sizes, tmp_path, per_rank=({}, {}), more=((), ())):
+    """`(code, output, errors)` of each rank, on hosts of so many ranks each; `more` are arguments of each rank."""
     size, port = sum(sizes), free_port()
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("LOCKSTEP_LAUNCHER", "TORCHELASTIC"))}
     places = [(node, local, count) for node, count in enumerate(sizes) for local in range(count)]
@@ -114,7 +114,7 @@ def start(command, sizes, tmp_path, per_rank=({}, {})):
         }  # fmt: skip
         ranks.append(
             subprocess.Popen(
-                [sys.executable, *command],
+                [sys.executable, *command, *more[rank]],
                 env=clean | described | per_rank[rank],
                 cwd=tmp_path,
                 stdout=subprocess.PIPE,
@@ -156,6 +156,29 @@ def test_an_installed_version_that_differs_ends_all_ranks_with_2(tmp_path):
         (line,) = [line for line in errors.splitlines() if line.startswith("lockstep: error:")]
         assert "rank 1 differs from rank 0 in numpy (0.9.9 instead of " in line
         assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("begin", "flag", "words"),
+    [
+        ("lockstep/Match-v0", "--init-from", "--init-from (a policy instead of none)"),
+        ("--resume", "lockstep/Match-v0", "--resume (none instead of a run)"),
+    ],
+    ids=["init-from", "resume"],
+)
+def test_a_rank_that_begins_in_another_way_is_refused(tmp_path, begin, flag, words):
+    """Its first collectives would be others."""
+    values = ("num_envs=4", "total_steps=512", "device=cpu", "num_shards=2", "stop_when_solved=false")
+    settings = [word for value in values for word in ("--set", value)]
+    trained = ["-m", "lockstep", "train", "lockstep/Match-v0", *settings, "--run-dir", "earlier"]
+    subprocess.run([sys.executable, *trained], cwd=tmp_path, check=True, capture_output=True)
+    if begin == "--resume":
+        more = ["--resume", "earlier", "--set", "total_steps=1024"], [flag, *settings, "--set", "total_steps=1024"]
+    else:
+        more = [begin, *settings], [begin, *settings, flag, "earlier"]
+    for code, _, errors in start(["-m", "lockstep", "train"], (2,), tmp_path, more=more):
+        assert code == 2, errors
+        assert f"rank 1 differs from rank 0 in {words}; start all with the same command" in errors
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import numpy as np
 
 from lockstep.jax.comm import Comm
 from lockstep.preflight import compare as shared
-from lockstep.preflight.compare import Framework, Preflight
+from lockstep.preflight.compare import NO_FLAGS, Flags, Framework, Preflight
 from lockstep.run import AnyRun
 
 
-def preflight(comm: Comm, run: AnyRun, *, measure: bool | None = None) -> Preflight:
+def preflight(comm: Comm, run: AnyRun, *, flags: Flags = NO_FLAGS, measure: bool | None = None) -> Preflight:
     """Compare all ranks and measure the network between hosts (`lockstep.preflight.compare`); *collective*."""
 
     def summing(size: int) -> Callable[[], object]:
@@ -21,4 +21,4 @@ def preflight(comm: Comm, run: AnyRun, *, measure: bool | None = None) -> Prefli
         device=comm.devices[0].device_kind if comm.devices[0].platform != "cpu" else "cpu",
         summing=summing,
     )
-    return shared.preflight(comm, run, framework, measure=measure)
+    return shared.preflight(comm, run, framework, flags=flags, measure=measure)

@@ -22,7 +22,7 @@ from lockstep.jax.networks import AnyPolicy, actor_of
 from lockstep.jax.preflight import preflight
 from lockstep.jax.state import Learner, LearnerState
 from lockstep.jax.tracer import JaxTracer
-from lockstep.preflight.compare import Forecast, Preflight
+from lockstep.preflight.compare import Flags, Forecast, Preflight
 from lockstep.preflight.cost_model import Layout
 from lockstep.record.evaluations import Evaluated
 from lockstep.run import AnyRun, Run
@@ -54,9 +54,9 @@ class Jax:
             timeout_s=run.timeout_s, startup_timeout_s=run.startup_timeout_s,
         )  # fmt: skip
 
-    def preflight(self, comm: Comm, run: AnyRun) -> Preflight:
+    def preflight(self, comm: Comm, run: AnyRun, flags: Flags) -> Preflight:
         """Compare all ranks before the first step; *collective*."""
-        return preflight(comm, run)
+        return preflight(comm, run, flags=flags)
 
     def forecast(self, run: Run, comm: Comm, learner: Learner, layout: Layout, message_s: float) -> Forecast | str:
         """Not available for JAX."""

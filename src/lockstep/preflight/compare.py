@@ -27,6 +27,9 @@ from lockstep.system.cores import processor, usable_cores
 
 FILE = "preflight.json"
 TAG = "preflight"
+Flags = Mapping[str, str]
+"""Flags of the command beside the config, with what they ask for."""
+NO_FLAGS: Flags = {}
 _SKEW_S = 1.0
 _NAMED_HOSTS = 4
 
@@ -134,20 +137,37 @@ class Preflight:
             raise RunError(f"{path} could not be written ({error.strerror})") from error
 
 
-def preflight(comm: Comm, run: AnyRun, framework: Framework, *, measure: bool | None = None) -> Preflight:
+def start_flags(*, resumed: bool, initialized: bool, profile: int | None) -> Flags:
+    """The flags that all ranks need, since they change what a rank does; paths may differ between machines."""
+    given = {
+        "--resume": "a run" if resumed else None,
+        "--init-from": "a policy" if initialized else None,
+        "--profile": None if profile is None else str(profile),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def preflight(
+    comm: Comm, run: AnyRun, framework: Framework, *, flags: Flags = NO_FLAGS, measure: bool | None = None
+) -> Preflight:
     """Compare all ranks, and measure the network between their hosts; *collective*.
 
-    `measure`: whether to measure it; default: if there are several hosts.
+    Args:
+        comm: of all ranks.
+        run: the config.
+        framework: what is measured with.
+        flags: those of `start_flags`, compared as the config is.
+        measure: whether to measure the network; default: if there are several hosts.
 
     Raises:
         ConfigError: on all ranks, naming those that differ in versions, config or code.
     """
     if comm.world.size == 1:
-        return _compare(comm, run, framework, measure=False)
+        return _compare(comm, run, framework, flags, measure=False)
     bound = min(run.timeout_s, run.startup_timeout_s)
     watch = Watch(comm.observe, _stalled, lambda: None, timeout_s=bound, startup_timeout_s=bound)
     try:
-        return _compare(comm, run, framework, measure=measure)
+        return _compare(comm, run, framework, flags, measure=measure)
     finally:
         watch.close()
 
@@ -156,10 +176,11 @@ def _stalled(_: Observed, report: str) -> None:
     print(f"lockstep: error: {report}", file=sys.stderr, flush=True)
 
 
-def _compare(comm: Comm, run: AnyRun, framework: Framework, *, measure: bool | None) -> Preflight:
+def _compare(comm: Comm, run: AnyRun, framework: Framework, flags: Flags, *, measure: bool | None) -> Preflight:
     world = comm.world
     portable = with_portable_paths(run)
-    own = identity(dump(portable), user_code(run.user_code), run.ml_framework) | {
+    config = dump(portable) + json.dumps(flags, sort_keys=True)
+    own = identity(config, user_code(run.user_code), run.ml_framework) | {
         "node": world.rank - world.local_rank,
         "local_size": world.local_size,
         "cores": usable_cores(),
@@ -169,7 +190,8 @@ def _compare(comm: Comm, run: AnyRun, framework: Framework, *, measure: bool | N
     }
     identities: list[dict[str, Any]] = on_nodes(comm.gather_object(own, TAG))
     if any(one["config"] != identities[0]["config"] for one in identities):
-        gathered: list[Any] = comm.gather_object({k: str(v) for k, v in leaves(to_dict(portable)).items()}, TAG)
+        values = {name: str(value) for name, value in {**leaves(to_dict(portable)), **flags}.items()}
+        gathered: list[Any] = comm.gather_object(values, TAG)
         identities = [one | {"settings": settings} for one, settings in zip(identities, gathered, strict=True)]
     if error := differences(labelled(identities)):
         raise ConfigError(error if world.local_rank == 0 else error.partition("\n\n")[0])

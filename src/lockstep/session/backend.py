@@ -9,7 +9,7 @@ import numpy as np
 from lockstep.distributed.comm import Comm
 from lockstep.distributed.timers import Timers
 from lockstep.experience.normalize import RunningMoments
-from lockstep.preflight.compare import Forecast, Preflight
+from lockstep.preflight.compare import Flags, Forecast, Preflight
 from lockstep.preflight.cost_model import Layout
 from lockstep.record.evaluations import Evaluated
 from lockstep.run import AnyRun, Run
@@ -30,8 +30,8 @@ class Backend(Protocol[SomeComm, SomePolicy, SomeLearner]):
         """Set deterministic modes before any computation, and make the collectives; not yet entered."""
         ...
 
-    def preflight(self, comm: SomeComm, run: AnyRun) -> Preflight:
-        """Compare all ranks before the first step; *collective*."""
+    def preflight(self, comm: SomeComm, run: AnyRun, flags: Flags) -> Preflight:
+        """Compare all ranks before the first step, with the `flags` that change it; *collective*."""
         ...
 
     def forecast(

@@ -26,7 +26,7 @@ from lockstep.experience.acting import Actor, RecurrentActor
 from lockstep.experience.evaluate import EvaluationStopped
 from lockstep.experience.normalize import RunningMoments
 from lockstep.experience.rollout import Collector, Sampler
-from lockstep.preflight.compare import Forecast, add_forecast
+from lockstep.preflight.compare import Forecast, add_forecast, start_flags
 from lockstep.preflight.cost_model import Layout
 from lockstep.record.evaluations import Evaluated
 from lockstep.record.journal import Journal
@@ -135,7 +135,12 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             stack.enter_context(self.comm)
             self._pending_run.release_signals()
             self.signals.__enter__()  # until here a signal ends the process: ranks that connect cannot agree on it
-            self._preflight = self.backend.preflight(self.comm, self.run)
+            flags = start_flags(
+                resumed=self._resumed is not None,
+                initialized=self._init_from is not None,
+                profile=self._profiled_updates,
+            )
+            self._preflight = self.backend.preflight(self.comm, self.run, flags)
             self.journal = Journal.open(
                 self.run, self.world, self.comm.broadcast_object, self._pending_run, exists=self._resumed is not None
             )

@@ -9,7 +9,7 @@ import torch
 
 from lockstep.distributed.timers import Timers
 from lockstep.experience.normalize import RunningMoments
-from lockstep.preflight.compare import Forecast, Preflight
+from lockstep.preflight.compare import Flags, Forecast, Preflight
 from lockstep.preflight.cost_model import Layout
 from lockstep.record.evaluations import Evaluated
 from lockstep.run import AnyRun, Run, SomeRun
@@ -42,9 +42,9 @@ class Torch:
             timeout_s=run.timeout_s, startup_timeout_s=run.startup_timeout_s,
         )  # fmt: skip
 
-    def preflight(self, comm: Comm, run: AnyRun) -> Preflight:
+    def preflight(self, comm: Comm, run: AnyRun, flags: Flags) -> Preflight:
         """Compare all ranks before the first step; *collective*."""
-        return preflight(comm, run)
+        return preflight(comm, run, flags=flags)
 
     def forecast(self, run: Run, comm: Comm, learner: Learner, layout: Layout, message_s: float) -> Forecast | str:
         """Predict the speed of this world and of one host, or return why not; not collective."""
