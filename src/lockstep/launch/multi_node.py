@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.attempt import Attempt, AttemptEnd
-from lockstep.launch.failure_report import log, report_failure
+from lockstep.launch.failure_report import log, report_failure, update_summary
 from lockstep.launch.fixed_membership import FixedMembership
 from lockstep.launch.local_attempt import LocalAttempt
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rendezvous import Cancelled, NodeRendezvous, rendezvous
+from lockstep.launch.restarts import START_RECORD_VARIABLE, StartRecord
 from lockstep.launch.signals import caught_signals
 from lockstep.launch.supervise import DEFAULT_BOUNDS, SCRIPT_EARLY_S, Bounds, Failure, interruption
+from lockstep.record.failure import record_failure
 from lockstep.system.cores import usable_cores
 
 if TYPE_CHECKING:
@@ -128,6 +130,8 @@ class _Node:
     failures: int = 0
     restart: str = ""
     """What the next attempt is, for messages."""
+    world_size: int = 0
+    """Ranks of the last attempt on all nodes."""
 
     def run_attempt(self) -> int | None:
         """Run all ranks once. Returns the exit code, None if they are to be restarted."""
@@ -137,9 +141,11 @@ class _Node:
             return self._interrupted()
         if isinstance(attempt, AttemptEnd):
             log(f"lockstep: {attempt.message} (on {attempt.node})")
+            if attempt.kind == "interrupted":
+                self._record_interruption(Failure(attempt.message, attempt.code, interrupted=attempt.code - 128))
             self._exit_pending(self.membership.pending_attempt())
             return attempt.code
-        self.failures = attempt.failures
+        self.failures, self.world_size = attempt.failures, attempt.placement.world_size
         placement, ranks = attempt.placement, self.nodes.nproc
         last = placement.first_rank + ranks - 1
         log(
@@ -167,6 +173,8 @@ class _Node:
             return 0
         if remote.restart and not (self.caught and self.nodes.elastic and failure == interruption(self.caught[0])):
             self.failures += remote.failed
+            if remote.failed and failure.rank is not None and (run_dir := self._run_dir()) is not None:
+                record_failure(run_dir, rank=failure.rank, message=failure.message, code=failure.code)
             restarted = f"restart {self.failures} of {self.max_restarts}"
             self.restart = restarted if remote.failed else "all ranks start again"
             log(f"lockstep: {remote.headline(failure)}" + ("" if self.caught else f"; {self.restart}"))
@@ -190,11 +198,23 @@ class _Node:
         """End before the next attempt, because of a signal to this launcher; returns the exit code."""
         failure = interruption(self.caught[0], f" before {self.restart}" if self.restart else "")
         log(f"lockstep: {failure.message}")
+        self._record_interruption(failure)
         if (attempt := self.membership.pending_attempt()) is None:
             return failure.code
         end = attempt.report_end(AttemptEnd("interrupted", failure.message, failure.code, None, False))
         self._exit_pending(attempt)
         return end.code
+
+    def _record_interruption(self, failure: Failure) -> None:
+        """Write to the summary of our own training that it was interrupted between two attempts."""
+        if (run_dir := self._run_dir()) is not None:
+            update_summary(failure, self.world_size, run_dir, None, restarts=self.failures)
+
+    def _run_dir(self) -> Path | None:
+        """The run directory of our own training on the main node, once its ranks have begun; else None."""
+        record = self.environment.get(START_RECORD_VARIABLE)
+        trained = StartRecord(Path(record)).read() if self.main and record else None
+        return None if trained is None else Path(trained.run_dir)
 
     def _exit_pending(self, attempt: Attempt | None) -> None:
         """`_exit_barrier` of an attempt that has not begun, if there is one."""

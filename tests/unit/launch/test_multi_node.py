@@ -1,5 +1,6 @@
 """Two launchers of nodes on this machine: they end, fail, stop and start again together. Any script will do."""
 
+import json
 import os
 import signal
 import subprocess
@@ -191,12 +192,20 @@ def test_a_node_that_leaves_may_say_so_after_its_signal_reached_ranks_of_others(
 
 
 SLOW = """
+from lockstep.launch.restarts import StartRecord, TrainedRun
+
 def stop(*_):
     (here / "asked").touch()
     time.sleep(2.0)
     sys.exit(143)
 
 signal.signal(signal.SIGTERM, stop)
+if rank == 0:  # as our own training does
+    run_dir = here / "run"
+    run_dir.mkdir()
+    (run_dir / "run.yaml").write_text("task: CartPole-v1")
+    (run_dir / "summary.json").write_text('{{"status": "failed", "error": "rank 1 has ended", "env_steps": 512}}')
+    StartRecord(pathlib.Path(os.environ["LOCKSTEP_START_RECORD"])).write(TrainedRun(run_dir=str(run_dir), starts=1))
 if rank == {failing}:
     while len(list(here.glob("start0_*"))) < 2: time.sleep(0.02)
     sys.exit(3)
@@ -222,6 +231,11 @@ def test_a_signal_before_a_restart_ends_all_nodes(start, tmp_path, interrupted, 
         assert f"rank {1 - slow} exited with code 3" in node.said
         assert "interrupted by SIGINT (signal 2) before restart 1 of 2" in node.said
     assert not list(tmp_path.glob("start1_*"))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary == summary | {"status": "interrupted", "world_size": 2, "restarts": 1, "env_steps": 512}
+    assert "interrupted by SIGINT (signal 2) before restart 1 of 2" in summary["error"]
+    failure = json.loads((tmp_path / "run" / "logs" / "failure.json").read_text())
+    assert (failure["rank"], failure["code"]) == (1 - slow, 3) and "exited with code 3" in failure["message"]
 
 
 @pytest.mark.parametrize("before", [None, "", "INFO"])
