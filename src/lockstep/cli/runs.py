@@ -22,6 +22,7 @@ from lockstep.record.console import significant
 from lockstep.record.evaluations import mean_return
 from lockstep.record.file_numbers import number_of, whole_number_of
 from lockstep.record.follow import last_line, read_json
+from lockstep.record.latest import latest_step
 from lockstep.record.run_dir import EVALUATIONS_FILE, METRICS_FILE, RUN_FILE, SUMMARY_FILE
 from lockstep.record.run_status import is_running, status_of, written_at
 
@@ -93,7 +94,7 @@ def list_run(path: Path) -> ListedRun:
     metrics, evaluation = last_line(path / METRICS_FILE), last_line(path / EVALUATIONS_FILE)
     status = status_of(summary, running=is_running(path))
     value, source = _last_return(metrics, evaluation, summary)
-    step = whole_number_of(metrics.get("step"))
+    step = max(whole_number_of(metrics.get("step")) or 0, latest_step(path) or 0)
     ended = None if status in ("running", "cut short") else whole_number_of(summary.get("env_steps"))
     changed = written_at(path)
     return ListedRun(
@@ -107,7 +108,7 @@ def list_run(path: Path) -> ListedRun:
         seed=config.get("seed", summary.get("seed")),
         last_return=value,
         return_from=source,
-        steps=ended or step or 0,
+        steps=ended or step,
         total_steps=whole_number_of(config.get("total_steps")),
         started=_began_at(path),
         age_s=round(time.time() - changed, 3) if changed else None,

@@ -40,8 +40,8 @@ def merge_failures(observed: Failure, ended: Sequence[EndedRank], run_dir: Path)
     if record is None:
         rank = observed.rank
         if rank is not None:
-            if observed.code == ConfigError.exit_code and (told := _user_error(log_path(run_dir, rank))):
-                observed = replace(observed, message=told[0])  # the rank's own message is complete
+            if told := _user_error(log_path(run_dir, rank)):
+                observed = _with_error(observed, told[0])
             record_failure(run_dir, rank=rank, message=observed.message, code=observed.code)
         return observed
     rank, message, phase = int(record["rank"]), str(record["message"]), record.get("phase")
@@ -164,6 +164,13 @@ def _last_attempt(path: Path, num_bytes: int) -> list[str]:
     lines = [line for line in read_end(path, num_bytes).decode(errors="replace").splitlines() if line.strip()]
     starts = [number for number, line in enumerate(lines) if line.startswith(ATTEMPT_PREFIX)]
     return lines[starts[-1] + 1 if starts else 0 :]
+
+
+def _with_error(failure: Failure, error: str) -> Failure:
+    """Add what the rank at fault printed, which it could not record, as on a full disk."""
+    if failure.code == ConfigError.exit_code:
+        return replace(failure, message=error)  # complete: nothing is wrong with the rank
+    return replace(failure, message=f"{failure.message}: {error.removeprefix(_ERROR)}")
 
 
 def _with_error_of_nccl(failure: Failure, run_dir: Path) -> Failure:

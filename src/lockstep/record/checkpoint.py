@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from lockstep.errors import ConfigError
-from lockstep.record.latest import LATEST
+from lockstep.record.latest import LATEST, latest_step
 from lockstep.record.partial_files import REPLACED
 from lockstep.system.files import sync_directory, write_atomically
 
@@ -170,10 +170,8 @@ def find(run_dir: Path) -> list[Path]:
         for path in (run_dir / FOLDER).glob(f"{prefix}*"):
             if (number := path.name.removeprefix(prefix)).isdecimal():
                 steps.setdefault(int(number), path)
-    latest = max(steps, default=0)
-    with suppress(OSError, ValueError):
-        named = int((run_dir / LATEST).read_text().strip().removeprefix("step_"))
-        latest = named if named in steps else latest
+    named = latest_step(run_dir)
+    latest = named if named in steps else max(steps, default=0)
     return [steps[step] for step in sorted(steps, reverse=True) if step <= latest]
 
 

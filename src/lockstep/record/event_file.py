@@ -1,7 +1,9 @@
 """TensorBoard's event files, written by the `tensorboard` package alone: numbers, texts and videos."""
 
+import functools
 import struct
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Mapping
@@ -48,6 +50,7 @@ class EventFile:
             self._can_open = False
             print("lockstep: no TensorBoard files; the package is missing: pip install tensorboard", file=sys.stderr)
             return False
+        _hide_errors_of_writer_threads()
         try:
             self._writer = module.EventFileWriter(str(self._directory))
             if self.forget_after is not None:
@@ -85,6 +88,18 @@ class EventFile:
         """On a full disk: `metrics.jsonl` has the same numbers."""
         self._writer, self._can_open = None, False
         warn(f"no more TensorBoard files ({error.strerror})")
+
+
+@functools.cache
+def _hide_errors_of_writer_threads() -> None:
+    """Keep Python from printing the errors of the package's threads: the next call raises them, and is told of them."""
+    print_error = threading.excepthook
+
+    def print_others(error: threading.ExceptHookArgs) -> None:
+        if type(error.thread).__name__ != "_AsyncWriterThread" or not isinstance(error.exc_value, OSError):
+            print_error(error)
+
+    threading.excepthook = print_others
 
 
 def _event(step: int, wall_time: float, values: Mapping[str, float | str | bytes]) -> Any:

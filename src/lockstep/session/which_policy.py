@@ -99,7 +99,8 @@ def _last(run_dir: Path) -> Found:
         for newest in checkpoint.find(run_dir):
             with suppress(ConfigError):
                 found = _of_checkpoint(newest)
-                words = f"{found.words}, the newest of a run that has not ended"
+                how = "failed" if summary.get("status") == "failed" else "has not ended"
+                words = f"{found.words}, the newest of a run that {how}"
                 return Found(found.path, run_dir, words, found.name)
     if not path.is_file():
         other = "; --best takes that of its best evaluation" if (run_dir / BEST_POLICY_FILE).is_file() else ""

@@ -37,3 +37,11 @@ def test_code_2_of_another_program_is_reported_with_its_rank_and_log(tmp_path, c
     first, *rest = capfd.readouterr().err.splitlines()
     assert first.startswith("lockstep: rank 0 exited with code 2; log: ") and first.endswith("rank_0.log")
     assert rest == ["rank 0 | panic: index out of range", "rank 0 |   main.go:12"]
+
+
+def test_an_error_that_a_rank_could_not_record_is_in_the_first_line(tmp_path, capfd):
+    """As on a full disk, where neither its record nor its summary was written."""
+    code = "print('lockstep: error: policy.safetensors could not be written: full'); print('more'); sys.exit(1)"
+    assert run(code, tmp_path, ranks=1) == 1
+    first = capfd.readouterr().err.splitlines()[0]
+    assert first.startswith("lockstep: rank 0 exited with code 1: policy.safetensors could not be written: full; log: ")

@@ -77,9 +77,10 @@ def files(path, *names, summary=None, steps=()):
 def test_the_newest_of_a_run_that_has_not_ended(tmp_path):
     final, ended = ("run.yaml", "policy.safetensors"), {"status": "finished", "env_steps": 900}
     assert find_policy(files(tmp_path / "a", *final, summary=ended, steps=(500, 900))).words.startswith("the final")
-    for name, given in {"b": {}, "c": {"summary": ended | {"status": "failed"}}}.items():
+    failed = {"summary": ended | {"status": "failed"}}
+    for name, given, how in (("b", {}, "has not ended"), ("c", failed, "failed")):
         found = find_policy(files(tmp_path / name, *final, steps=(100, 500), **given))
-        assert found.words == "the checkpoint of step 500, the newest of a run that has not ended"
+        assert found.words == f"the checkpoint of step 500, the newest of a run that {how}"
         assert found.path.resolve() == tmp_path / name / "checkpoints" / "step_500"
     assert find_policy(files(tmp_path / "handed", "policy.safetensors")).words == "the final policy"
     with pytest.raises(ConfigError, match=r"has no policy.safetensors and no checkpoint.*--best"):

@@ -19,6 +19,7 @@ from lockstep.record.evaluations import mean_return
 from lockstep.record.failure import read_failure
 from lockstep.record.file_numbers import number_of, whole_number_of
 from lockstep.record.follow import JsonLinesFollower, read_json
+from lockstep.record.latest import latest_step
 from lockstep.record.run_dir import EVALUATIONS_FILE, METRICS_FILE, RANKS_FILE, RUN_FILE, SUMMARY_FILE, read_config
 from lockstep.record.run_status import is_running, status_of, written_at
 
@@ -116,9 +117,9 @@ class WatchedRun:
 
     @property
     def step(self) -> int:
-        """Environment steps so far; rows of logged data."""
+        """Environment steps so far, by the last line of metrics or the newest checkpoint; rows of logged data."""
         ended = None if self.running else whole_number_of(self.summary.get("env_steps"))
-        return ended or whole_number_of(self._last_value("step")) or 0
+        return ended or max(whole_number_of(self._last_value("step")) or 0, latest_step(self.path) or 0)
 
     @property
     def total_steps(self) -> int | None:

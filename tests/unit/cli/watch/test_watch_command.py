@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from lockstep.cli import main as cli
+from lockstep.cli.runs import list_run
 from lockstep.cli.watch.chart import draw
 from lockstep.cli.watch.frame import frame
 from lockstep.cli.watch.watched_run import WatchedRun
@@ -59,6 +60,15 @@ def text_of(path, name=None, *, width=90, height=30, by_seconds=False):
     console = Console(file=io.StringIO(), width=width)
     console.print(frame(run, name, width, height, by_seconds=by_seconds, keys=True))
     return console.file.getvalue()
+
+
+def test_a_checkpoint_tells_steps_beyond_the_last_line(run_dir):
+    assert "20 000 / 100 000 steps (20%)" in text_of(run_dir.path)
+    (run_dir.path / "checkpoints" / "LATEST").write_text("step_24000\n")
+    assert "24 000 / 100 000 steps (24%)" in text_of(run_dir.path)
+    assert list_run(run_dir.path).steps == 24_000
+    (run_dir.path / "metrics.jsonl").unlink()
+    assert list_run(run_dir.path).steps == 24_000, "before the first line"
 
 
 def test_frame_of_a_run_in_progress(run_dir):
