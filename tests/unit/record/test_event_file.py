@@ -20,6 +20,7 @@ def full_disk(monkeypatch):
 
 
 @pytest.mark.usefixtures("full_disk")
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_full_disk_is_one_line(tmp_path, capfd):
     file = EventFile(tmp_path)
     file.open()
