@@ -332,6 +332,12 @@ def test_a_name_without_an_address_is_named(start):
     assert f"--rdzv-endpoint {'x' * 70}:5555: host" in start(node_rank=1, host="x" * 70, port=5555).refused()
 
 
+def test_a_name_that_does_not_resolve_in_time_names_its_flag(start, monkeypatch):
+    monkeypatch.setattr(client, "_PATIENCE_S", OUTER_S)
+    message = start(node_rank=1, host="x" * 70, port=5555, join_timeout_s=1.0).refused()
+    assert message.endswith("; correct --rdzv-endpoint, or give the address as a number")
+
+
 def test_in_kubernetes_a_name_may_resolve_late(start, monkeypatch, at):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     known = threading.Event()
@@ -388,6 +394,15 @@ def test_the_join_timeout_holds_without_a_main_node(start, at, monkeypatch):
     monkeypatch.setattr(client, "_PATIENCE_S", OUTER_S)
     message = start(node_rank=1, **at, join_timeout_s=1.0).refused()
     assert message.startswith(f"--join-timeout 1 s is over while waiting for the main node at 127.0.0.1:{at['port']}")
+    assert message.endswith("; start node 0 there, or correct the address")
+
+
+def test_where_the_main_node_answers_nobody_is_told_to_start_it(start, at, monkeypatch):
+    monkeypatch.setattr(server, "_FREE_S", OUTER_S)
+    start(node_rank=0, **at)
+    start(node_rank=1, **at).admitted()
+    message = start(node_rank=1, **at, join_timeout_s=1.0).refused()
+    assert "--node-rank 1 is taken by " in message and message.endswith("; end that one first")
 
 
 def test_waiting_is_reported_on_stderr(start, at, monkeypatch, capfd):
@@ -503,6 +518,7 @@ def test_a_place_that_becomes_free_goes_to_a_waiting_node(start, at, monkeypatch
     again = start(node_rank=1, **at)
     output = []
     until(lambda: output.append(capfd.readouterr().err) or "--node-rank 1 is taken by " in "".join(output))
+    assert "; end that one first" in "".join(output), "there is no other place"
     assert not again.decided.is_set()
     first.leave()
     assert again.admitted().key == main.info.key

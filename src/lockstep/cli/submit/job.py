@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _LEAST_GRACE_S = 10  # ranks without a checkpoint to write exit within 8 s
 _LAUNCHER_EXIT_S = 15  # from SIGKILL of the ranks to the exit of the launchers of all nodes
 _LEFT_OUT = ("ranks", "run_dir")  # replaced by --nnodes and --nproc-per-node, and by `Job.run_dir`
+_GPUS_OF_SBATCH = {"gres", "gpus", "gpus-per-task", "gpus-per-socket"}
+"""Flags of sbatch that ask for GPUs, by kinds, too; `--gpus-per-node` is ours."""
 _OF_NEW_RUNS = ("task", "agent")
 
 
@@ -96,7 +98,8 @@ def requested_job(args: argparse.Namespace) -> Job:
     if nproc != "auto":
         number(nproc, "--nproc-per-node", "a number or auto")
     _check_world(run, [minimum, maximum], nproc, num_shards)
-    _check_devices(run, nproc, gpus, args.on)
+    by_sbatch = {flag.partition("=")[0] for flag in args.slurm} & _GPUS_OF_SBATCH
+    _check_devices(run, nproc, gpus, args.on, asked=bool(gpus or by_sbatch))
     grace_s = number(args.grace_s, "--grace-s", "a number of seconds", least=_LEAST_GRACE_S)
     return Job(
         name=_name(args, run),
@@ -216,12 +219,16 @@ def _check_world(run: "AnyRun", nodes: list[int], nproc: str, num_shards: int | 
             run.minibatch_rows(world)
 
 
-def _check_devices(run: "AnyRun", nproc: str, gpus: int, on: str) -> None:
+def _check_devices(run: "AnyRun", nproc: str, gpus: int, on: str, *, asked: bool) -> None:
+    """Raise `ConfigError` if the job has GPUs and the run does not use them, or the reverse.
+
+    `gpus` are those of a node, 0 where `--slurm` asks for GPUs in the cluster's own words.
+    """
     if on == "ssh":
         if gpus:
             raise ConfigError(f"--gpus-per-node {gpus}: ssh hosts have the GPUs they have; use --nproc-per-node {gpus}")
         return
-    if gpus == 0 and (run.device == "cuda" or run.backend == "nccl"):
+    if not asked and (run.device == "cuda" or run.backend == "nccl"):
         wanted = "device=cuda" if run.device == "cuda" else "backend=nccl"
         raise ConfigError(f"{wanted}, but no GPU is asked for; add --gpus-per-node N")
     if gpus and run.device == "cpu":

@@ -180,7 +180,7 @@ class RendezvousClient:
             raise error
 
     def _poll(self) -> None:
-        self._waiting(self._awaited, "start node 0 there, or correct the address")
+        self._waiting(self._awaited, "" if self._greeted else "start node 0 there, or correct the address")
 
     def _pause(self) -> None:
         self._poll()
@@ -219,7 +219,10 @@ def resolve_with_retries(nodes: Nodes, waiting: Waiting) -> list[str]:
         except ConfigError as error:
             if time.monotonic() > deadline:
                 raise ConfigError(f"{nodes.setting} {endpoint(nodes.host, nodes.port)}: {error}") from None
-            waiting(f"an address of the main node ({_without_advice(error)})")
+            waiting(
+                f"an address of the main node ({_without_advice(error)})",
+                f"correct {nodes.setting}, or give the address as a number",
+            )
         time.sleep(_PAUSE_S)
 
 

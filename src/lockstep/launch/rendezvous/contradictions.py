@@ -15,11 +15,13 @@ def contradiction(nodes: Sequence[NodeInfo]) -> str | None:
 def obstacle(node: NodeInfo, present: Sequence[NodeInfo]) -> str | None:
     """Why a late node cannot be admitted now; None if it can. Its place may become free."""
     maximum = present[0].maximum
+    is_full = len(present) >= maximum
     if node.node_rank is not None:
         taken = [other for other in present if other.node_rank == node.node_rank]
         if taken:
-            return f"--node-rank {node.node_rank} is taken by {taken[0]}; give {node} another, from 0 to {maximum - 1}"
-    if len(present) >= maximum:
+            way_out = "end that one first" if is_full else f"give {node} another, from 0 to {maximum - 1}"
+            return f"--node-rank {node.node_rank} is taken by {taken[0]}; {way_out}"
+    if is_full:
         return f"the run has its {maximum} nodes: {_named(present)}; end one, or start the run with a larger --nnodes"
     return None
 

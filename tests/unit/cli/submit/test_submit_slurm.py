@@ -251,6 +251,13 @@ def test_flags_of_sbatch(capsys):
     assert "#SBATCH --cpus-per-gpu=4" in by_gpu and "#SBATCH --cpus-per-task" not in by_gpu, "sbatch takes one of them"
 
 
+def test_gpus_may_be_asked_for_in_the_words_of_sbatch(capsys):
+    """Some sites give GPUs by their kind only."""
+    on_gpus = [*GIVEN, "--device", "cuda"]
+    assert "#SBATCH --gres=gpu:a100:2" in text_of(capsys, *on_gpus, "--slurm", "gres=gpu:a100:2")
+    assert "no GPU is asked for" in refusal(capsys, *on_gpus, "--slurm", "partition=gpu")
+
+
 @pytest.mark.parametrize(
     "flag", ["nodes=3", "signal=TERM@5", "job-name=x", "Bad=1", "time=", "a b=1", "x=\n#SBATCH --y"]
 )
