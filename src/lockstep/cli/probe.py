@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from lockstep.cli.terminal import counted
 from lockstep.errors import PEER_DELAY_S, PeerError, exit_code_of
-from lockstep.record.console import aligned
+from lockstep.record.console import aligned, counted
 
 if TYPE_CHECKING:
     from lockstep.preflight.compare import Preflight

@@ -34,11 +34,6 @@ def steps_text(steps: int, total_steps: int | None, status: str) -> str:
     return f"{text} ({min(steps / total_steps, 1):.0%})"
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 def tally(states: Iterable[str]) -> str:
     """`2 running, 3 done`, in the order of occurrence."""
     return ", ".join(f"{count} {state}" for state, count in Counter(states).items())

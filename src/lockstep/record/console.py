@@ -158,9 +158,18 @@ def describe(
     return "  ".join(parts)
 
 
-def speed_gives_eta(metrics: Mapping[str, Any], *, has_replay: bool) -> bool:
-    """Whether the speed of a log line tells when the run ends: not that of steps that only fill a replay."""
-    return not has_replay or _LEARNED in metrics
+def learns(line: Mapping[str, Any], *, has_replay: bool) -> bool:
+    """Whether gradient steps were taken since the log line before: not while steps only fill a replay."""
+    return not has_replay or _LEARNED in line
+
+
+def speed_gives_eta(line: Mapping[str, Any], before: Mapping[str, Any], *, has_replay: bool) -> bool:
+    """Whether the speed of a log line tells when the run ends.
+
+    Not the speed of the first line with gradient steps: some of its steps only filled the replay, at a higher speed.
+    `before` is the line before; empty at the start.
+    """
+    return learns(before, has_replay=has_replay) and learns(line, has_replay=has_replay)
 
 
 def significant(value: float) -> str:
@@ -174,6 +183,11 @@ def significant(value: float) -> str:
 def grouped(number: float) -> str:
     """A whole number with its digits in groups of three: `40 960`."""
     return f"{number:,.0f}".replace(",", " ")
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def aligned(rows: Sequence[Sequence[str]], align: Callable[[str, int], str] = str.rjust) -> Iterator[str]:

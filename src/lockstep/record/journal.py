@@ -14,7 +14,7 @@ from lockstep.algorithms.replay import ReplayConfig
 from lockstep.distributed.timers import PHASES
 from lockstep.distributed.watch import Observed
 from lockstep.errors import ConfigError, RunError
-from lockstep.record.console import Console, significant, speed_gives_eta
+from lockstep.record.console import Console, counted, significant, speed_gives_eta
 from lockstep.record.episodes import KEPT, WIDTH, RecentEpisodes, merge
 from lockstep.record.failure import archive_failure, read_failure, record_failure
 from lockstep.record.partial_files import remove_partial_files
@@ -76,6 +76,7 @@ class Journal:
         self._logged = (0, 0.0)
         self._best = self._best_before = -np.inf
         self._skips_reported = False
+        self._last_metrics: Mapping[str, float] = {}
         self._trackers = Trackers(run.trackers if world.rank == 0 else (), run, run_dir.path, self.warn)
 
     @classmethod
@@ -167,6 +168,7 @@ class Journal:
         for i, name in enumerate(PHASES):
             metrics[f"time/{name}_s"] = float(phases[:, i].mean())
             metrics[f"time/{name}_s_max"] = float(phases[:, i].max())
+        before_these, self._last_metrics = self._last_metrics, metrics
         if self._console is not None:
             self._run_dir.write_metrics(progress.env_steps, elapsed, metrics)
             of_ranks = {name: phases[:, i].round(3).tolist() for i, name in enumerate(PHASES)}
@@ -179,7 +181,7 @@ class Journal:
                 return_mean=metrics.get("episode/return_mean_100"),
                 unit=self._unit,
                 device_memory=max(device_memory),
-                eta=speed_gives_eta(metrics, has_replay=isinstance(self._run.algorithm, ReplayConfig)),
+                eta=speed_gives_eta(metrics, before_these, has_replay=isinstance(self._run.algorithm, ReplayConfig)),
             )
 
     def _report_skips(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -221,7 +223,7 @@ class Journal:
             self._trackers.evaluation(progress.env_steps, returns, lengths)
             self._console.line(
                 f"evaluation at step {progress.env_steps}: return {significant(mean)} "
-                f"over {len(returns)} episodes" + (f", solved (>= {stop_return:g})" if solved else "")
+                f"over {counted(len(returns), 'episode')}" + (f", solved (>= {stop_return:g})" if solved else "")
             )
         best = mean > self._best
         if best:

@@ -48,6 +48,8 @@ _FIXED_WITH_REPLAY = ("capacity", "n_step", "prioritized", "learning_starts")
 """Settings of the replay buffer; they may change where the checkpoint's buffer is left out."""
 _FIXED_WITH_LOG = ("batch_size", "estimate", "bcq_threshold")
 """Settings that decide the position in a log, counted in batches, and which networks there are."""
+_MAY_CHANGE_BITS = ("device", "backend", "tf32", "non_finite")
+"""Settings of the same training on another device, by other messages, or after numbers that may never come."""
 _HARMLESS = (
     # when to log, evaluate, check and write
     "log_every",
@@ -61,9 +63,7 @@ _HARMLESS = (
     "num_checkpoints",
     "trackers",
     "model_path",
-    # when the run ends, or counts as stuck
-    "total_steps",
-    "epochs",
+    # when the run ends before its last step, or counts as stuck
     "stop_return",
     "stop_when_solved",
     "timeout_s",
@@ -79,7 +79,7 @@ _HARMLESS = (
     "data",
     "eval_data",
 )
-"""Settings without effect on any gradient, but see `_that_end_with_the_run`."""
+"""Settings without effect on any gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,6 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     before, after = (leaves(to_dict(run)) for run in runs)
     idle = without_effect(runs[0].algorithm) & without_effect(runs[1].algorithm)
     changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
-    adaptive = after.get("algorithm.learning_rate_schedule") == "adaptive"
     in_algorithm = _FIXED_OF_ALGORITHM
     replay_saved = all(run.get("algorithm.checkpoint_replay", False) for run in (before, after))
     in_algorithm += _FIXED_WITH_REPLAY if replay_saved else ()
@@ -166,19 +165,29 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             )
     notes: list[str] = []
     for name in changed:
-        effect = "; the result will differ from that of a run without the change"
-        if name in ("total_steps", "epochs") and (ending := _that_end_with_the_run(after)):
-            effect = f"; {' and '.join(ending)} follow the new end, unlike those of a run that had it from the start"
-        elif name in _HARMLESS or name.removeprefix("algorithm.") in idle:
-            effect = ""
-        elif name == "algorithm.learning_rate" and adaptive:
-            effect = ", without effect: the adaptive schedule goes on from the rate that it has reached"
-        elif name == "algorithm.initial_alpha":
-            effect = ", without effect: the temperature goes on from the value that it has reached"
-        elif name == "algorithm.noisy_std":
-            effect = ", without effect: the deviations go on from the values that they have reached"
+        harmless = name in _HARMLESS or name.removeprefix("algorithm.") in idle
+        effect = "" if harmless else _effect_of_change(name, after)
         notes.append(f"{name} is {as_text(after.get(name))} from here on, was {as_text(before.get(name))}{effect}")
     return notes
+
+
+def _effect_of_change(name: str, run: Mapping[str, Any]) -> str:
+    """What a changed setting does to a run that goes on, as the end of a sentence; `run` has the settings from here."""
+    if name in ("total_steps", "epochs"):
+        ending = _that_end_with_the_run(run)
+        end = f"; {' and '.join(ending)} follow the new end, unlike those of a run that had it from the start"
+        return end if ending else ""
+    if name in _MAY_CHANGE_BITS:
+        return "; the result may differ from that of a run without the change"
+    if name == "evaluate_greedy":
+        return "; evaluations differ, and what is best or solved by them"
+    if name == "algorithm.learning_rate" and run.get("algorithm.learning_rate_schedule") == "adaptive":
+        return ", without effect: the adaptive schedule goes on from the rate that it has reached"
+    if name == "algorithm.initial_alpha":
+        return ", without effect: the temperature goes on from the value that it has reached"
+    if name == "algorithm.noisy_std":
+        return ", without effect: the deviations go on from the values that they have reached"
+    return "; the result will differ from that of a run without the change"
 
 
 def _check_stays_on_device(saved: AnyRun, now: AnyRun) -> None:

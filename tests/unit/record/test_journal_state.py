@@ -113,11 +113,14 @@ def test_line_of_gpus_has_their_memory(journal, tmp_path, capsys):
 def test_the_speed_without_gradient_steps_is_no_eta(journal, capsys):
     """A replay is filled, at the start of a run or when it is resumed without the one it had."""
     one, progress = journal("eta", override(RUN, {"algo": "dqn"})), Progress(100)
-    for metrics in ({}, {"optim/learning_rate": 1e-3}, {}):
+    for metrics in ({}, {"optim/learning_rate": 1e-3}, {"optim/learning_rate": 1e-3}, {}):
         rollout(one, progress, [1.0])
         one.log(progress, metrics, one.rows(NO_PHASES, 0.5))
-    filling, learning, filling_again = (line for line in capsys.readouterr().out.splitlines() if " steps/s" in line)
+    filling, beginning, learning, filling_again = (
+        line for line in capsys.readouterr().out.splitlines() if " steps/s" in line
+    )
     assert "ETA" not in filling
+    assert "ETA" not in beginning, "some of its steps only filled the replay"
     assert "ETA" in learning
     assert "ETA" not in filling_again
 

@@ -193,6 +193,23 @@ def test_what_may_change_is_noted_with_its_effect(run_dir):
     ]
 
 
+@pytest.mark.parametrize(
+    ("change", "effect"),
+    [
+        ({"device": "cpu"}, "; the result may differ from that of a run without the change"),
+        ({"non_finite": "skip"}, "; the result may differ from that of a run without the change"),
+        ({"evaluate_greedy": False}, "; evaluations differ, and what is best or solved by them"),
+        ({"evaluate_episodes": 3}, ""),
+        ({"gamma": 0.9}, "; the result will differ from that of a run without the change"),
+    ],
+)
+def test_no_effect_is_claimed_that_a_change_need_not_have(change, effect):
+    (name, value) = next(iter(change.items()))
+    (note,) = compare(to_dict(RUN), to_dict(override(RUN, change)))
+    before = note.partition(", was ")[2].partition(";")[0]
+    assert note.endswith(f"{name} is {as_text(value)} from here on, was {before}{effect}")
+
+
 @pytest.mark.parametrize("change", ["num_critics=3", "layer_norm=true", "alpha=0.2"])
 def test_what_decides_the_learned_parameters_may_not_change(run_dir, change):
     name, value = change.split("=")

@@ -13,11 +13,11 @@ from lockstep.cli.bench.process import measure
 from lockstep.cli.bench.results import RESULTS_FILE, TABLES_FILE, Row, append_row, of_arm, read_rows, table
 from lockstep.cli.bench.workloads import ENVIRONMENTS, WORKLOADS, Arm, Workload
 from lockstep.cli.parser import did_you_mean
-from lockstep.cli.terminal import counted
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, positive
 from lockstep.launch.signals import Interrupted, signal_name
 from lockstep.launch.supervise import DEFAULT_BOUNDS, RankGroup
+from lockstep.record.console import counted
 from lockstep.system.cores import processor
 
 

@@ -30,8 +30,8 @@ def record_command(args: argparse.Namespace) -> int:
     """`lockstep offline record`; returns the exit code."""
     from functools import partial
 
-    from lockstep.cli.terminal import counted
     from lockstep.launch.flags import number
+    from lockstep.record.console import counted
     from lockstep.session.checks import check_package
     from lockstep.session.policy_file import POLICY_FILE
     from lockstep.session.which_policy import find_policy

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lockstep.cli.terminal import counted
-from lockstep.record.console import aligned
+from lockstep.record.console import aligned, counted
 
 SCALE_FILE = "scale.json"
 _MODES = {

@@ -6,10 +6,9 @@ from statistics import median
 
 from lockstep.cli.report.fit import Point, fit, held_out
 from lockstep.cli.report.load import FEWEST_UPDATES
-from lockstep.cli.terminal import counted
 from lockstep.errors import ConfigError
 from lockstep.preflight.cost_model import Costs, Layout, Work, amounts_of, predict
-from lockstep.record.console import aligned
+from lockstep.record.console import aligned, counted
 
 WORLDS = (8, 16, 32, 64, 128, 256, 512, 1024)
 """Ranks of the predicted worlds."""

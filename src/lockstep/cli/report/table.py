@@ -11,10 +11,10 @@ from rich.text import Text
 
 from lockstep.cli.report.runs import DAMAGED, FoundRun, printable
 from lockstep.cli.report.time_use import Bottleneck, bottleneck, read_time_use, sentence_of, straggler
-from lockstep.cli.terminal import STATUS_COLORS, counted, plain_table, shown_setting, steps_text
+from lockstep.cli.terminal import STATUS_COLORS, plain_table, shown_setting, steps_text
 from lockstep.config.settings import short_names
 from lockstep.record.checkpoint import FOLDER
-from lockstep.record.console import significant
+from lockstep.record.console import counted, significant
 from lockstep.record.json_lines import finite
 from lockstep.record.run_dir import is_own_loop
 

@@ -21,13 +21,13 @@ from lockstep.cli.scale.results import results
 from lockstep.cli.sweep.folder import failure_reason
 from lockstep.cli.sweep.processes import start_run
 from lockstep.cli.sweep.sweep_file import parse_seeds
-from lockstep.cli.terminal import counted
 from lockstep.config import settings
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number
 from lockstep.launch.signals import caught_signals
 from lockstep.launch.train_ranks import PROGRAM
 from lockstep.launch.world_checks import check_no_launcher
+from lockstep.record.console import counted
 from lockstep.record.follow import read_json
 from lockstep.record.run_dir import SUMMARY_FILE, RunDir, lock_run_dir
 from lockstep.record.run_status import COMPLETE, is_running

@@ -21,11 +21,12 @@ from lockstep.cli.sweep.space import draws, grid
 from lockstep.cli.sweep.sweep_file import Sweep, check_metric, load_sweep, parse_seeds
 from lockstep.cli.sweep.train_command import TrainCommand, shown_settings
 from lockstep.cli.sweep.trial import ListedTrials, TrialSource
-from lockstep.cli.terminal import counted, output_console
+from lockstep.cli.terminal import output_console
 from lockstep.engines.ray.arguments import add_ray_arguments
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, without_flags
 from lockstep.launch.world_checks import check_no_launcher
+from lockstep.record.console import counted
 from lockstep.record.run_dir import SWEEP_FILE, RunDir, default_name
 from lockstep.run import Run, to_dict
 from lockstep.system.files import write_atomically

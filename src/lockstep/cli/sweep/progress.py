@@ -76,7 +76,8 @@ class ProgressLines:
         if member.total_steps is None:
             text = f"{grouped(step)} {self._unit}  {grouped(speed)} {self._unit}/s"
         else:
-            eta = speed_gives_eta(last, has_replay=member.has_replay)
+            before = metrics[-2] if len(metrics) > 1 else dict[str, Any]()
+            eta = speed_gives_eta(last, before, has_replay=member.has_replay)
             text = describe(step, member.total_steps, speed, mean, self._unit, eta=eta)
         self._texts[member.name] = text
         now = time.monotonic()

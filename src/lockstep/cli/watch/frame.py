@@ -7,11 +7,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from lockstep.cli.runs import age
-from lockstep.cli.terminal import STATUS_COLORS, counted, plain_table
+from lockstep.cli.terminal import STATUS_COLORS, plain_table
 from lockstep.cli.watch.chart import draw
 from lockstep.cli.watch.watched_run import RankTime, WatchedRun
 from lockstep.distributed.timers import PHASES
-from lockstep.record.console import duration, grouped, significant
+from lockstep.record.console import counted, duration, grouped, significant
 
 KEYS = "q quit   n/p next, previous curve   x steps or seconds   1 return"
 _FEWEST_ROWS = 5
@@ -91,7 +91,7 @@ def _returns(run: WatchedRun) -> str:
     parts: list[str] = []
     if run.last_evaluation is not None:
         step, mean, episodes = run.last_evaluation
-        parts.append(f"evaluation at step {grouped(step)}: {significant(mean)} over {episodes} episodes")
+        parts.append(f"evaluation at step {grouped(step)}: {significant(mean)} over {counted(episodes, 'episode')}")
     training = run.latest("episode/return_mean_100")
     if training is not None:
         parts.append(f"training return {significant(training)}")

@@ -14,7 +14,7 @@ from lockstep.config import settings
 from lockstep.config.settings import value_of
 from lockstep.distributed.timers import PHASES
 from lockstep.record.checkpoint import FOLDER
-from lockstep.record.console import speed_gives_eta
+from lockstep.record.console import learns
 from lockstep.record.evaluations import mean_return
 from lockstep.record.failure import read_failure
 from lockstep.record.file_numbers import number_of, whole_number_of
@@ -172,7 +172,7 @@ class WatchedRun:
         has_replay = "algorithm.learning_starts" in self.config
         found: list[tuple[int, float]] = []
         for line in reversed(self._metrics.lines[-_WINDOW - 1 :]):
-            if not speed_gives_eta(line, has_replay=has_replay):
+            if not learns(line, has_replay=has_replay):
                 break
             step, elapsed = whole_number_of(line.get("step")), number_of(line.get("time_s"))
             if step is not None and elapsed is not None:

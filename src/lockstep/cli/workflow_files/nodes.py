@@ -3,10 +3,10 @@
 import argparse
 from collections.abc import Callable
 
-from lockstep.cli.terminal import counted
 from lockstep.cli.workflow_files.files import Workflow
 from lockstep.errors import ConfigError
 from lockstep.launch.gpus import visible_gpus
+from lockstep.record.console import counted
 from lockstep.world import World
 
 

@@ -33,9 +33,9 @@ from lockstep.cli.report.page.run_tables import machines, run_row, settings_sect
 from lockstep.cli.report.page.scaling_section import is_measurement, scaling_section
 from lockstep.cli.report.page.time_section import time_section
 from lockstep.cli.report.runs import printable
-from lockstep.cli.terminal import counted, tally
+from lockstep.cli.terminal import tally
 from lockstep.errors import ConfigError
-from lockstep.record.console import compact, significant
+from lockstep.record.console import compact, counted, significant
 from lockstep.record.score_statistics import Floats, ScoreSummary, performance_profile
 from lockstep.record.summary import versions
 from lockstep.system.files import write_atomically
