@@ -1,9 +1,13 @@
 """What a user is told of a run's settings when it starts."""
 
+import math
+
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.replay import ReplayConfig
+from lockstep.algorithms.sac import SACConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.exploration import epsilon
+from lockstep.record.console import counted
 from lockstep.run import AnyRun, Run
 from lockstep.session.task_defaults import default_settings, defaults_note
 from lockstep.session.unused_settings import unused_settings
@@ -18,12 +22,29 @@ def start_notes(run: AnyRun, spec: EnvSpec | None, *, task_alone: bool, resumed:
         task_alone: whether the user named a task alone, which then has the default settings of its kind.
         resumed: whether the run goes on, so that its start is over.
     """
-    of_length = [] if resumed or not isinstance(run, Run) else [*_of_replay(run), *_of_short_run(run)]
+    contradictions = _of_entropy(run, spec)
+    if not resumed and isinstance(run, Run):
+        contradictions += [*_of_replay(run), *_of_short_run(run)]
     if not (task_alone and isinstance(run, Run) and spec is not None):
-        return [*unused_settings(run, spec), *of_length]
+        return [*unused_settings(run, spec), *contradictions]
     note = defaults_note(run, spec)
     chosen = [] if note is None else [f"{note}; run.yaml has them all"]
-    return [*chosen, *unused_settings(run, spec, default_settings(run, spec)), *of_length]
+    return [*chosen, *unused_settings(run, spec, default_settings(run, spec)), *contradictions]
+
+
+def _of_entropy(run: AnyRun, spec: EnvSpec | None) -> list[str]:
+    """That a target entropy is above that of uniform actions: the temperature grows without end."""
+    config = run.algorithm
+    if not isinstance(config, SACConfig) or config.target_entropy is None or spec is None:
+        return []
+    most = spec.action.width * math.log(2.0)  # in nats, of actions uniform in [-1, 1]
+    if config.target_entropy < most:
+        return []
+    return [
+        f"target_entropy={config.target_entropy:g} cannot be reached: the entropy of an action of "
+        f"{counted(spec.action.width, 'number')} in [-1, 1] is at most {most:.3g} nats, so that the temperature grows "
+        "until nothing else counts"
+    ]
 
 
 def _of_short_run(run: Run) -> list[str]:

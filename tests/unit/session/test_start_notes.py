@@ -2,6 +2,7 @@
 
 import pytest
 
+from lockstep.envs.make import env_spec
 from lockstep.run import Run, override
 from lockstep.session.start_notes import start_notes
 
@@ -52,3 +53,13 @@ def test_what_leaves_little_to_learn_is_told_at_the_start_alone(run, told):
 )
 def test_nothing_is_told_of_settings_that_fit(run):
     assert not [note for note in start_notes(run, None, task_alone=False) if "no effect" not in note]
+
+
+@pytest.mark.parametrize(("target", "impossible"), [(0.7, True), (0.69, False), (-1.0, False), (None, False)])
+def test_an_entropy_above_that_of_uniform_actions_is_told(target, impossible):
+    """One number in [-1, 1] has at most log 2 = 0.693 nats."""
+    run = run_of("sac", learning_starts=100, batch_size=8, target_entropy=target)
+    spec = env_spec(run.task, run.env)
+    told = [note for note in start_notes(run, spec, task_alone=False, resumed=True) if "cannot be reached" in note]
+    assert bool(told) == impossible
+    assert not impossible or "an action of 1 number in [-1, 1] is at most 0.693 nats" in told[0]
