@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -159,23 +160,22 @@ def test_an_installed_version_that_differs_ends_all_ranks_with_2(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("begin", "flag", "words"),
+    ("rank_0", "rank_1", "words"),
     [
-        ("lockstep/Match-v0", "--init-from", "--init-from (a policy instead of none)"),
-        ("--resume", "lockstep/Match-v0", "--resume (none instead of a run)"),
+        (["lockstep/Match-v0"], ["lockstep/Match-v0", "--init-from", "one"], "--init-from (one instead of none)"),
+        (["--resume", "one"], ["lockstep/Match-v0"], "--resume (none instead of one)"),
+        (["--resume", "one"], ["--resume", "two"], "--resume (two instead of one)"),
     ],
-    ids=["init-from", "resume"],
+    ids=["init-from", "resume", "other run"],
 )
-def test_a_rank_that_begins_in_another_way_is_refused(tmp_path, begin, flag, words):
+def test_a_rank_that_begins_in_another_way_is_refused(tmp_path, rank_0, rank_1, words):
     """Its first collectives would be others."""
     values = ("num_envs=4", "total_steps=512", "device=cpu", "num_shards=2", "stop_when_solved=false")
     settings = [word for value in values for word in ("--set", value)]
-    trained = ["-m", "lockstep", "train", "lockstep/Match-v0", *settings, "--run-dir", "earlier"]
+    trained = ["-m", "lockstep", "train", "lockstep/Match-v0", *settings, "--run-dir", "one"]
     subprocess.run([sys.executable, *trained], cwd=tmp_path, check=True, capture_output=True)
-    if begin == "--resume":
-        more = ["--resume", "earlier", "--set", "total_steps=1024"], [flag, *settings, "--set", "total_steps=1024"]
-    else:
-        more = [begin, *settings], [begin, *settings, flag, "earlier"]
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    more = [[*words_of_rank, *settings, "--set", "total_steps=1024"] for words_of_rank in (rank_0, rank_1)]
     for code, _, errors in start(["-m", "lockstep", "train"], (2,), tmp_path, more=more):
         assert code == 2, errors
         assert f"rank 1 differs from rank 0 in {words}; start all with the same command" in errors

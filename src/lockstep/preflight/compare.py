@@ -137,11 +137,14 @@ class Preflight:
             raise RunError(f"{path} could not be written ({error.strerror})") from error
 
 
-def start_flags(*, resumed: bool, initialized: bool, profile: int | None) -> Flags:
-    """The flags that all ranks need, since they change what a rank does; paths may differ between machines."""
+def start_flags(*, resumed: Path | None, init_from: Path | None, profile: int | None) -> Flags:
+    """The flags that must agree, since they change what a rank does.
+
+    Of a path the last name counts: machines may have the same files in different places.
+    """
     given = {
-        "--resume": "a run" if resumed else None,
-        "--init-from": "a policy" if initialized else None,
+        "--resume": None if resumed is None else resumed.name,
+        "--init-from": None if init_from is None else init_from.name,
         "--profile": None if profile is None else str(profile),
     }
     return {name: value for name, value in given.items() if value is not None}

@@ -136,8 +136,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             self._pending_run.release_signals()
             self.signals.__enter__()  # until here a signal ends the process: ranks that connect cannot agree on it
             flags = start_flags(
-                resumed=self._resumed is not None,
-                initialized=self._init_from is not None,
+                resumed=None if self._resumed is None else self._resumed.run_dir,
+                init_from=self._init_from,
                 profile=self._profiled_updates,
             )
             self._preflight = self.backend.preflight(self.comm, self.run, flags)
