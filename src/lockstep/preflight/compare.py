@@ -163,7 +163,7 @@ def preflight(
         measure: whether to measure the network; default: if there are several hosts.
 
     Raises:
-        ConfigError: on all ranks, naming those that differ in versions, config or code.
+        ConfigError: on all ranks, naming those that differ in versions, config, flags or code.
     """
     if comm.world.size == 1:
         return _compare(comm, run, framework, flags, measure=False)
