@@ -19,13 +19,27 @@ class ActionSpec:
     sizes: tuple[int, ...]
     """`discrete`: (choices,); `multi_discrete`: choices per component; `continuous`: (dimensions,)."""
     low: tuple[float, ...] = ()
-    """Smallest value per dimension, -inf where unbounded; `continuous` only."""
+    """Smallest value per dimension, -inf where unbounded; `continuous` only, which needs them."""
     high: tuple[float, ...] = ()
-    """Largest value per dimension, +inf where unbounded; `continuous` only."""
+    """Largest value per dimension, +inf where unbounded; `continuous` only, which needs them."""
     start: tuple[int, ...] = ()
     """The environment's number of the first choice, per component; empty where it is 0."""
     shape: tuple[int, ...] | None = None
     """Of the environment's array of several numbers; `None`: a vector."""
+
+    def __post_init__(self) -> None:
+        """Refuse bounds of real numbers that are not one per dimension, or not in order: numpy would broadcast them."""
+        if self.kind != "continuous":
+            return
+        (width,) = self.sizes
+        for name, bounds in (("low", self.low), ("high", self.high)):
+            if len(bounds) != width:
+                raise ConfigError(
+                    f"an action of sizes=({width},) has {name}={list(bounds)}; give one bound for each of its numbers, "
+                    f"{'-' if name == 'low' else ''}math.inf where there is none"
+                )
+        if not all(low <= high for low, high in zip(self.low, self.high, strict=True)):  # NaN is in no order
+            raise ConfigError(f"actions {self.values_text}: each low must be at most its high")
 
     def for_env(self, action: np.ndarray) -> np.ndarray:
         """Actions of a policy, [..., width] or one choice [...], as the environment takes them."""

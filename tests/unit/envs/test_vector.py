@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -118,6 +119,21 @@ def test_action_sizes():
     assert (multi.num_parameters, multi.width) == (5, 2)
     assert (real.num_parameters, real.width) == (3, 3)
     assert (ActionSpec("discrete", (4,)).num_parameters, ActionSpec("discrete", (4,)).width) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        ((), (), "sizes=(2,) has low=[]; give one bound for each of its numbers, -math.inf where there is none"),
+        ((-1.0,), (1.0,), "sizes=(2,) has low=[-1.0]; give one bound for each"),
+        ((0.0, 0.0), (1.0, 1.0, 1.0), "sizes=(2,) has high=[1.0, 1.0, 1.0]; give one bound for each"),
+        ((1.0, -1.0), (-1.0, 1.0), "actions from [1.0, -1.0] to [-1.0, 1.0]: each low must be at most its high"),
+        ((-1.0, math.nan), (1.0, 1.0), "each low must be at most its high"),
+    ],
+)
+def test_bounds_that_are_not_those_of_each_number_are_refused(low, high, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        ActionSpec("continuous", (2,), low, high)
 
 
 def test_built_in_tasks_do_without_gymnasium():

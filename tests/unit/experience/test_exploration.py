@@ -79,7 +79,10 @@ def test_how_far_a_stream_has_come_does_not_depend_on_epsilon():
 
 @pytest.mark.parametrize(
     ("action", "kind"),
-    [(ActionSpec("multi_discrete", (2, 3)), "several choices"), (ActionSpec("continuous", (2,)), "real numbers")],
+    [
+        (ActionSpec("multi_discrete", (2, 3)), "several choices"),
+        (ActionSpec("continuous", (2,), (-1.0, -1.0), (1.0, 1.0)), "real numbers"),
+    ],
 )
 def test_other_actions_are_refused(action, kind):
     with pytest.raises(ConfigError, match=f"discrete action.*{kind}.*algo"):

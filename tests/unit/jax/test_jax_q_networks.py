@@ -204,7 +204,7 @@ def test_a_network_of_ones_own():
             policy_of(network=NetworkConfig(module=f"{__file__}:{name}"))
 
 
-@pytest.mark.parametrize("kind", [("multi_discrete", (2, 3)), ("continuous", (2,))])
+@pytest.mark.parametrize("kind", [("multi_discrete", (2, 3)), ("continuous", (2,), (-1.0, -1.0), (1.0, 1.0))])
 def test_actions_that_are_not_one_choice_are_refused(kind):
     with pytest.raises(ConfigError, match="algo=dqn needs a task with one discrete action"):
         policy_of(EnvSpec(6, ActionSpec(*kind), "same_step", True))

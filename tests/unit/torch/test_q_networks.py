@@ -345,7 +345,7 @@ class Narrow(Own):
         return self.layer(observation)[:, 1:]
 
 
-@pytest.mark.parametrize("kind", [("multi_discrete", (2, 3)), ("continuous", (2,))])
+@pytest.mark.parametrize("kind", [("multi_discrete", (2, 3)), ("continuous", (2,), (-1.0, -1.0), (1.0, 1.0))])
 def test_actions_that_are_not_one_choice_are_refused(kind):
     with pytest.raises(ConfigError, match="algo=dqn needs a task with one discrete action"):
         policy_of(spec=EnvSpec(6, ActionSpec(*kind), "same_step", True))
