@@ -14,8 +14,11 @@ from lockstep.torch.envs.interface import (
     TensorVectorEnv,
     can_draw,
     can_save,
+    check_observation_type,
+    check_step_type,
     no_critic_observation,
     no_final_observation,
+    overwritten_final_observation,
 )
 from lockstep.torch.envs.make import make_tensor_env
 from lockstep.torch.envs.saved_tensors import to_arrays, to_tensors
@@ -34,6 +37,7 @@ class HostEnv:
         """Start new episodes everywhere."""
         with torch.no_grad():
             first = self._env.reset(seeds)
+        check_observation_type(first, "reset")
         self._keep_critic(first, None)
         return _array(first.policy)
 
@@ -41,16 +45,17 @@ class HostEnv:
         """Step all environments.
 
         Raises:
-            RunError: an episode was truncated without its final observation.
+            RunError: an episode was truncated without its final observation, or it is no `TensorStep`.
         """
         with torch.no_grad():
             step = self._env.step(torch.from_numpy(np.ascontiguousarray(action)).to(self._env.device))
-        if (
-            step.final is None
-            and self.spec.autoreset == "same_step"
-            and bool((step.truncated & ~step.terminated).any())
-        ):
-            raise no_final_observation()
+        check_step_type(step)
+        if self.spec.autoreset == "same_step" and bool((step.truncated & ~step.terminated).any()):
+            if step.final is None:
+                raise no_final_observation()
+            # Copies share no memory: who calls this, as `lockstep check`, could not find it.
+            if any(map(_same_memory, step.observation, step.final)):
+                raise overwritten_final_observation()
         observation = _array(step.observation.policy)
         final = observation if step.final is None else _array(step.final.policy)
         self._keep_critic(step.observation, step.final)
@@ -90,7 +95,7 @@ class HostEnv:
     def frames_per_second(self) -> float:
         """Of a video; only of environments made with `render`."""
         assert can_draw(self._env)
-        return self._env.frames_per_second
+        return getattr(self._env, "frames_per_second", 30.0)
 
     def render(self) -> list[np.ndarray]:
         """A picture of the first environment; only of environments made with `render`."""
@@ -126,3 +131,8 @@ def make(task: str, config: EnvConfig, num_envs: int, *, render: bool = False, t
 def _array(tensor: torch.Tensor) -> np.ndarray:
     """A copy on the host: `tensor` may be a live buffer."""
     return np.array(tensor.detach().cpu().numpy())
+
+
+def _same_memory(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two tensors begin at the same number in memory, as a buffer and a view of it do."""
+    return one is not None and other is not None and one.numel() > 0 and one.data_ptr() == other.data_ptr()

@@ -137,23 +137,51 @@ def check_step(spec: EnvSpec, num_envs: int, step: TensorStep) -> None:
     Shapes are known on the host: nothing waits for the device. torch would broadcast a single number silently.
 
     Raises:
-        RunError: it names the shapes, or says that the critic's observation is missing.
+        RunError: it names the shapes, or says that the critic's observation is missing, or what to return instead of
+            something else than a `TensorStep`.
     """
-    check_observation(spec, num_envs, step.observation)
+    check_step_type(step)
+    check_observation(spec, num_envs, step.observation, "step")
     if step.final is not None:
-        check_observation(spec, num_envs, step.final, "final observations")
+        check_observation(spec, num_envs, step.final, "step", "final observations")
     for name, column in (("rewards", step.reward), ("terminated", step.terminated), ("truncated", step.truncated)):
         _check_shape(name, column, (num_envs,))
 
 
-def check_observation(spec: EnvSpec, num_envs: int, observation: Observation, name: str = "observations") -> None:
-    """`check_step` of the observations alone. One of a critic that the spec does not have is ignored."""
+def check_observation(
+    spec: EnvSpec, num_envs: int, observation: Observation, method: str = "reset", name: str = "observations"
+) -> None:
+    """`check_step` of the observations alone, as `method` returned them.
+
+    One of a critic that the spec does not have is ignored.
+    """
+    check_observation_type(observation, method, name)
     _check_shape(name, observation.policy, (num_envs, *spec.observation_shape))
     if spec.critic_size is None:
         return
     if observation.critic is None:
         raise no_critic_observation(spec)
     _check_shape(f"{name} of the critic", observation.critic, (num_envs, spec.critic_size))
+
+
+def check_step_type(step: Any) -> None:
+    """Refuse what is not a `TensorStep` of `Observation`s, such as the tuples of Gymnasium."""
+    if not isinstance(step, TensorStep):
+        raise RunError(
+            f"step returned a {type(step).__name__}; return a TensorStep of {__name__}: {', '.join(TensorStep._fields)}"
+        )
+    check_observation_type(step.observation, "step")
+    if step.final is not None:
+        check_observation_type(step.final, "step", "final observations")
+
+
+def check_observation_type(observation: Any, method: str, name: str = "observations") -> None:
+    """Refuse what is not an `Observation`, such as a tensor alone or a dict of them."""
+    if not isinstance(observation, Observation):
+        raise RunError(
+            f"{method} returned a {type(observation).__name__} as {name}; return an Observation "
+            f"of {__name__}: {', '.join(Observation._fields)} (None where there is none)"
+        )
 
 
 def _check_shape(name: str, given: Any, wanted: tuple[int, ...]) -> None:
@@ -175,4 +203,12 @@ def no_final_observation() -> RunError:
     return RunError(
         "an environment truncated an episode without a final observation, which the value of that episode "
         'needs; return TensorStep.final, or use autoreset="next_step"'
+    )
+
+
+def overwritten_final_observation() -> RunError:
+    """The error for an environment that truncates an episode and gives the new observation as `TensorStep.final`."""
+    return RunError(
+        "step returned the same tensor as observation and as final observation in a step that truncated an episode: "
+        "the last one of the old episode is lost; copy it before the reset"
     )

@@ -147,3 +147,68 @@ class Capturable(Walk):
     """Says that its steps can be CUDA graphs, and not what they draw from."""
 
     capturable = True
+
+
+class FinalAfterReset(Walk):
+    """Returns what it observes after the reset as the final observation, too, as Isaac Gym does."""
+
+    def step(self, action):
+        step = super().step(action)
+        return step._replace(final=step.observation)
+
+
+class FinalCriticAfterReset(Walk):
+    """`FinalAfterReset` of the critic alone."""
+
+    def step(self, action):
+        step = super().step(action)
+        return step._replace(final=step.final._replace(critic=step.observation.critic[:]))
+
+
+class OneBuffer(Walk):
+    """Keeps observations and final observations, which differ, in one tensor."""
+
+    def step(self, action):
+        step = super().step(action)
+        both = torch.stack([step.observation.policy, step.final.policy], 1)
+        return step._replace(
+            observation=step.observation._replace(policy=both[:, 0]), final=step.final._replace(policy=both[:, 1])
+        )
+
+
+class GymnasiumTuples(Walk):
+    """Returns from `step` what Gymnasium's environments return."""
+
+    def step(self, action):
+        step = super().step(action)
+        return step.observation.policy, step.reward, step.terminated, step.truncated, {}
+
+
+class Dicts(Walk):
+    """Observes a dict of groups."""
+
+    def reset(self, seeds):
+        return super().reset(seeds)._asdict()
+
+
+class TensorsAlone(Walk):
+    """Steps to a tensor as observation, of the policy alone."""
+
+    def step(self, action):
+        step = super().step(action)
+        return step._replace(observation=step.observation.policy)
+
+
+class FinalDicts(Walk):
+    """Gives its final observations as a dict of groups."""
+
+    def step(self, action):
+        step = super().step(action)
+        return step._replace(final=step.final._asdict())
+
+
+class WithoutFinal(Walk):
+    """Gives no final observations."""
+
+    def step(self, action):
+        return super().step(action)._replace(final=None)
