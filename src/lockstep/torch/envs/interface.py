@@ -55,6 +55,8 @@ class TensorVectorEnv(Protocol):
 
     The methods `state` and `restore` are optional (`SavableTensorEnv`). With them a resumed run ends with the same bits
     as an uninterrupted one; without them it starts new episodes.
+
+    The method `render` is optional, too (`DrawnTensorEnv`).
     """
 
     spec: EnvSpec
@@ -111,10 +113,10 @@ class SavableTensorEnv(TensorVectorEnv, Protocol):
 
 
 class DrawnTensorEnv(TensorVectorEnv, Protocol):
-    """A `TensorVectorEnv` that was made to be drawn."""
+    """A `TensorVectorEnv` that was made to be drawn, or a user-defined class that has the method `render`."""
 
     frames_per_second: float
-    """Steps of an environment in a second of its own time."""
+    """Steps of an environment in a second of its own time; 30 for a class that leaves it out."""
 
     def render(self) -> np.ndarray:
         """A picture of the first environment, bytes [height, width, 3]."""

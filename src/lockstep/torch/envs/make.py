@@ -58,7 +58,7 @@ def make_tensor_env(
         config: of the environments.
         num_envs: B.
         device: of the tensors.
-        render: make environments that can be drawn (`DrawnTensorEnv`).
+        render: make environments that can be drawn (`DrawnTensorEnv`): an adapter's, or of a class that has `render`.
     """
     refuse_single_env_settings(config, f"{task} is vectorized itself")
     _refuse_device(config)
@@ -123,9 +123,12 @@ def _find_maker(task: str) -> Any:
 def _find_drawing_maker(task: str) -> Any:
     """The factory of environments of `task` that can be drawn."""
     adapter = _adapter_of(task)
-    if not hasattr(adapter, "drawing_maker"):
+    if hasattr(adapter, "drawing_maker"):
+        return adapter.drawing_maker(task)
+    maker = None if adapter is not None else _find_maker(task)
+    if not callable(getattr(maker, "render", None)):
         raise cannot_be_drawn(task)
-    return adapter.drawing_maker(task)
+    return maker
 
 
 def _check_protocol(env: Any, task: str, num_envs: int) -> TensorVectorEnv:

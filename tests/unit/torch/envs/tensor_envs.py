@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from lockstep.envs.spec import ActionSpec, EnvSpec, ImagePart
@@ -212,3 +213,16 @@ class WithoutFinal(Walk):
 
     def step(self, action):
         return super().step(action)._replace(final=None)
+
+
+class Drawn(Walk):
+    """Draws pictures of the first environment's position."""
+
+    def render(self):
+        return np.full((4, 6, 3), 128 + int(40 * self._position[0]), np.uint8)
+
+
+class DrawnSlowly(Drawn):
+    """Says how quickly its videos are to be shown."""
+
+    frames_per_second = 5.0

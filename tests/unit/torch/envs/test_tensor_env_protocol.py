@@ -97,3 +97,16 @@ def test_a_truncation_without_its_final_observation_is_an_error_on_the_host():
     host.step(away), host.step(away)
     with pytest.raises(RunError, match=r"truncated an episode without a final observation.*TensorStep\.final"):
         host.step(away)
+
+
+@pytest.mark.parametrize(("name", "rate"), [("Drawn", 30.0), ("DrawnSlowly", 5.0)])
+def test_a_class_with_a_method_render_is_drawn(name, rate):
+    env = make_vector_env(WALK.replace("Walk", name), EnvConfig(clip_observation=5.0), 2, render=True)
+    env.reset([0])
+    (picture,) = env.render()
+    assert picture.shape == (4, 6, 3) and picture.dtype == np.uint8 and env.frames_per_second == rate
+
+
+def test_a_class_without_one_cannot_be_drawn():
+    with pytest.raises(ConfigError, match=r"Walk cannot be drawn; .* vector environments with a method render can be"):
+        make_vector_env(WALK, EnvConfig(), 2, render=True)
