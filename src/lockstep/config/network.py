@@ -23,7 +23,7 @@ class NetworkConfig:
     critic_hidden: tuple[int, ...] | None = None
     """As `hidden`, of the value network or the critics; `null`: those of `hidden`."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
-    """Between the layers of `hidden`. `silu`: x sigmoid(x), also named swish."""
+    """Between the layers of `hidden`. `silu`: x sigmoid(x), elsewhere called swish."""
     initialization: Literal["orthogonal", "uniform"] | None = None
     """First weights of the layers of `hidden` and of PPO's heads. `uniform`: within 1 / sqrt(fan-in), torch's default.
     Biases are 0, those of `uniform` in SAC and TD3 within the same bound. `null`: `uniform` for SAC and TD3, else

@@ -225,23 +225,23 @@ def test_networks_of_skrl_that_are_not_linear_are_refused(change: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("library", "path", "name"),
+    ("library", "path", "words"),
     [
-        ("rl_games", "params.network.mlp", "network.mlp.units"),
-        ("rl_games", "params", "params"),
-        ("rsl_rl", "actor", "actor.hidden_dims"),
-        ("rsl_rl", "critic.hidden_dims", "critic.hidden_dims"),
-        ("skrl", "models.value.network", "models.value.network"),
+        ("rl_games", "params.network.mlp", "has no network.mlp.units; add it"),
+        ("rl_games", "params", "has params=None: it must"),
+        ("rsl_rl", "actor", "has no actor.hidden_dims; add it"),
+        ("rsl_rl", "critic.hidden_dims", "sets critic.hidden_dims=None: it must"),
+        ("skrl", "models.value.network", "sets models.value.network=None: it must"),
     ],
 )
-def test_a_network_without_layers_is_refused_by_name(library: str, path: str, name: str) -> None:
+def test_a_network_without_layers_is_refused_by_name(library: str, path: str, words: str) -> None:
     config = copy.deepcopy(CONFIGS[library])
     *outer, last = path.split(".")
     node = config
     for key in outer:
         node = node[key]
     node[last] = None
-    with pytest.raises(ConfigError, match=rf"the {library} configuration .*{name}=None: it must"):
+    with pytest.raises(ConfigError, match=f"the {library} configuration {words}"):
         agent_settings(library, config, 256)
 
 

@@ -1,8 +1,9 @@
 """Reading an agent configuration so that no key is lost: each is mapped, has no effect, or is refused."""
 
+import difflib
 import fnmatch
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -12,6 +13,9 @@ from lockstep.errors import ConfigError
 NO_RECURRENT = "recurrent networks are not read from agent configurations; without --agent there is network.recurrent"
 
 _SEED = 42
+
+_ACTIVATIONS = {"tanh": "tanh", "relu": "relu", "elu": "elu", "silu": "silu", "swish": "silu"}
+"""Names that the libraries have for our activations."""
 
 ISAAC_POLICY = ("policy",)
 """Isaac Lab's group of the policy's observations, for libraries that give the value network the same."""
@@ -40,19 +44,30 @@ class AgentReader:
     def __init__(self, library: str, config: Mapping[str, Any]) -> None:
         self._library = library
         self._left = leaves(config)
+        self._absent: list[str] = []
         self._settings: dict[str, Any] = {}
         self._no_effect: dict[str, str] = {}
         self._differences: list[str] = []
 
     def take(self, name: str, default: Any = None) -> Any:
         """The value of `name`, or `default` where it is absent."""
+        if name not in self._left:
+            self._absent.append(name)
         return self._left.pop(name, default)
 
+    def needed(self, name: str) -> Any:
+        """The value of `name`, which no library has a default for; raises `ConfigError` where it is absent."""
+        if name not in self._left:
+            near = _misspelled(name, self._left)
+            rename = f"rename {near[0]}, or " if near else ""
+            raise ConfigError(f"the {self._library} configuration has no {name}; {rename}add it")
+        return self.take(name)
+
     def number(self, name: str, default: float | None = None) -> float:
-        """The value of `name` as a number: PyYAML reads `5e-4` as text."""
-        value = self.take(name, default)
+        """The value of `name` as a number, which is needed without a default: PyYAML reads `5e-4` as text."""
+        value = self.needed(name) if default is None else self.take(name, default)
         try:
-            number = float(value)
+            number = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError):
             number = math.nan
         if math.isnan(number):
@@ -64,6 +79,13 @@ class AgentReader:
         value = self._left.get(name, default)
         return self.number(name, default) if value is not None else self.take(name)
 
+    def positive_or_none(self, name: str, default: float) -> float | None:
+        """The value of `name` as a number greater than 0, or None if it is null."""
+        number = self.number_or_none(name, default)
+        if number is not None and number <= 0.0:
+            raise self.refusal(name, number, "it must be greater than 0")
+        return number
+
     def whole(self, name: str, default: int | None = None) -> int:
         """The value of `name` as a whole number."""
         number = self.number(name, default)
@@ -72,28 +94,36 @@ class AgentReader:
         return int(number)
 
     def seed(self) -> int:
-        """The seed; where it is negative, for which scripts of Isaac Lab draw one, that of a file without a seed."""
-        number = self.whole("seed", _SEED)
-        if number < 0:
+        """The seed; where it is null or negative, for which scripts draw one, that of a file without a seed."""
+        drawn = "seed" in self._left and self._left["seed"] is None
+        number = self.take("seed") if drawn else self.whole("seed", _SEED)
+        if number is None or number < 0:
             self.note(f"seed: {number} is drawn anew by the library's scripts, Lockstep takes {_SEED}, or --seed S")
             return _SEED
         return number
 
-    def count(self, name: str) -> int:
+    def count(self, name: str, default: int | None = None) -> int:
         """The value of `name` as a whole number of at least 1."""
-        number = self.whole(name)
+        number = self.whole(name, default)
         if number < 1:
             raise self.refusal(name, number, "it must be a whole number of at least 1")
         return number
 
     def units(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
         """The value of `name` as the units of each layer of a network; `default` where it is null or absent."""
-        value = self.take(name)
+        value = self.needed(name) if default is None else self.take(name)
         if value is None and default is not None:
             return default
         if not isinstance(value, list) or not all(isinstance(units, int) for units in cast("list[Any]", value)):
             raise self.refusal(name, value, "it must be a list of whole numbers, the units of each layer")
         return tuple(cast("list[int]", value))
+
+    def activation(self, name: str, default: str | None = None) -> str:
+        """Our name of the activation that `name` has."""
+        value = self.needed(name) if default is None else self.take(name, default)
+        if str(value) not in _ACTIVATIONS:
+            raise self.refusal(name, value, f"known are {', '.join(_ACTIVATIONS)}")
+        return _ACTIVATIONS[value]
 
     def has(self, pattern: str) -> bool:
         """Whether a key that was not read yet matches a pattern such as `network.rnn.*`."""
@@ -138,5 +168,14 @@ class AgentReader:
     def finish(self) -> AgentSettings:
         """The settings; raises `ConfigError` for a key that nothing has read."""
         for name, value in self._left.items():
-            raise self.refusal(name, value, "Lockstep does not know this key")
+            near = _misspelled(name, self._absent)
+            meant = f" (did you mean {near[0]}?)" if near else ""
+            raise self.refusal(name, value, f"Lockstep does not know this key{meant}")
         return AgentSettings(settings=self._settings, no_effect=self._no_effect, differences=tuple(self._differences))
+
+
+def _misspelled(name: str, names: Iterable[str]) -> list[str]:
+    """The names in the same mapping as `name` that are nearly written the same, nearest first."""
+    parent, _, last = name.rpartition(".")
+    beside = {other.rpartition(".")[2]: other for other in names if other.rpartition(".")[0] == parent}
+    return [beside[near] for near in difflib.get_close_matches(last, beside, cutoff=0.8)]

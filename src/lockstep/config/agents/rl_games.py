@@ -1,5 +1,7 @@
 """Agent configurations of rl_games (`params:` in its YAML files) as settings of our PPO."""
 
+from collections.abc import Mapping
+
 from lockstep.config.agents.reader import ISAAC_POLICY, NO_RECURRENT, AgentReader
 
 _ONE_NETWORK = "the policy and a central value function are trained by one optimizer on the same minibatches here"
@@ -14,12 +16,12 @@ def read_rl_games(agent: AgentReader, num_envs: int) -> None:
     agent.expect("pbt.enabled", False, why="population based training is not supported")
     agent.ignore("population based training is off", "pbt.*")
     agent.set("seed", agent.seed())
-    _read_network(agent)
+    activation = _read_network(agent)
     _read_environment(agent)
     _read_batches(agent, num_envs)
-    _read_losses(agent)
+    of_policy = _read_losses(agent)
     _read_learning_rate(agent)
-    _read_central_value(agent)
+    _read_central_value(agent, activation, of_policy)
     if not agent.take("config.value_bootstrap", False):
         agent.note("value_bootstrap=false: Lockstep always adds the value of the true last observation at a time limit")
     score = agent.number("config.score_to_win", 1e9)
@@ -35,11 +37,13 @@ def read_rl_games(agent: AgentReader, num_envs: int) -> None:
     agent.ignore("it changes nothing in rl_games", "config.use_smooth_clamp")
 
 
-def _read_network(agent: AgentReader) -> None:
+def _read_network(agent: AgentReader) -> str:
+    """Map the network; returns its activation."""
     agent.refuse("network.rnn.*", NO_RECURRENT)
     agent.refuse("network.cnn.*", "convolutions are chosen with network.encoder here")
     agent.set("network.hidden", agent.units("network.mlp.units"))
-    agent.set("network.activation", agent.take("network.mlp.activation"))
+    activation = agent.activation("network.mlp.activation")
+    agent.set("network.activation", activation)
     agent.set("network.shared", not agent.take("network.separate", False))
     agent.expect("network.mlp.d2rl", False, why="dense connections are not supported")
     agent.ignore("rl_games' default initializer takes no scale", "network.mlp.initializer.scale")
@@ -53,6 +57,7 @@ def _read_network(agent: AgentReader) -> None:
     agent.expect(f"{space}.sigma_init.name", "const_initializer", why="only a constant first deviation is read")
     agent.set("network.initial_log_std", agent.number(f"{space}.sigma_init.val", 0.0))
     agent.set("network.state_dependent_std", not agent.take(f"{space}.fixed_sigma", True))
+    return activation
 
 
 def _read_environment(agent: AgentReader) -> None:
@@ -85,13 +90,19 @@ def _read_batches(agent: AgentReader, num_envs: int) -> None:
     agent.set("num_steps", steps)
     agent.set("num_minibatches", max(batch // rows, 1))
     agent.set("num_epochs", agent.count("config.mini_epochs"))
-    agent.set("total_steps", agent.count("config.max_epochs") * batch)
+    epochs = agent.whole("config.max_epochs", -1 if agent.has("config.max_frames") else None)  # -1: no limit
+    frames = agent.whole("config.max_frames", -1)
+    limits = [limit for limit in (epochs * batch, frames) if limit > 0]
+    if not limits:
+        raise agent.refusal("config.max_epochs", epochs, "it must be at least 1, or config.max_frames")
+    agent.set("total_steps", min(limits))
 
 
-def _read_losses(agent: AgentReader) -> None:
-    clip = agent.number("config.e_clip")
+def _read_losses(agent: AgentReader) -> dict[str, bool]:
+    """Map the losses and normalizers; returns the switches that a central value function has, too."""
+    clip, clips = agent.number("config.e_clip"), bool(agent.take("config.clip_value", True))
     agent.set("clip_range", clip)
-    agent.set("value_clip_range", clip if agent.take("config.clip_value", True) else None)
+    agent.set("value_clip_range", clip if clips else None)
     agent.set("value_coef", agent.number("config.critic_coef"))
     agent.set("entropy_coef", agent.number("config.entropy_coef"))
     agent.set("bounds_loss_coef", agent.number_or_none("config.bounds_loss_coef") or 0.0)  # null is off
@@ -112,9 +123,14 @@ def _read_losses(agent: AgentReader) -> None:
         )
     agent.set("observation_limit", 5.0)
     agent.set("value_limit", 5.0)
-    norm = agent.number("config.grad_norm", 1.0)
-    agent.set("max_grad_norm", norm if agent.take("config.truncate_grads", False) else None)
+    truncates = bool(agent.take("config.truncate_grads", False))
+    if truncates:
+        agent.set("max_grad_norm", agent.positive_or_none("config.grad_norm", 1.0))
+    else:
+        agent.set("max_grad_norm", None)
+        agent.ignore("gradients are not clipped", "config.grad_norm")
     agent.set("precision", "bfloat16" if agent.take("config.mixed_precision", False) else "float32")
+    return {"clip_value": clips, "normalize_input": of_observations, "truncate_grads": truncates}
 
 
 def _read_learning_rate(agent: AgentReader) -> None:
@@ -125,26 +141,46 @@ def _read_learning_rate(agent: AgentReader) -> None:
     agent.set("learning_rate", agent.number("config.learning_rate"))
     agent.set("learning_rate_schedule", kinds[str(schedule)])
     agent.set("desired_kl", agent.number("config.kl_threshold", 0.008))
-    per_minibatch = agent.take("config.schedule_type", "legacy") == "legacy"
-    agent.set("adapt_every", "minibatch" if per_minibatch else "epoch")
+    kinds = {"legacy": "minibatch", "standard": "epoch"}
+    kind = agent.take("config.schedule_type", "legacy")
+    if str(kind) not in kinds:
+        raise agent.refusal("config.schedule_type", kind, f"known are {' and '.join(kinds)}")
+    agent.set("adapt_every", kinds[kind])
     agent.set("kl_reference", "previous_epoch")
     agent.set("adam_eps", 1e-8)
 
 
-def _read_central_value(agent: AgentReader) -> None:
-    """The critic on its own observations, with its own layers."""
+def _read_central_value(agent: AgentReader, activation: str, of_policy: Mapping[str, bool]) -> None:
+    """The critic on its own observations, with its own layers.
+
+    Args:
+        agent: the configuration.
+        activation: of the policy's network.
+        of_policy: switches of the policy that the central value function has, too.
+    """
     name = "config.central_value_config"
     if not agent.has(f"{name}.*"):
         agent.set("env.critic_keys", ISAAC_POLICY)
         return
-    agent.refuse(f"{name}.network.rnn.*", NO_RECURRENT)
-    agent.set("network.critic_hidden", agent.units(f"{name}.network.mlp.units"))
+    network = f"{name}.network"
+    agent.refuse(f"{network}.rnn.*", NO_RECURRENT)
+    agent.set("network.critic_hidden", agent.units(f"{network}.mlp.units"))
     agent.set("network.shared", False)
+    of_critic = agent.activation(f"{network}.mlp.activation", activation)
+    if of_critic != activation:
+        raise agent.refusal(f"{network}.mlp.activation", of_critic, "policy and value have one activation here")
+    agent.expect(f"{network}.mlp.d2rl", False, why="dense connections are not supported")
+    agent.expect(f"{network}.mlp.initializer.name", "default", why="only the default initializer is read")
+    agent.expect(f"{network}.mlp.regularizer.name", "None", why="no regularizer is supported")
     for what in ("learning_rate", "kl_threshold", "minibatch_size", "mini_epochs", "lr_schedule", "schedule_type"):
         if agent.has(f"{name}.{what}"):
             agent.note(f"central_value_config.{what}={agent.take(f'{name}.{what}')}: {_ONE_NETWORK}")
-    agent.ignore("as for the policy", f"{name}.clip_value", f"{name}.normalize_input", f"{name}.truncate_grads",
-                 f"{name}.network.*")  # fmt: skip
+    for what, policys in of_policy.items():
+        value = agent.take(f"{name}.{what}", policys)
+        if bool(value) != policys:
+            agent.note(f"central_value_config.{what}={value}: it is {policys} here, as for the policy")
+    agent.ignore("the network is of this kind", f"{network}.name", f"{network}.central_value",
+                 f"{network}.mlp.initializer.scale")  # fmt: skip
 
 
 __all__ = ["read_rl_games"]

@@ -61,9 +61,11 @@ def _read_networks(agent: AgentReader) -> None:
     agent.set("network.shared", False)
     agent.set("network.hidden", agent.units("actor.hidden_dims"))
     agent.set("network.critic_hidden", agent.units("critic.hidden_dims"))
-    activation = agent.take("actor.activation")
+    activation = agent.activation("actor.activation")
     agent.set("network.activation", activation)
-    agent.expect("critic.activation", activation, why="policy and value have one activation here")
+    of_critic = agent.activation("critic.activation", activation)
+    if of_critic != activation:
+        raise agent.refusal("critic.activation", of_critic, "policy and value have one activation here")
     actor_normalized, critic_normalized = agent.take("actor.obs_normalization"), agent.take("critic.obs_normalization")
     agent.set("normalize_observation", bool(actor_normalized or critic_normalized))
     if actor_normalized != critic_normalized:
@@ -75,7 +77,7 @@ def _read_networks(agent: AgentReader) -> None:
 
 def _read_distribution(agent: AgentReader) -> None:
     name = "actor.distribution_cfg"
-    kind = agent.take(f"{name}.class_name")
+    kind = agent.needed(f"{name}.class_name")
     if kind not in ("GaussianDistribution", "HeteroscedasticGaussianDistribution"):
         raise agent.refusal(f"{name}.class_name", kind, "it is the task's own code")
     agent.set("network.state_dependent_std", kind == "HeteroscedasticGaussianDistribution")
@@ -100,7 +102,7 @@ def _read_actor_critic(agent: AgentReader) -> None:
     agent.set("network.shared", False)
     agent.set("network.hidden", agent.units("policy.actor_hidden_dims"))
     agent.set("network.critic_hidden", agent.units("policy.critic_hidden_dims"))
-    agent.set("network.activation", agent.take("policy.activation"))
+    agent.set("network.activation", agent.activation("policy.activation"))
     normalized = [agent.take(f"policy.{model}_obs_normalization", False) for model in ("actor", "critic")]
     everything = agent.take("empirical_normalization", False)
     agent.set("normalize_observation", bool(any(normalized) or everything))
@@ -130,16 +132,18 @@ def _read_algorithm(agent: AgentReader) -> None:
     agent.set("entropy_coef", agent.number("algorithm.entropy_coef"))
     agent.set("gamma", agent.number("algorithm.gamma"))
     agent.set("gae_lambda", agent.number("algorithm.lam"))
-    norm = agent.number_or_none("algorithm.max_grad_norm", 1.0)
+    norm = agent.positive_or_none("algorithm.max_grad_norm", 1.0)
     agent.set("max_grad_norm", norm)
     agent.set("observation_limit", math.inf)
     agent.set("learning_rate", agent.number("algorithm.learning_rate"))
-    schedule = agent.take("algorithm.schedule")
+    schedule = agent.needed("algorithm.schedule")
     if schedule not in ("adaptive", "fixed"):
         raise agent.refusal("algorithm.schedule", schedule, "known are adaptive and fixed")
     agent.set("learning_rate_schedule", "adaptive" if schedule == "adaptive" else "constant")
     if schedule == "adaptive":
         agent.note("schedule=adaptive: the rate stays above 1e-5 in rsl_rl, above 1e-6 here")
+    if schedule == "fixed":
+        agent.ignore("schedule=fixed: the rate does not follow the KL", "algorithm.desired_kl")
     agent.set("desired_kl", agent.number("algorithm.desired_kl", 0.01))
     agent.set("adapt_every", "minibatch")
     agent.set("adapt_before_step", True)

@@ -36,10 +36,22 @@ def agent_settings(library: str, config: Mapping[str, Any], num_envs: int) -> Ag
     if library not in LIBRARIES:
         raise ConfigError(f"--agent {library} is not read; known are {', '.join(LIBRARIES)}")
     if library == "rl_games":
-        params = config.get("params", config)
-        if not isinstance(params, Mapping):
-            raise ConfigError(f"the rl_games configuration has params={params!r}: it must hold settings")
-        config = {**cast(Mapping[str, Any], params), "pbt": config.get("pbt", {})}
+        config = _params(config)
     reader = AgentReader(library, config)
     LIBRARIES[library](reader, num_envs)
     return reader.finish()
+
+
+def _params(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What rl_games reads of its file: `params`, and `pbt` beside it."""
+    if "params" not in config:
+        return config
+    params = config["params"]
+    if not isinstance(params, Mapping):
+        raise ConfigError(f"the rl_games configuration has params={params!r}: it must hold settings")
+    for name in config.keys() - {"params", "pbt"}:
+        raise ConfigError(
+            f"the rl_games configuration has {name} beside params, where rl_games does not read it; write it below "
+            "params, or remove it"
+        )
+    return {**cast(Mapping[str, Any], params), "pbt": config.get("pbt", {})}

@@ -6,30 +6,32 @@ from typing import Any, cast
 from lockstep.config.agents.reader import ISAAC_POLICY, NO_RECURRENT, AgentReader
 
 _POLICIES = ("GaussianMixin", "CategoricalMixin", "MultiCategoricalMixin")
+_BLOCK = ("name", "input", "type", "layers", "activations")
 _NORMALIZER = "RunningStandardScaler"
 
 
 def read_skrl(agent: AgentReader, num_envs: int) -> None:
     """Map a skrl file, for `num_envs` environments over all ranks."""
-    agent.expect("agent.class", "PPO", why="only PPO is read")
+    agent.expect("agent.class", "PPO", "ppo", why="only PPO is read")
     agent.set("seed", agent.seed())
-    _read_models(agent)
-    steps = agent.count("agent.rollouts")
+    has_states = _read_models(agent)
+    steps = agent.count("agent.rollouts", 16)
     agent.set("num_steps", steps)
-    agent.set("num_epochs", agent.count("agent.learning_epochs"))
-    agent.set("num_minibatches", agent.count("agent.mini_batches"))
+    agent.set("num_epochs", agent.count("agent.learning_epochs", 8))
+    agent.set("num_minibatches", agent.count("agent.mini_batches", 2))
     rollouts = agent.count("trainer.timesteps") // steps
     agent.set("total_steps", max(rollouts, 1) * steps * num_envs)
     _read_losses(agent)
     _read_learning_rate(agent)
-    _read_normalizers(agent)
+    _read_normalizers(agent, has_states)
     agent.ignore("a rollout is kept whole", "memory.*")
-    agent.ignore("names, files and devices are Lockstep's own", "agent.experiment.*", "trainer.class",
-                 "trainer.environment_info", "trainer.close_environment_at_exit")  # fmt: skip
+    agent.ignore("names, files and devices are Lockstep's own", "agent.experiment", "agent.experiment.*",
+                 "trainer.class", "trainer.environment_info", "trainer.close_environment_at_exit")  # fmt: skip
     agent.ignore("skrl ignores it for PPO", "agent.random_timesteps", "agent.learning_starts")
 
 
-def _read_models(agent: AgentReader) -> None:
+def _read_models(agent: AgentReader) -> bool:
+    """Map the networks; whether the value network reads other observations than the policy."""
     agent.expect("models.policy.class", *_POLICIES, why="the policy must be Gaussian or categorical")
     agent.expect("models.value.class", "DeterministicMixin", why="only a deterministic value function is read")
     agent.expect("models.policy.fixed_log_std", False, why="the deviation is always learned here")
@@ -59,19 +61,30 @@ def _read_models(agent: AgentReader) -> None:
         agent.set("network.critic_hidden", value)
     if not own_observations:
         agent.set("env.critic_keys", ISAAC_POLICY)
+    return own_observations
 
 
-def _layers(agent: AgentReader, model: str) -> tuple[tuple[int, ...], str, str]:
-    """Units of the layers of a model, the activation between them, and the name of what it reads."""
-    name = f"models.{model}.network"
-    given = agent.take(name)
+def _only_block(agent: AgentReader, name: str) -> Mapping[str, Any]:
+    """The one block of a network; the reader takes a list as one value, and does not see the block's keys."""
+    given = agent.needed(name)
     if not isinstance(given, list) or not all(isinstance(block, Mapping) for block in cast("list[Any]", given)):
         raise agent.refusal(name, given, "it must be a list with one block of linear layers")
     blocks = cast("list[Mapping[str, Any]]", given)
     if len(blocks) != 1:
         raise agent.refusal(name, [block.get("name") for block in blocks], "only one block of linear layers is read")
-    block = blocks[0]
-    source, layers, activation = block.get("input"), block.get("layers", []), block.get("activations", "")
+    for key, value in blocks[0].items():
+        if key not in _BLOCK:
+            raise agent.refusal(f"{name}.{key}", value, f"known are {', '.join(_BLOCK)}")
+    if "layers" not in blocks[0]:
+        raise agent.refusal(name, given, "the block has no layers")
+    return blocks[0]
+
+
+def _layers(agent: AgentReader, model: str) -> tuple[tuple[int, ...], str, str]:
+    """Units of the layers of a model, the activation between them, and the name of what it reads."""
+    name = f"models.{model}.network"
+    block = _only_block(agent, name)
+    source, layers, activation = block.get("input"), block["layers"], block.get("activations", "")
     if source not in ("OBSERVATIONS", "STATES"):
         raise agent.refusal(f"{name}.input", source, "a network reads the observation as it is")
     if block.get("type") is not None:
@@ -87,9 +100,10 @@ def _layers(agent: AgentReader, model: str) -> tuple[tuple[int, ...], str, str]:
 
 
 def _read_losses(agent: AgentReader) -> None:
-    agent.set("gamma", agent.number("agent.discount_factor"))
-    agent.set("gae_lambda", agent.number("agent.gae_lambda" if agent.has("agent.gae_lambda") else "agent.lambda"))
-    agent.set("clip_range", agent.number("agent.ratio_clip"))
+    agent.set("gamma", agent.number("agent.discount_factor", 0.99))
+    name = "agent.gae_lambda" if agent.has("agent.gae_lambda") else "agent.lambda"
+    agent.set("gae_lambda", agent.number(name, 0.95))
+    agent.set("clip_range", agent.number("agent.ratio_clip", 0.2))
     value_clip = agent.number("agent.value_clip", 0.2)
     clips = agent.take("agent.clip_predicted_values", True) and value_clip
     agent.set("value_clip_range", value_clip if clips else None)
@@ -97,14 +111,15 @@ def _read_losses(agent: AgentReader) -> None:
         agent.note(
             "value_clip: skrl learns from the clipped value alone, Lockstep from the larger error of both values"
         )
-    # Their value loss is the squared error, ours half of it.
+    # Their value loss is the squared error, ours half of it; the default differs between versions of skrl.
     agent.set("value_coef", 2.0 * agent.number("agent.value_loss_scale"))
-    agent.set("entropy_coef", agent.number("agent.entropy_loss_scale"))
+    agent.set("entropy_coef", agent.number("agent.entropy_loss_scale", 0.0))
     agent.set("max_grad_norm", agent.number("agent.grad_norm_clip", 0.5) or None)
     if target_kl := agent.number("agent.kl_threshold", 0.0) or None:
         agent.note("kl_threshold: skrl leaves out the rest of an epoch, Lockstep all epochs after one beyond it")
     agent.set("target_kl", target_kl)
     agent.set("reward_scale", agent.number("agent.rewards_shaper_scale", 1.0))
+    agent.expect("agent.rewards_shaper", None, why="rewards are scaled with rewards_shaper_scale alone")
     agent.set("precision", "bfloat16" if agent.take("agent.mixed_precision", False) else "float32")
     if not agent.take("agent.time_limit_bootstrap", False):
         agent.note(
@@ -114,7 +129,7 @@ def _read_losses(agent: AgentReader) -> None:
 
 def _read_learning_rate(agent: AgentReader) -> None:
     scheduler = agent.take("agent.learning_rate_scheduler")
-    agent.set("learning_rate", agent.number("agent.learning_rate"))
+    agent.set("learning_rate", agent.number("agent.learning_rate", 1e-3))
     agent.set("adam_eps", 1e-8)
     if scheduler is None:
         agent.set("learning_rate_schedule", "constant")
@@ -125,17 +140,25 @@ def _read_learning_rate(agent: AgentReader) -> None:
     agent.set("learning_rate_schedule", "adaptive")
     agent.set("desired_kl", agent.number("agent.learning_rate_scheduler_kwargs.kl_threshold", 0.008))
     agent.set("adapt_every", "epoch")
+    agent.expect("agent.learning_rate_scheduler_kwargs", None, why="it must be a mapping")
 
 
-def _read_normalizers(agent: AgentReader) -> None:
-    """`state_preprocessor` normalized observations until skrl 2, whose name for it is `observation_preprocessor`."""
+def _read_normalizers(agent: AgentReader, has_states: bool) -> None:
+    """`state_preprocessor` normalized observations until skrl 2, whose name for it is `observation_preprocessor`.
+
+    Since then it is that of the value network's own observations, if the task `has_states`.
+    """
+    both = agent.has("agent.observation_preprocessor")
     names = ("observation_preprocessor", "state_preprocessor", "value_preprocessor")
     found = {name: agent.take(f"agent.{name}") for name in names}
     for name, value in found.items():
         if value not in (None, _NORMALIZER):
             raise agent.refusal(f"agent.{name}", value, f"known is {_NORMALIZER}")
         agent.ignore("sizes and devices follow from the task", f"agent.{name}_kwargs*")
-    agent.set("normalize_observation", bool(found["observation_preprocessor"] or found["state_preprocessor"]))
+    of_policy, of_value = found["observation_preprocessor"], found["state_preprocessor"]
+    agent.set("normalize_observation", bool(of_policy or of_value))
+    if both and has_states and of_policy != of_value:
+        agent.note("observation_preprocessor and state_preprocessor differ: Lockstep normalizes the input of both")
     agent.set("observation_limit", 5.0)
     agent.set("value_limit", 5.0)
     agent.set("normalize_value", bool(found["value_preprocessor"]))
