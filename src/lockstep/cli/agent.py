@@ -10,7 +10,7 @@ from lockstep.config import settings
 from lockstep.config.agents.reader import AgentSettings
 from lockstep.config.agents.settings import LIBRARIES, agent_settings
 from lockstep.envs import isaac
-from lockstep.envs.make import is_tensor_task
+from lockstep.envs.make import is_tensor_task, takes_groups
 from lockstep.errors import ConfigError
 from lockstep.launch.gpus import visible_gpus
 from lockstep.run import Run, override
@@ -78,11 +78,6 @@ def _with_file(run: Run, path: str, num_envs: int | None) -> Run:
         )
     envs = num_envs or run.num_envs
     found = _with_groups_of(run.task, library, agent_settings(library, config, envs))
-    if not is_tensor_task(run.task) and "obs_groups" in config:
-        _print_note(
-            f"obs_groups of {path} are those of tasks on torch tensors, and left out; for task={run.task} "
-            "env.policy_keys and env.critic_keys choose"
-        )
     return _applied(run, envs, found, f"{library} file {path}")
 
 
@@ -119,16 +114,27 @@ def _with_groups_of(task: str, library: str, found: AgentSettings) -> AgentSetti
     """The settings with groups of observations that the task has.
 
     Only files of rsl_rl name groups; those of the others mean Isaac Lab's `policy` for the value network. Mjlab calls
-    it `actor`. Tasks on the host have none of a suite's groups.
+    it `actor`. Tasks on the host, and most other classes on tensors, have none of a suite's groups.
     """
-    if not is_tensor_task(task):
-        kept = {name: value for name, value in found.settings.items() if not name.endswith("_keys")}
-        return replace(found, settings=kept)
-    name = "env.critic_keys"
-    if library == "rsl_rl" or isaac.is_isaac(task) or name not in found.settings:
+    if library == "rsl_rl" and takes_groups(task):
         return found
-    kept = {key: value for key, value in found.settings.items() if key != name}
-    return replace(found, settings=kept | ({name: ("actor",)} if task.startswith("Mjlab-") else {}))
+    kept = {name: value for name, value in found.settings.items() if not name.endswith("_keys")}
+    notes = found.differences
+    if library == "rsl_rl" and len(kept) < len(found.settings):
+        notes += (_left_out_groups(task),)
+    if "env.critic_keys" in found.settings and task.startswith(_SUITES):
+        kept["env.critic_keys"] = ("actor",) if task.startswith("Mjlab-") else found.settings["env.critic_keys"]
+    return replace(found, settings=kept, differences=notes)
+
+
+def _left_out_groups(task: str) -> str:
+    if is_tensor_task(task):
+        why = "takes no policy_keys and critic_keys: the policy receives its group policy, the value network critic"
+        return f"obs_groups of the file are left out; {task} {why}, where it has one"
+    return (
+        f"obs_groups of the file are those of tasks on torch tensors, and left out; for task={task} env.policy_keys "
+        "and env.critic_keys choose"
+    )
 
 
 def _library_of(name: str) -> str:

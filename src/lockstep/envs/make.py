@@ -13,6 +13,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.envs.stacking import StackedEnv, stacked_spec
 from lockstep.envs.vector import (
     BUILT_IN,
+    GROUPS,
     VectorEnv,
     kwargs_of,
     not_made_error,
@@ -134,6 +135,18 @@ def is_tensor_task(task: str) -> bool:
     return task.startswith(TENSOR_PREFIXES) if ":" not in task else _class_flag(task, "on_tensors")
 
 
+def takes_groups(task: str) -> bool:
+    """Whether environments of `task` are on torch tensors and take `env.policy_keys` and `env.critic_keys`.
+
+    Those of Isaac Lab and mjlab do, and a class whose `__init__` names both.
+    """
+    if not is_tensor_task(task):
+        return False
+    if ":" not in task:
+        return not task.startswith("envpool/")
+    return set(GROUPS) <= inspect.signature(_class_of(task)).parameters.keys()
+
+
 def stays_on_device(task: str, config: EnvConfig, framework: Literal["torch", "jax"], *, preferred: bool) -> bool:
     """Whether a learner in `framework` steps the environments of `task` on the learner's device; see `env.placement`.
 
@@ -170,8 +183,13 @@ def reads_tensors(task: str, config: EnvConfig) -> bool:
 
 def _class_flag(task: str, name: str) -> bool:
     """An attribute of the class that `task=module:Class` names; false if there is none."""
-    location, _, cls = task.rpartition(":")
-    return bool(getattr(getattr(load_module(location, f"task={task}"), cls, None), name, False))
+    return bool(getattr(_class_of(task), name, False))
+
+
+def _class_of(task: str) -> Any:
+    """What `task=module:Class` names, or None."""
+    location, _, name = task.rpartition(":")
+    return getattr(load_module(location, f"task={task}"), name, None)
 
 
 def jax_module(name: str, task: str) -> Any:

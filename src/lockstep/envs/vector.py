@@ -185,6 +185,11 @@ def refuse_unknown_kwargs(creator: Any, config: EnvConfig, task: str, *, setting
         if name in SETTINGS and not settings:
             raise ConfigError(f"env.kwargs {name}={value}: use env.{name}")
         given = f"env.kwargs {name}" if name in config.kwargs else f"env.{name}"
+        if name in GROUPS and getattr(creator, "on_tensors", False):
+            raise ConfigError(
+                f"{given}={list(value)}: {task} has no argument {name}, and gives the policy its group policy, the "
+                "value network its group critic: leave it out"
+            )
         if name in GROUPS:
             raise ConfigError(
                 f"{given}={list(value)} is for tasks whose observations have groups; {task} has none: leave it out"

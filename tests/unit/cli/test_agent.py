@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 import yaml
 from tests.unit.config.test_agent_settings import RL_GAMES, RSL_RL, SKRL
+from tests.unit.torch.envs import tensor_envs
 
 from lockstep.algorithms.task_defaults import PPO
 from lockstep.cli import agent as module
@@ -100,6 +101,20 @@ def test_one_observation_for_both_networks_has_the_tasks_own_name(tmp_path, monk
     path = tmp_path / "agent.yaml"
     path.write_text(yaml.safe_dump(config))
     assert with_agent(Run(task=task, num_envs=128), str(path), {}).env.critic_keys == keys
+
+
+@pytest.mark.parametrize(
+    ("task", "keys"),
+    [("Walk", ((), ())), ("Choosing", (("policy",), ("policy", "privileged"))), ("envpool/Mine-v1", ((), ()))],
+)
+def test_groups_of_rsl_rl_are_left_out_with_a_note_where_a_task_on_tensors_takes_none(tmp_path, capsys, task, keys):
+    path = tmp_path / "agent.yaml"
+    path.write_text(yaml.safe_dump(RSL_RL))
+    task = task if "/" in task else f"{tensor_envs.__file__}:{task}"
+    env = with_agent(Run(task=task, num_envs=128), str(path), {}).env
+    assert (env.policy_keys, env.critic_keys) == keys
+    said = f"obs_groups of the file are left out; {task} takes no policy_keys and critic_keys: the policy receives"
+    assert (said in capsys.readouterr().err) == (keys == ((), ()))
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])

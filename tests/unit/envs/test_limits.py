@@ -142,7 +142,7 @@ def test_goal_conditioned_observations_are_joined_in_the_order_of_their_names():
         ("CartPole-v1", {"policy_keys": ("a",)}, "observations have groups"),
         ("lockstep/Reach-v0", {"policy_keys": ("a",)}, "observations have groups"),
         ("lockstep/Reach-v0", {"critic_keys": ("a",)}, "env.critic_keys"),
-        (TENSORS, {"policy_keys": ("a",)}, "observations have groups"),
+        (TENSORS, {"policy_keys": ("a",)}, "gives the policy its group policy"),
         ("CartPole-v1", {"clip_action": 1.0}, "env.clip_action=1.0 is for continuous actions"),
     ],
 )

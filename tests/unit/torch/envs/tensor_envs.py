@@ -226,3 +226,11 @@ class DrawnSlowly(Drawn):
     """Says how quickly its videos are to be shown."""
 
     frames_per_second = 5.0
+
+
+class Choosing(Walk):
+    """Has groups of its own to choose from."""
+
+    def __init__(self, num_envs, *, device, policy_keys=(), critic_keys=()):
+        super().__init__(num_envs, device=device)
+        self.keys = tuple(policy_keys), tuple(critic_keys)

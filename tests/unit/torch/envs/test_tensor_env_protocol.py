@@ -29,6 +29,11 @@ def test_a_class_is_found_by_its_attribute():
     [
         (WALK, EnvConfig(kwargs={"autorest": "next_step"}), "did you mean autoreset"),
         (WALK, EnvConfig(kwargs={"device": "cpu"}), "device=cpu is set by Lockstep; use device"),
+        (
+            WALK,
+            EnvConfig(policy_keys=("policy",)),
+            "Walk has no argument policy_keys, and gives the policy its gro",
+        ),
         (WALK, EnvConfig(kwargs={"num_envs": 3}), "num_envs=3 is set by Lockstep; use num_envs"),
         (WALK, EnvConfig(vectorization="async"), "is vectorized itself"),
         (WALK.replace("Walk", "WithoutDevice"), EnvConfig(), "lacks device"),
@@ -105,6 +110,12 @@ def test_a_class_with_a_method_render_is_drawn(name, rate):
     env.reset([0])
     (picture,) = env.render()
     assert picture.shape == (4, 6, 3) and picture.dtype == np.uint8 and env.frames_per_second == rate
+
+
+def test_a_class_that_takes_names_of_groups_receives_them():
+    config = EnvConfig(policy_keys=("joints",), critic_keys=("joints", "forces"))
+    env = make_tensor_env(WALK.replace("Walk", "Choosing"), config, 2, CPU)
+    assert env.keys == (("joints",), ("joints", "forces"))
 
 
 def test_a_class_without_one_cannot_be_drawn():
