@@ -15,6 +15,7 @@ def train(run: LibraryRun) -> None:
     with run.open_env() as (env, agent):
         runners: Any = importlib.import_module("rsl_rl.runners")
         settings = _settings(agent)
+        _check_form(settings)
         settings |= {"seed": run.seed, "device": str(run.device)}
         if settings.get("resume"):
             raise ConfigError("agent resume=true: this workflow begins with new parameters; set it false")
@@ -47,6 +48,18 @@ def _settings(agent: Any) -> dict[str, Any]:
     utils: Any = importlib.import_module("isaaclab_rl.rsl_rl")
     configs: Any = importlib.import_module("isaaclab.utils")
     return configs.to_dict(utils.handle_deprecated_rsl_rl_cfg(agent, version("rsl-rl-lib")))
+
+
+def _check_form(settings: dict[str, Any]) -> None:
+    """Refuse a file for rsl_rl before version 5, if the installed one is newer: it says `KeyError: 'actor'`."""
+    if "policy" not in settings or {"actor", "critic"} & settings.keys():
+        return
+    found = version("rsl-rl-lib")
+    if int(found.partition(".")[0]) >= 5:
+        raise ConfigError(
+            f"--agent: policy is a key of rsl_rl before version 5, and {found} is installed; write actor and critic "
+            "instead (docs/guides/coming-from-rsl-rl.md has a file)"
+        )
 
 
 def _runner_class(base: Any, run: LibraryRun) -> Any:
