@@ -260,7 +260,10 @@ def test_a_name_with_two_meanings_asks_for_the_full_one(monkeypatch):
         ("task: a\nnum_envs: 4\nnum_envs: 8\n", ["line 3", "num_envs is there twice"]),
         ("task: a\nalgorithm: {gamma: 1, gamma: 0.5}\n", ["line 2", "gamma is there twice"]),
         ("task: a\nnum_envs: 1:4\n", ["num_envs='1:4'", "a whole number"]),
-        ("task: !!python/object/apply:os.system [ls]\n", ["not YAML"]),
+        (
+            "task: !!python/object/apply:os.system [ls]\n",
+            ["has the Python tag !!python/object/apply:os.system"],
+        ),
     ],
 )
 def test_a_bad_file_is_named_with_its_fault(text, words, tmp_path):

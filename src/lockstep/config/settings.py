@@ -39,7 +39,7 @@ def parse(text: str, where: str) -> Any:
     """Read YAML 1.1, with `1e-3` as a number and `1:5` as text; `where` names the source in errors.
 
     Raises:
-        ConfigError: the text is not YAML, or a mapping has a name twice.
+        ConfigError: the text is not YAML, has a tag of Python, or a mapping has a name twice.
     """
     try:
         return yaml.load(text, Loader=_Loader)
@@ -48,6 +48,9 @@ def parse(text: str, where: str) -> Any:
     except yaml.YAMLError as error:
         mark: Any = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}," if mark and "\n" in text else ""
+        if tag := re.search(r"'tag:yaml\.org,2002:(python/[^']+)'", str(error)):
+            said = f"{where}{line} has the Python tag !!{tag[1]}; write plain values, and a list for a tuple"
+            raise ConfigError(said) from None
         raise ConfigError(f"{where}{line} is not YAML: {getattr(error, 'problem', None) or error}") from None
 
 

@@ -27,8 +27,8 @@ def user_location(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames outside Lockstep."""
-    frames = traceback.extract_tb(error.__traceback__)
+    """The frames outside Lockstep, and outside Python's import of a file."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith("<frozen ")]
     return [frame for frame in frames if not Path(frame.filename).is_relative_to(_LOCKSTEP)]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from lockstep.envs.errors import describe_error
 from lockstep.errors import ConfigError
 
 _VERSION = re.compile(r"-v(\d+)$")
@@ -86,7 +87,7 @@ def load_module(location: str, setting: str) -> ModuleType:
             raise _no_module(error.name, setting) from error
         raise ConfigError(f"{setting}: {location} needs the module {error.name!r}, which is not installed") from error
     except Exception as error:
-        raise ConfigError(f"{setting}: importing {location} failed: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{setting}: importing {location} failed: {describe_error(error)}") from error
     finally:
         _importing.pop()
 

@@ -67,7 +67,7 @@ def load_file(target: str) -> AnyRun:
     it is the task of the run.
     """
     path, colon, name = target.rpartition(":") if ".py:" in target else (target, "", "recipe")
-    module = load_module(path, f"recipe={target}")
+    module = load_module(path, target)  # which may be a task, too
     if not colon and not hasattr(module, name):
         environments = " or ".join(f"{path}:{found}" for found in environments_in(module))
         hint = f"did you mean {environments}?" if environments else f"name one of its own: {path}:FUNCTION"

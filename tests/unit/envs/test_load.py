@@ -1,7 +1,8 @@
-"""Names of user code are checked without importing it."""
+"""Names of user code are checked without importing it, and errors of an import say where."""
 
 import pytest
 
+from lockstep import recipes
 from lockstep.envs.load import check_location
 from lockstep.errors import ConfigError
 
@@ -54,3 +55,10 @@ def test_a_name_that_a_file_does_not_define_is_refused(tmp_path, text, message):
     path = file_with(tmp_path, text)
     with pytest.raises(ConfigError, match=f"^network.module={path}:Network: .*{message}"):
         check_location(f"{path}:Network", "network.module")
+
+
+def test_an_error_of_an_imported_file_has_its_line(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import os\n\nNAME = os.environ['NOWHERE_AT_ALL']\n\n\nclass Env: ...\n")
+    with pytest.raises(ConfigError, match=rf"^{path}:Env: importing {path} failed: KeyError: .* \({path}:3\)$"):
+        recipes.load_file(f"{path}:Env")

@@ -119,7 +119,10 @@ def test_a_fault_is_one_line(name, words):
         ("NeverEnds", "step ended no episode in 2000 random steps, and no limit is known"),
         ("LiveBuffer", "step changed the observation that was returned before: Lockstep copies each"),
         ("OutOfBounds", "is not in [0.0, 1.0]; widen the bounds, or clip"),
-        ("Doubles", "returned an observation of type float64, and observation_space says float32, to which it is conv"),
+        (
+            "Doubles",
+            "and observation_space says float32, to which it is converted; return float32",
+        ),
         ("Numbers", "step returned 0 as terminated; return bool(terminated)"),
         ("NoInfo", "step returned None as info, which is not read; return a dict"),
         ("Masked", "step returned an action_mask in info, which is not read: a policy chooses among all actions"),

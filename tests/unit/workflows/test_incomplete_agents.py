@@ -58,9 +58,7 @@ def test_what_an_agent_file_lacks_is_named(begun, workflow, agent, message):
 def test_a_file_for_another_version_of_rsl_rl_is_refused(begun, monkeypatch):
     agent = {"policy": {"class_name": "ActorCritic"}, "num_steps_per_env": 24, "max_iterations": 5}
     monkeypatch.setattr(rsl_rl, "version", lambda package: "5.5.1")
-    with pytest.raises(
-        ConfigError, match=r"--agent: policy is a key of rsl_rl before version 5, and 5\.5\.1 is"
-    ):
+    with pytest.raises(ConfigError, match=r"--agent: policy is a key of rsl_rl before version 5, and 5\.5\.1 is"):
         begun(rsl_rl, agent)
     monkeypatch.setattr(rsl_rl, "version", lambda package: "3.1.2")
     assert begun(rsl_rl, agent)[1:] == (24, 5)

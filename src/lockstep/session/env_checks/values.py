@@ -114,7 +114,7 @@ def _check_box(observation: Any, space: Any, method: str, report: Report, part: 
     elif array.dtype != space.dtype:
         report.warn(
             f"{method} returned {named} of type {array.dtype}, and {says} says {space.dtype}, to which it is "
-            f"converted; return observation.astype({space.dtype})",
+            f"converted; return {space.dtype}",
             about=f"type of {part}",
         )
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -124,7 +125,9 @@ class WorkerEnv:
 
     def _death(self) -> RunError:
         self._process.join(_CLOSE_S)
-        return RunError(f"the process of a simulator of task={self._task} ended with code {self._process.exitcode}")
+        code = self._process.exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name} (signal {-code})" if code < 0 else f"ended with code {code}"
+        return RunError(f"the process of a simulator of task={self._task} {how}")
 
 
 class _Buffers:

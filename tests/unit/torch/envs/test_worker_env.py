@@ -43,7 +43,7 @@ def test_a_worker_gives_the_bits_of_this_process_and_ends(worker):
 def test_the_death_of_a_worker_is_an_error_that_names_the_task(worker):
     worker.reset([3])
     os.kill(worker._process.pid, signal.SIGKILL)
-    with pytest.raises(RunError, match=r"Walk ended with code -9"):
+    with pytest.raises(RunError, match=r"Walk was killed by SIGKILL \(signal 9\)"):
         worker.step(torch.zeros(4, 1))
 
 
