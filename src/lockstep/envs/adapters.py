@@ -32,6 +32,7 @@ from lockstep.envs.spaces import (
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import Step, not_made_error
 from lockstep.envs.workers import WorkerEnvs, become_worker
+from lockstep.envs.wrappers import refuse_running_statistics
 from lockstep.errors import ConfigError, RunError
 
 Env = gymnasium.Env[Any, Any]
@@ -301,11 +302,12 @@ class EnvFactory:
 
     def wrapped(self) -> Env:
         """The environment in its wrappers, with its original spaces."""
-        env = self.create()
+        env = task = self.create()
         if env.render_mode is not None:
             choose_mujoco_gl()
         for wrapper in self.wrappers:
             env = wrapper(env)
+        refuse_running_statistics(env, task)
         return env
 
 

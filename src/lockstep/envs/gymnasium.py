@@ -17,12 +17,13 @@ from lockstep.config.env import EnvConfig
 from lockstep.envs import atari
 from lockstep.envs.adapters import Env, EnvFactory, SingleEnvs, VectorizedTask, config_errors
 from lockstep.envs.groups import ObservationGroups, refuse_groups
-from lockstep.envs.load import load_object, near
+from lockstep.envs.load import near
 from lockstep.envs.mujoco_warnings import of_gymnasium, without_warnings
 from lockstep.envs.spaces import action_spec, image_shape, observation_size
 from lockstep.envs.spec import EnvSpec, threshold_of
 from lockstep.envs.vector import BUILT_IN, GROUPS, VectorEnv, refuse_single_env_settings, refuse_unknown_kwargs
 from lockstep.envs.workers import WorkerEnvs
+from lockstep.envs.wrappers import load_wrappers
 from lockstep.errors import ConfigError
 
 _OF_MAKE = {
@@ -140,7 +141,7 @@ def creator_of_class(cls: Any, config: EnvConfig, kwargs: Mapping[str, Any]) -> 
 
 def env_factory(create: Callable[[], Env], task: str, config: EnvConfig) -> EnvFactory:
     """The factory of the environments of a shard, with the wrappers of the config."""
-    wrappers = [load_object(path, "env.wrappers") for path in config.wrappers]
+    wrappers = load_wrappers(config)
     if config.policy_keys or config.critic_keys:
         groups = partial(ObservationGroups, policy_keys=config.policy_keys, critic_keys=config.critic_keys)
         wrappers.append(groups)

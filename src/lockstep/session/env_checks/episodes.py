@@ -125,7 +125,7 @@ def _check_seeds(driver: EnvDriver, first: Any) -> None:
         report.repeatable = False
         report.warn(
             f"reset(seed={SEEDS[0]}) gave two different first observations: no run can be repeated, nor go on as if it "
-            f"had not stopped; {how} alone"
+            f"had not stopped; {how} alone{_of_wrappers(report)}"
         )
     elif _same(firsts[-1], first):
         report.warn(
@@ -145,7 +145,13 @@ def _check_repeatable(driver: EnvDriver) -> None:
         report.warn(
             f"step {step} after reset(seed={SEEDS[1]}) gave something else the second time, with the same actions: no "
             "run can be repeated; draw what is random in step from the generator that reset seeds"
+            f"{_of_wrappers(report)}"
         )
+
+
+def _of_wrappers(report: Report) -> str:
+    """What else may be the cause where the user's wrappers are around the environment."""
+    return "; or one of env.wrappers keeps something from earlier episodes" if report.wrapped else ""
 
 
 def _check_state(driver: EnvDriver, another: Callable[[], EnvDriver]) -> None:

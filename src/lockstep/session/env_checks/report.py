@@ -32,7 +32,8 @@ class Report:
     """Whether all numbers so far were finite; NaN cannot be compared."""
     repeatable: bool = True
     """Whether the same seeds and actions have given the same so far."""
-
+    wrapped: bool = False
+    """Whether the user's wrappers are around the environment, `env.wrappers`."""
     reported: set[str] = field(default_factory=set[str])
     """Subjects of the faults and warnings so far; each is reported once."""
 

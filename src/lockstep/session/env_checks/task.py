@@ -124,6 +124,7 @@ def _check_single(
     create: Callable[[], Env], task: str, config: EnvConfig, limit: int | None, report: Report, limits: Limits
 ) -> None:
     """Check the unwrapped task, whose faults wrappers could hide, then the wrapped one."""
+    report.wrapped = bool(config.wrappers)
     if config.wrappers or limit is not None:
         bare = Report(skip_non_finite=report.skip_non_finite)
         with suppress(CheckEndedError):
