@@ -1,5 +1,6 @@
 """Limits that a run sets on the numbers of its environments: `env.clip_action` and `env.clip_observation`."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,7 +24,9 @@ def without_limits(config: EnvConfig) -> EnvConfig:
 
 
 def limited_spec(spec: EnvSpec, config: EnvConfig, task: str) -> EnvSpec:
-    """The spec with the bounds of actions narrowed to `env.clip_action`: whatever clips actions then follows it.
+    """The spec with the bounds of actions narrowed to `env.clip_action`, and the limit of observations.
+
+    Whatever clips actions, or acts on observations that no environment has clipped, then follows it.
 
     Raises:
         ConfigError: a limit does not fit the task.
@@ -33,6 +36,8 @@ def limited_spec(spec: EnvSpec, config: EnvConfig, task: str) -> EnvSpec:
         raise ConfigError(
             f"env.clip_observation={observation_limit} is for vectors; task={task} observes images: leave it out"
         )
+    if observation_limit is not None and math.isfinite(observation_limit):
+        spec = replace(spec, clip_observation=observation_limit)
     if action_limit is None:
         return spec
     action = spec.action

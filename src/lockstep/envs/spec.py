@@ -144,6 +144,9 @@ class EnvSpec:
     """Images among the numbers of the value network's own observation."""
     unused_groups: tuple[str, ...] = ()
     """Names of observations that the task has and no network receives; a run prints them."""
+    clip_observation: float | None = None
+    """Observations are clipped to within this of 0, by `env.clip_observation`; `None`: they are as the task has them.
+    Whoever acts on observations of the task itself, as `load_player` and exports do, clips them too."""
 
     def __post_init__(self) -> None:
         """Refuse images that contradict the sizes of observations, or `frames`."""
@@ -175,7 +178,7 @@ class EnvSpec:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able dict, with infinite bounds as strings."""
         data = asdict(self) | {"action": self.action.to_dict()}
-        return _without_defaults(data, image_parts=(), critic_image_parts=(), unused_groups=())
+        return _without_defaults(data, image_parts=(), critic_image_parts=(), unused_groups=(), clip_observation=None)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "EnvSpec":

@@ -73,7 +73,8 @@ class Player:
             observation: as the policy was trained on it: an image [C, H, W] of bytes, else `spec.observation_size`
                 numbers. A choice of a discrete space is one-hot, and the parts of a `Dict` (by name) or `Tuple` follow
                 one another; an image among them has its channels first, and bytes are divided by 255. With
-                `env.frame_stack` the observations of the last steps follow one another, oldest first.
+                `env.frame_stack` the observations of the last steps follow one another, oldest first. They are clipped
+                here, if `env.clip_observation` clipped them in training.
 
         Returns:
             The action as the environment takes it: a choice, or an array of the shape of the action space.
@@ -84,6 +85,8 @@ class Player:
         """
         assert self.spec is not None
         rows, action = _one_row(self.spec, observation), self.spec.action
+        if (limit := self.spec.clip_observation) is not None:
+            rows = np.clip(rows, -limit, limit)
         found = action.for_env(clipper(action)(self.choose(rows, None, self._episode)))[0]
         return found if action.kind == "discrete" else np.asarray(found)
 

@@ -48,6 +48,18 @@ def observed(spec):
     return (random * (255 if spec.image else 1)).astype(spec.observation_dtype)
 
 
+def test_a_player_clips_as_its_run_did(tmp_path):
+    run, policy = made(dataclasses.replace(SPEC, clip_observation=0.5))
+    save_policy(tmp_path / POLICY_FILE, policy, None, run)
+    spec, player = load_player(tmp_path)
+    assert spec.clip_observation == 0.5
+    seen = []
+    actor = lambda rows: seen.append(rows) or np.zeros((1, 3), np.float32)  # noqa: E731
+    player = dataclasses.replace(player, actor=actor)
+    player.act(np.array([7, -7, 0.5, 0.25, 0, -0.5], np.float32))
+    np.testing.assert_array_equal(seen, [[[0.5, -0.5, 0.5, 0.25, 0, -0.5]]])
+
+
 @pytest.mark.parametrize(
     "spec", [pytest.param(SPEC, id="vectors"), pytest.param(IMAGES, marks=pytest.mark.slow, id="images")]
 )

@@ -29,7 +29,7 @@ _STEPS = 20
 
 
 class GreedyPolicy(nn.Module):
-    """Normalizes observations and returns the most likely action, or the one with the largest Q."""
+    """Clips and normalizes observations, and returns the most likely action, or the one with the largest Q."""
 
     def __init__(self, policy: ActingPolicy, observation_moments: RunningMoments | None) -> None:
         super().__init__()
@@ -58,6 +58,8 @@ class GreedyPolicy(nn.Module):
             and TD3 before tanh); `action`: as the environment takes it, [N] int64, [N, C] int64, or [N, D] within its
             bounds, where C and D may be several dimensions; of a recurrent policy `next_state`.
         """
+        if (limit := self.policy.spec.clip_observation) is not None:
+            observation = observation.clamp(-limit, limit)
         if self.normalizes:
             normalized = (observation - self.get_buffer("mean")) * self.get_buffer("scale")
             observation = normalized.clamp(-self.limit, self.limit)
@@ -116,7 +118,9 @@ def _compare(
     run: Callable[[Arrays], Arrays],
 ) -> Exported:
     observation = _random(policy, observation_moments, _ROWS)
-    normalized = observation if observation_moments is None else observation_moments.normalize(observation)
+    limit = policy.spec.clip_observation
+    clipped = observation if limit is None else np.clip(observation, -limit, limit)
+    normalized = clipped if observation_moments is None else observation_moments.normalize(clipped)
     if _state_size(policy):
         assert isinstance(policy, Policy)
         parameters, found = _unrolled(policy, normalized), _run_steps(policy, observation, run)
