@@ -37,7 +37,7 @@ class EnvConfig:
     `auto`: on the device if the task is only there, or is there faster. JAX reads torch tensors through DLPack."""
 
     def __post_init__(self) -> None:
-        """Refuse limits that leave nothing."""
+        """Refuse limits that leave nothing, and groups that are named twice."""
         convert_fields(self, "env.")
         if self.max_episode_steps is not None and self.max_episode_steps < 1:
             raise ConfigError(f"env.max_episode_steps={self.max_episode_steps} must be at least 1, or null")
@@ -47,3 +47,8 @@ class EnvConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"env.{name}={value} must be greater than 0, or null to switch it off")
+        for name in ("policy_keys", "critic_keys"):
+            keys = getattr(self, name)
+            repeated = next((key for key in keys if keys.count(key) > 1), None)
+            if repeated is not None:
+                raise ConfigError(f"env.{name}={list(keys)} names {repeated} more than once; name each group once")

@@ -137,6 +137,8 @@ def test_goal_conditioned_observations_are_joined_in_the_order_of_their_names():
     [
         (GROUPED, {"policy_keys": ("d",)}, "there is no group d"),
         (GROUPED, {"critic_keys": ("d",)}, "there is no group d"),
+        (GROUPED, {"policy_keys": ("a", "b", "a")}, "env.policy_keys=.* names a more than once; name each group once"),
+        (GROUPED, {"critic_keys": ("b", "b")}, "env.critic_keys=.* names b more than once"),
         (GROUPED, {"critic_keys": ("c", "b", "a")}, r"choose those of the policy with env.policy_keys=\['a'\]"),
         ("CartPole-v1", {"critic_keys": ("a",)}, "env.critic_keys.*observations have groups"),
         ("CartPole-v1", {"policy_keys": ("a",)}, "observations have groups"),
