@@ -51,7 +51,8 @@ def make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training:
         if registered is None:
             raise atari.refusal(task) or ConfigError(
                 f"task={task} is unknown{near(task, known)} "
-                "(Gymnasium ids, lockstep/... ids, module:Class and file.py:Class are understood)"
+                "(Gymnasium ids, lockstep/... ids, module:Class and file.py:Class are understood, and module:Id-v0 for "
+                "an id that your module registers)"
             )
     if atari.is_game(registered):
         refuse_groups(config, f"{task} observes images")

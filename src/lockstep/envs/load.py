@@ -120,7 +120,8 @@ def near(name: str, known: list[str]) -> str:
     newest = {_unversioned(key): key for key in sorted(known, key=_version)}
     by_lower = {key.lower(): key for key in reversed(known)}
     prefixed = sorted((key for low, key in by_lower.items() if name and low.startswith(name.lower())), reverse=True)
-    close = [by_lower[low] for low in difflib.get_close_matches(name.lower(), by_lower, n=9, cutoff=0.6)]
+    by_word = {_unversioned(low): key for low, key in by_lower.items()}  # `-v0` makes any two short ids similar
+    close = [by_word[low] for low in difflib.get_close_matches(_unversioned(name.lower()), by_word, n=9, cutoff=0.6)]
     found = list(dict.fromkeys(newest[_unversioned(key)] for key in [*prefixed[:2], *close]))[:3]
     return f"; did you mean {', '.join(found)}?" if found else ""
 
@@ -135,7 +136,10 @@ def _version(task: str) -> int:
 
 
 def _no_module(name: str, setting: str) -> ConfigError:
-    return ConfigError(f"{setting}: no module {name!r} in {Path.cwd()} or among the installed packages")
+    return ConfigError(
+        f"{setting}: no module {name!r} in {Path.cwd()} or among the installed packages; go to the folder that has it, "
+        "name that folder in PYTHONPATH, or install it"
+    )
 
 
 def _check_file(path: Path, setting: str) -> None:
