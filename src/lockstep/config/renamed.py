@@ -13,8 +13,10 @@ from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCCo
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
+from lockstep.config.absent import ABSENT
 from lockstep.config.settings import as_text
-from lockstep.config.synonyms import SYNONYMS, VARIANTS, Known, Synonym, Variant
+from lockstep.config.synonyms import SYNONYMS, Known, Synonym
+from lockstep.config.variants import VARIANTS, Variant
 from lockstep.errors import ConfigError
 
 How = Literal["set", "flag", "yaml", "python"]
@@ -72,7 +74,9 @@ def renaming_error(
     if word in known and not is_section_value:  # env: CartPole-v1
         line = _line(word, text or ("true" if isinstance(known[word], bool) else _VALUE), known, how)
         return f"{problem}; {word} is a setting: type {line}" if how == "flag" else None
-    synonyms = [] if word == "policy" and text in _OUR_POLICIES else _BY_NAME.get(word, [])
+    if word in ABSENT and not (word == "policy" and text in _OUR_POLICIES):
+        return f"{problem}; here {ABSENT[word]}: leave it out"
+    synonyms = _BY_NAME.get(word, [])
     if flags is not None:
         synonyms = [item for item in synonyms if not item.setting.startswith("--") or item.setting in flags]
     found = next((item for item in synonyms if _is_setting(item, known)), None)

@@ -1,4 +1,4 @@
-"""Names of settings and algorithms in Stable-Baselines3, CleanRL, skrl, rl_games, rsl_rl, RLlib, Tianshou and d3rlpy.
+"""Names of settings in Stable-Baselines3, CleanRL, skrl, rl_games, rsl_rl, RLlib, Tianshou and d3rlpy.
 
 `renamed.py` suggests ours. No name is accepted as an alias, since some differ slightly in meaning.
 """
@@ -28,17 +28,6 @@ class Synonym:
     """Whether the flag alone means true."""
     beside: str = ""
     """A setting that an algorithm also has where `setting` means this; empty: it means this everywhere."""
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """Names of an algorithm that is one of ours, with some settings of its own."""
-
-    names: str
-    """The names, separated by spaces."""
-    algo: str
-    settings: str = ""
-    """Those that make it of the defaults, separated by spaces."""
 
 
 def _number(text: str) -> float:
@@ -135,6 +124,7 @@ def _switch(names: str, setting: str, yes: str = "true", no: str = "false", note
 
 _PERIOD = "in environment steps of all ranks"
 _VALUE_LOSS = "it weighs half of the squared error"
+_CRITIC_LAYERS = "of all networks; critic_hidden is that of critics alone"
 _MINIBATCH = "a minibatch is num_envs * num_steps / num_minibatches transitions"
 
 # The first entry whose setting the run has applies: `tau` differs between DQN and PPO.
@@ -180,7 +170,10 @@ SYNONYMS = (
     ),
     Synonym("train_batch_size train_batch_size_per_learner minibatch_size", "batch_size", "all ranks together"),
     Synonym(
-        "step_per_collect train_batch_size", "num_steps", "steps of each environment in one rollout", _rollout_steps
+        "step_per_collect train_batch_size update_every",
+        "num_steps",
+        "steps of each environment in one rollout",
+        _rollout_steps,
     ),
     Synonym(
         "batch_size minibatch_size mini_batch_size sgd_minibatch_size train_batch_size_per_learner",
@@ -277,7 +270,7 @@ SYNONYMS = (
     Synonym("weight_decay l2_reg l2", "l2_decay"),
     Synonym("buffer_size memory_size replay_size replay_buffer_size buffer_capacity replay_capacity", "capacity"),
     Synonym(
-        "learn_start start_steps warmup_steps warmup random_steps random_timesteps min_replay_size "
+        "learn_start start_steps update_after warmup_steps warmup random_steps random_timesteps min_replay_size "
         "num_steps_sampled_before_learning_starts",
         "learning_starts",
     ),
@@ -321,10 +314,10 @@ SYNONYMS = (
     Synonym(
         "hidden_sizes net_arch hidden_layers hidden_dims actor_hidden_dims fcnet_hiddens mlp_units units layers",
         "hidden",
-        value=_layers,
+        _CRITIC_LAYERS,
+        _layers,
     ),
-    Synonym("policy_kwargs", "hidden", "and network.activation, each a setting of its own", _not_convertible),
-    Synonym("policy policy_type", "hidden", "the kind of network follows from the observation", _not_convertible),
+    Synonym("policy_kwargs", "hidden", f"{_CRITIC_LAYERS}; and activation", _not_convertible),
     Synonym("verbose", "log_every", _PERIOD, _not_convertible),
     Synonym("critic_hidden_dims", "critic_hidden"),
     Synonym("hidden_size hidden_dim", "hidden", "one number for each layer", lambda text, known: f"[{text}, {text}]"),
@@ -381,26 +374,3 @@ SYNONYMS = (
     Synonym("load_model pretrained init_checkpoint init_from", "--init-from"),
     Synonym("reward_threshold stop_reward target_reward", "stop_return"),
 )
-
-VARIANTS = (
-    Variant("ppo2 appo ippo mappo ppo_continuous", "ppo"),
-    Variant("recurrent_ppo ppo_recurrent ppo_lstm ppo_rnn", "ppo", "network.recurrent=lstm"),
-    Variant("ppo_gru", "ppo", "network.recurrent=gru"),
-    Variant("ddqn double_dqn", "dqn", "double=true"),
-    Variant("dueling_dqn", "dqn", "dueling=true"),
-    Variant("c51 categorical_dqn", "dqn", "value_distribution=categorical"),
-    Variant("qrdqn qr_dqn", "dqn", "value_distribution=quantile"),
-    Variant(
-        "rainbow rainbow_dqn",
-        "dqn",
-        "double=true dueling=true noisy=true prioritized=true n_step=3 value_distribution=categorical",
-    ),
-    Variant("ddpg", "td3", "num_critics=1 policy_delay=1 target_noise=0"),
-    Variant("redq", "sac", "updates_per_step=20 policy_delay=20 num_critics=10 target_critics=2"),
-    Variant("droq", "sac", "updates_per_step=20 policy_delay=20 target_critics=2 layer_norm=true dropout=0.01"),
-    Variant("behaviour_cloning behavior_cloning behavioral_cloning imitation", "bc"),
-    Variant("td3bc td3_plus_bc", "td3_bc"),
-    Variant("bcq discrete_bcq", "dqn", "bcq_threshold=0.3"),
-    Variant("discrete_cql", "cql"),
-)
-"""Names of algorithms elsewhere. The first whose `algo` a run may have applies."""

@@ -10,8 +10,10 @@ import pytest
 from lockstep.cli import main as cli
 from lockstep.cli.parser import parser
 from lockstep.cli.request import set_values
+from lockstep.config.absent import ABSENT
 from lockstep.config.renamed import known_settings, renaming_error
-from lockstep.config.synonyms import SYNONYMS, VARIANTS
+from lockstep.config.synonyms import SYNONYMS
+from lockstep.config.variants import VARIANTS
 from lockstep.errors import ConfigError
 from lockstep.run import OfflineRun, Run, from_dict, override
 
@@ -92,7 +94,7 @@ def test_no_synonym_is_shadowed_by_a_setting():
         ("net_arch=[64, 64]", "--set 'hidden=[64, 64]'"),
         ("net_arch={pi: [64], qf: [64]}", "--set hidden=VALUE"),
         ("policy_kwargs={net_arch: [64, 64]}", "--set hidden=VALUE"),
-        ("policy=MlpPolicy", "--set hidden=VALUE"),
+        ("update_every=64", "--set num_steps=4"),
         ("verbose=1", "--set log_every=VALUE"),
         ("ent_coef=auto", "--set entropy_coef=VALUE"),
         ("max_iterations=3", "--max-iterations 3"),
@@ -112,6 +114,7 @@ def test_set_suggests_our_setting(given, line, capsys):
     [
         ("n_steps=3", "--set n_step=3"),
         ("tau=0.005", "--set target_rate=0.005"),
+        ("update_after=1000", "--set learning_starts=1000"),
         ("polyak=0.005", "--set target_rate=0.005"),  # of skrl
         ("polyak=0.995", "--set target_rate=0.005"),  # of Spinning Up, the part that stays
         ("train_freq=4", "--set updates_per_step=0.25"),
@@ -166,8 +169,22 @@ def test_our_policy_of_an_algorithm_that_has_none_is_no_kind_of_network(algo, va
     run = OfflineRun(data="data", algo=algo)
     with pytest.raises(ConfigError, match=rf"^policy is a setting of .*iql.*, and this run trains with algo={algo}"):
         override(run, {"policy": value})
-    with pytest.raises(ConfigError, match="here it is hidden"):
+    with pytest.raises(ConfigError, match="here the kind of network follows from the observation: leave it out"):
         override(run, {"policy": "MlpPolicy"})
+
+
+@pytest.mark.parametrize("word", ABSENT)
+def test_words_without_a_counterpart_are_left_out(word, capsys):
+    assert word not in {name for synonym in SYNONYMS for name in synonym.names.split()}
+    for how in (["--set", f"{word}=some"], [f"--{word.replace('_', '-')}", "some"]):
+        assert cli.main(["train", "CartPole-v1", *how]) == 2
+        assert capsys.readouterr().err.endswith(f"; here {ABSENT[word]}: leave it out\n")
+
+
+def test_layers_of_critics_have_a_setting_of_their_own(capsys):
+    for given in ("net_arch={pi: [64], qf: [32]}", "policy_kwargs={net_arch: [64]}"):
+        assert cli.main(["train", "Pendulum-v1", "--algo", "sac", "--set", given]) == 2
+        assert "critic_hidden is that of critics alone" in capsys.readouterr().err
 
 
 def test_automatic_temperature(capsys):
@@ -224,6 +241,7 @@ def test_settings_of_an_algorithm_by_another_name_are_accepted(variant):
     [
         ("ddpg", "algo=td3 with the settings num_critics=1, policy_delay=1, target_noise=0"),
         ("Recurrent-PPO", "algo=ppo with the settings network.recurrent=lstm"),
+        ("RecurrentPPO", "algo=ppo with the settings network.recurrent=lstm"),
         ("SAC", "algo=sac"),
     ],
 )
