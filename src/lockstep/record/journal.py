@@ -329,13 +329,13 @@ class Journal:
             return False
         return True
 
-    def fail(self, rank: int, message: str, progress: Progress, elapsed: float) -> None:
+    def fail(self, rank: int, message: str, progress: Progress, elapsed: float, code: int = 1) -> None:
         """Record the end of a run by an error: the first failure of any rank.
 
         A start that has not resumed its run leaves the result of the earlier one. If rank 0 was lost, which writes the
         result, the others do: not every launcher knows the run directory.
         """
-        record_failure(self.path, rank=rank, message=message, code=1)
+        record_failure(self.path, rank=rank, message=message, code=code)
         if not self._begun:
             return
         first = read_failure(self.path) or {"message": message}

@@ -18,6 +18,7 @@ from lockstep.record.file_numbers import number_of, whole_number_of
 from lockstep.record.follow import JsonLinesFollower, last_line, read_json
 from lockstep.record.json_lines import JsonLines, finite
 from lockstep.record.numbers import json_object, row, scalars, seconds, whole
+from lockstep.record.refused import is_refused, remove_refused
 from lockstep.record.summary import empty_summary
 from lockstep.record.tensorboard import TensorBoard
 from lockstep.record.trackers.interface import evaluation_metrics
@@ -65,7 +66,8 @@ class RunDir:
         A loop that goes on with a run opens its directory with `join`, then calls `rewind`.
 
         Args:
-            path: where; must not exist or be empty. `None`: a new one below `runs/`.
+            path: where; must not exist, be empty, or hold a run that was refused before its first step. `None`: a new one below
+                `runs/`.
             run: the config to store: a `Run`, any mapping of plain values, or `None` to store none. Numbers of NumPy
                 and paths are stored as plain ones and as text.
             name: start of the default directory's name instead of task and algorithm; what no file name has, as the
@@ -89,6 +91,7 @@ class RunDir:
             else:
                 target = _make_empty(Path(path), made)
             with _locked(target):
+                remove_refused(target)
                 _check_empty(target)  # once more: another process may have begun the same run
                 for file, content in files.items():
                     write_atomically(target / file, content)
@@ -354,7 +357,8 @@ def _config_of(run: Any) -> dict[str, Any] | None:
 
 def _make_empty(path: Path, made: list[Path]) -> Path:
     if path.is_dir():
-        _check_empty(path)
+        if not is_refused(path):
+            _check_empty(path)
         return path
     if path.exists():
         raise ConfigError(f"run_dir={path} is a file; choose another with --run-dir")

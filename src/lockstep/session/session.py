@@ -502,7 +502,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         tensors = self._state.tensors() if self._state and isinstance(error, MismatchError) else {}
         self.backend.dump_error(error, self.journal.path, self.comm, tensors)
         elapsed_s = self._elapsed_s if hasattr(self, "_started") else 0.0
-        self.journal.fail(self.world.rank if rank is None else rank, message, self.progress, elapsed_s)
+        code = error.exit_code if isinstance(error, ConfigError) else 1
+        self.journal.fail(self.world.rank if rank is None else rank, message, self.progress, elapsed_s, code)
 
     def _open_profile(self) -> Profile | None:
         if self._profiled_updates is None or not isinstance(self.timers, RecordedTimers):
