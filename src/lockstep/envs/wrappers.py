@@ -53,8 +53,9 @@ def refuse_running_statistics(env: Env, task: Env) -> None:
 
     No other environment, rank, evaluation or policy file has them. Frozen ones (`update_running_mean = False`) pass.
     """
-    while env is not task and isinstance(env, gymnasium.Wrapper):
-        layer: Any = env
+    layer: Any = env
+    wrapper: Any = gymnasium.Wrapper  # generic and only partly typed
+    while layer is not task and isinstance(layer, wrapper):
         for kind, setting, fixed in _RUNNING:
             if isinstance(layer, kind) and layer.update_running_mean:
                 raise ConfigError(
@@ -62,4 +63,4 @@ def refuse_running_statistics(env: Env, task: Env) -> None:
                     "other environment, rank, evaluation or policy file has them, so returns and evaluations would be "
                     f"wrong; use --set {setting} of PPO, or a wrapper of your own with {fixed}"
                 )
-        env = layer.env
+        layer = layer.env

@@ -66,8 +66,8 @@ class RunDir:
         A loop that goes on with a run opens its directory with `join`, then calls `rewind`.
 
         Args:
-            path: where; must not exist, be empty, or hold a run that was refused before its first step. `None`: a new one below
-                `runs/`.
+            path: where; must not exist, be empty, or hold a run that was refused before its first step. `None`: a new
+                one below `runs/`.
             run: the config to store: a `Run`, any mapping of plain values, or `None` to store none. Numbers of NumPy
                 and paths are stored as plain ones and as text.
             name: start of the default directory's name instead of task and algorithm; what no file name has, as the
