@@ -162,7 +162,7 @@ def test_an_installed_version_that_differs_ends_all_ranks_with_2(tmp_path):
 @pytest.mark.parametrize(
     ("rank_0", "rank_1", "words"),
     [
-        (["lockstep/Match-v0"], ["lockstep/Match-v0", "--init-from", "one"], "--init-from (one instead of none)"),
+        (["lockstep/Match-v0"], ["lockstep/Match-v0", "--init-from", "one"], "--init-from (a policy instead of none)"),
         (["--resume", "one"], ["lockstep/Match-v0"], "--resume (none instead of one)"),
         (["--resume", "one"], ["--resume", "two"], "--resume (two instead of one)"),
     ],

@@ -137,14 +137,15 @@ class Preflight:
             raise RunError(f"{path} could not be written ({error.strerror})") from error
 
 
-def start_flags(*, resumed: Path | None, init_from: Path | None, profile: int | None) -> Flags:
+def start_flags(*, resumed: Path | None, initialized: bool, profile: int | None) -> Flags:
     """The flags that must agree, since they change what a rank does.
 
-    Of a path the last name counts: machines may have the same files in different places.
+    Of a run to resume the name counts: machines may have it in different places. Any policy will do on ranks other
+    than 0, which take that of rank 0.
     """
     given = {
         "--resume": None if resumed is None else resumed.name,
-        "--init-from": None if init_from is None else init_from.name,
+        "--init-from": "a policy" if initialized else None,
         "--profile": None if profile is None else str(profile),
     }
     return {name: value for name, value in given.items() if value is not None}

@@ -137,7 +137,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             self.signals.__enter__()  # until here a signal ends the process: ranks that connect cannot agree on it
             flags = start_flags(
                 resumed=None if self._resumed is None else self._resumed.run_dir,
-                init_from=self._init_from,
+                initialized=self._init_from is not None,
                 profile=self._profiled_updates,
             )
             self._preflight = self.backend.preflight(self.comm, self.run, flags)
