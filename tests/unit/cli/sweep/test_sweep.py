@@ -457,7 +457,10 @@ def test_no_eta_of_a_run_while_its_replay_is_filled():
     filling = {"step": 250, "time/steps_per_second": 50.0}
     lines.update(member, [filling], [])
     assert "50 steps/s" in lines._texts["seed_0"] and "ETA" not in lines._texts["seed_0"]
-    lines.update(member, [filling, filling | {"optim/learning_rate": 1e-3}], [])
+    learning = filling | {"optim/learning_rate": 1e-3}
+    lines.update(member, [filling, learning], [])
+    assert "ETA" not in lines._texts["seed_0"], "some of these steps only filled the replay"
+    lines.update(member, [filling, learning, learning], [])
     assert "ETA 15 s" in lines._texts["seed_0"]
     pool._note_config(member, recipes.load("cartpole"))
     assert not member.has_replay
