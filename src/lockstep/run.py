@@ -27,6 +27,7 @@ from lockstep.config.renamed import (
     renaming_error,
 )
 from lockstep.config.run_base import RunBase
+from lockstep.distributed.ranges import listed
 from lockstep.errors import ConfigError
 from lockstep.system.files import read_text
 from lockstep.world import World
@@ -373,8 +374,7 @@ def _check_algorithm_settings(run: AnyRun, names: Iterable[str]) -> None:
             alike = [algo for algo in owners if issubclass(_algorithms(run)[algo], CONTINUOUS_LOGS) == continuous]
             fitting = alike or owners
             choose = f"algo={fitting[0]}" if len(fitting) == 1 else "one of them"  # the task decides which
-            named = " and ".join(filter(None, [", ".join(owners[:-1]), owners[-1]]))
             raise ConfigError(
-                f"{name} is a setting of {named}, and this run trains with algo={run.algo}; "
+                f"{name} is a setting of {listed(owners)}, and this run trains with algo={run.algo}; "
                 f"leave it out, or choose {choose}"
             )

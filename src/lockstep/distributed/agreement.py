@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lockstep.distributed.ranges import listed
 from lockstep.errors import MismatchError, RunError
 
 _CAUSE = "something changed it outside the collectives, or a rank skipped one"
@@ -22,7 +23,7 @@ def mismatch_error(every: Sequence[Mapping[str, Sequence[str]]]) -> MismatchErro
     counts = sorted((versions.count(version) for version in set(versions)), reverse=True)
     majority = max(versions, key=versions.count) if counts[0] > counts[1] else None
     odd = [rank for rank, version in enumerate(versions) if version != majority]
-    single, numbers = len(odd) == 1, ", ".join(map(str, odd[:-1])) + " and " * (len(odd) > 1) + str(odd[-1])
+    single, numbers = len(odd) == 1, listed(odd)
     tensors = differing[0] + _how(differing[0], every, odd)
     if more := len(differing) - 1:
         tensors += f" and {more} more"

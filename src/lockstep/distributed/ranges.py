@@ -1,6 +1,6 @@
-"""Ranks in words, for messages."""
+"""Ranks and lists in words, for messages."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def ranges(ranks: Iterable[int]) -> str:
@@ -18,3 +18,9 @@ def named_ranges(ranks: Iterable[int], word: str = "rank") -> str:
     """Ranks as `ranks 2-3, 7` or `rank 4`."""
     text = ranges(ranks)
     return f"{word}{'' if text.isdigit() else 's'} {text}"
+
+
+def listed(parts: Sequence[object]) -> str:
+    """At least one part, as `a`, `a and b` or `a, b and c`."""
+    words = list(map(str, parts))
+    return ", ".join(words[:-1]) + " and " * (len(words) > 1) + words[-1]

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
-from lockstep.distributed.ranges import named_ranges
+from lockstep.distributed.ranges import listed, named_ranges
 from lockstep.record.console import aligned
 
 Identity = Mapping[str, Any]
@@ -97,7 +97,7 @@ def differences(identities: Mapping[str, Identity]) -> str | None:
         fields[_SHOWN_FIELDS:] = [f"{len(more)} more"]
     kinds = [kind for kind in _REMEDIES if any(_kind_of(name) == kind for name in rows)]
     remedy = "; ".join(_REMEDIES[kind] for kind in kinds)
-    line = f"{others} {verb} from {columns[0]} in {_listed(fields)}; {remedy}"
+    line = f"{others} {verb} from {columns[0]} in {listed(fields)}; {remedy}"
     return line if len(by_size) == 2 and not more else f"{line}\n\n{_table(columns, rows)}"
 
 
@@ -196,11 +196,7 @@ def format_ranks(labels: Sequence[str]) -> str:
     parts: list[str] = []
     for host, members in groupby(sorted(parsed, key=lambda one: (str(one[2]), one[1])), key=lambda one: one[2]):
         parts.append(named_ranges([number for _, number, _ in members], word) + (f" ({host})" if host else ""))
-    return _listed(parts)
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return ", ".join(parts[:-1]) + " and " * (len(parts) > 1) + parts[-1]
+    return listed(parts)
 
 
 def _table(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:

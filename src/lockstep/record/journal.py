@@ -76,6 +76,7 @@ class Journal:
         self._logged = (0, 0.0)
         self._best = self._best_before = -np.inf
         self._skips_reported = False
+        self._has_replay = isinstance(run.algorithm, ReplayConfig)
         self._last_metrics: Mapping[str, float] = {}
         self._trackers = Trackers(run.trackers if world.rank == 0 else (), run, run_dir.path, self.warn)
 
@@ -168,7 +169,6 @@ class Journal:
         for i, name in enumerate(PHASES):
             metrics[f"time/{name}_s"] = float(phases[:, i].mean())
             metrics[f"time/{name}_s_max"] = float(phases[:, i].max())
-        before_these, self._last_metrics = self._last_metrics, metrics
         if self._console is not None:
             self._run_dir.write_metrics(progress.env_steps, elapsed, metrics)
             of_ranks = {name: phases[:, i].round(3).tolist() for i, name in enumerate(PHASES)}
@@ -181,8 +181,9 @@ class Journal:
                 return_mean=metrics.get("episode/return_mean_100"),
                 unit=self._unit,
                 device_memory=max(device_memory),
-                eta=speed_gives_eta(metrics, before_these, has_replay=isinstance(self._run.algorithm, ReplayConfig)),
+                eta=speed_gives_eta(metrics, self._last_metrics, has_replay=self._has_replay),
             )
+        self._last_metrics = metrics
 
     def _report_skips(self, step: int, metrics: Mapping[str, float]) -> None:
         """Warn once if no gradient step since the last log line was taken: networks that diverged stay like this."""

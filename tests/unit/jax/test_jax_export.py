@@ -54,7 +54,11 @@ def test_a_player_clips_as_its_run_did(tmp_path):
     spec, player = load_player(tmp_path)
     assert spec.clip_observation == 0.5
     seen = []
-    actor = lambda rows: seen.append(rows) or np.zeros((1, 3), np.float32)  # noqa: E731
+
+    def actor(rows):
+        seen.append(rows)
+        return np.zeros((1, 3), np.float32)
+
     player = dataclasses.replace(player, actor=actor)
     player.act(np.array([7, -7, 0.5, 0.25, 0, -0.5], np.float32))
     np.testing.assert_array_equal(seen, [[[0.5, -0.5, 0.5, 0.25, 0, -0.5]]])

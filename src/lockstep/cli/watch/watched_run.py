@@ -76,6 +76,7 @@ class WatchedRun:
         self._evaluations = JsonLinesFollower(path / EVALUATIONS_FILE)
         self._ranks = JsonLinesFollower(path / RANKS_FILE)
         self._config_written_at = 0.0
+        self._saved_step = 0
         self._hosts: dict[int, str] = {}
 
     def update(self) -> None:
@@ -87,6 +88,7 @@ class WatchedRun:
                 self._config_written_at = changed_at
         for follower in (self._metrics, self._evaluations, self._ranks):
             follower.update()
+        self._saved_step = latest_step(self.path) or 0
         self.running = is_running(self.path)
         self.summary = read_json(self.path / SUMMARY_FILE)
         if not self._hosts:
@@ -119,7 +121,7 @@ class WatchedRun:
     def step(self) -> int:
         """Environment steps so far, by the last line of metrics or the newest checkpoint; rows of logged data."""
         ended = None if self.running else whole_number_of(self.summary.get("env_steps"))
-        return ended or max(whole_number_of(self._last_value("step")) or 0, latest_step(self.path) or 0)
+        return ended or max(whole_number_of(self._last_value("step")) or 0, self._saved_step)
 
     @property
     def total_steps(self) -> int | None:

@@ -125,6 +125,12 @@ class AgentReader:
             raise self.refusal(name, value, f"known are {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[value]
 
+    def same_activation(self, name: str, policy: str) -> None:
+        """Refuse an activation `name` of the value network that is not the policy's."""
+        found = self.activation(name, policy)
+        if found != policy:
+            raise self.refusal(name, found, "policy and value have one activation here")
+
     def has(self, pattern: str) -> bool:
         """Whether a key that was not read yet matches a pattern such as `network.rnn.*`."""
         return bool(fnmatch.filter(self._left, pattern))

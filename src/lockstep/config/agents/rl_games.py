@@ -166,9 +166,7 @@ def _read_central_value(agent: AgentReader, activation: str, of_policy: Mapping[
     agent.refuse(f"{network}.rnn.*", NO_RECURRENT)
     agent.set("network.critic_hidden", agent.units(f"{network}.mlp.units"))
     agent.set("network.shared", False)
-    of_critic = agent.activation(f"{network}.mlp.activation", activation)
-    if of_critic != activation:
-        raise agent.refusal(f"{network}.mlp.activation", of_critic, "policy and value have one activation here")
+    agent.same_activation(f"{network}.mlp.activation", activation)
     agent.expect(f"{network}.mlp.d2rl", False, why="dense connections are not supported")
     agent.expect(f"{network}.mlp.initializer.name", "default", why="only the default initializer is read")
     agent.expect(f"{network}.mlp.regularizer.name", "None", why="no regularizer is supported")

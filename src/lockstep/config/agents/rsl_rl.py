@@ -63,9 +63,7 @@ def _read_networks(agent: AgentReader) -> None:
     agent.set("network.critic_hidden", agent.units("critic.hidden_dims"))
     activation = agent.activation("actor.activation")
     agent.set("network.activation", activation)
-    of_critic = agent.activation("critic.activation", activation)
-    if of_critic != activation:
-        raise agent.refusal("critic.activation", of_critic, "policy and value have one activation here")
+    agent.same_activation("critic.activation", activation)
     actor_normalized, critic_normalized = agent.take("actor.obs_normalization"), agent.take("critic.obs_normalization")
     agent.set("normalize_observation", bool(actor_normalized or critic_normalized))
     if actor_normalized != critic_normalized:
