@@ -159,7 +159,7 @@ def _print_table(runs: Sequence[ListedRun], console: Console) -> None:
     print_rows(_HEADS, [_cells(run) for run in runs], console, left=_NUM_NAMES)
     if any(run.return_from == "training" for run in runs):
         console.print(
-            "* mean return of the last 100 training episodes: no evaluation gave a return yet", highlight=False
+            "* mean return of the last 100 training episodes or more: no evaluation gave a return yet", highlight=False
         )
     for run in runs:
         if run.status == DAMAGED:

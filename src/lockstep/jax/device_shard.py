@@ -46,10 +46,12 @@ class EpisodeTotals(NamedTuple):
     """Its rounding error: how updates are divided among calls decides no digit of a metric."""
     lengths: Array
     """Sum of lengths."""
-    recent: Array
-    """[KEPT] returns of the newest episodes, newest last; right-aligned if there are fewer."""
+    recent_ended: Array
+    """[KEPT] number of episodes of the newest updates with any, newest last; right-aligned if there are fewer."""
+    recent_returns: Array
+    """[KEPT] sum of returns in each."""
     updates: Array
-    """[KEPT] the update in which each ended."""
+    """[KEPT] the number of each."""
 
 
 class Shard(NamedTuple):
@@ -139,7 +141,8 @@ def env_keys(shard: Shard, update: Array, num_steps: int) -> list[Array]:
 def no_episodes() -> EpisodeTotals:
     """Empty totals."""
     count, returns = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
-    return EpisodeTotals(count, returns, returns, count, jnp.zeros(KEPT, jnp.float32), jnp.zeros(KEPT, jnp.int32))
+    counts = jnp.zeros(KEPT, jnp.int32)
+    return EpisodeTotals(count, returns, returns, count, counts, jnp.zeros(KEPT, jnp.float32), counts)
 
 
 def all_finite() -> NonFiniteValue:
@@ -150,22 +153,19 @@ def all_finite() -> NonFiniteValue:
 
 def add_episodes(totals: EpisodeTotals, seen: StepRecord, update: Array) -> EpisodeTotals:
     """Add the episodes that ended in a rollout."""
-    ended = seen.ended.reshape(-1) > 0
+    ended = seen.ended > 0
     total = ended.sum(dtype=jnp.int32)
 
     def add() -> EpisodeTotals:
-        counted = jnp.cumsum(ended.astype(jnp.int32))
-        back = jnp.arange(KEPT - 1, -1, -1, dtype=jnp.int32)  # number of later episodes
-        place = jnp.searchsorted(counted, total - back)
-        new, old = back < total, jnp.minimum(jnp.arange(KEPT, dtype=jnp.int32) + total, KEPT - 1)
-        recent = jnp.where(new, seen.returned.reshape(-1)[place], totals.recent[old])
         more = (seen.returned * seen.ended).sum()
         return EpisodeTotals(
             totals.ended + total,
             *compensated_sum(totals.returns, totals.returns_rest, more),
-            totals.lengths + jnp.where(seen.ended > 0, seen.length, 0).sum(dtype=jnp.int32),
-            recent,
-            jnp.where(new, update, totals.updates[old]),
+            totals.lengths + jnp.where(ended, seen.length, 0).sum(dtype=jnp.int32),
+            *(
+                jnp.concatenate([old[1:], jnp.asarray(new, old.dtype)[None]])
+                for old, new in ((totals.recent_ended, total), (totals.recent_returns, more), (totals.updates, update))
+            ),
         )
 
     return jax.lax.cond(total > 0, add, lambda: totals)

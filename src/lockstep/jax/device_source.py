@@ -15,7 +15,7 @@ from lockstep.experience.episodes import EpisodeStats
 from lockstep.jax.comm import Comm
 from lockstep.jax.device_shard import REWARD, NonFiniteValue, Shard
 from lockstep.jax.envs.interface import Observation
-from lockstep.record.episodes import KEPT, RecentEpisodes
+from lockstep.record.episodes import RecentEpisodes
 from lockstep.record.progress import Progress
 from lockstep.run import Run
 from lockstep.session.non_finite import ENVIRONMENT, Finding, NonFiniteError, nearest
@@ -58,15 +58,14 @@ class DeviceSource:
 
         Args:
             statistics: [K, ...], of which the first three columns are set: number, returns, lengths.
-            recent: of each local shard; the newest episodes are appended.
+            recent: of each local shard; the newest updates with episodes are appended.
         """
         for k, totals in enumerate(self._comm.unshard(self._own.totals)):
             returns = np.float64(totals.returns) + np.float64(totals.returns_rest)
             statistics[k, :3] = totals.ended, returns, totals.lengths
-            kept = min(int(totals.ended), KEPT)
-            recent[k].count += int(totals.ended) - kept
-            for i in range(KEPT - kept, KEPT):
-                recent[k].add(int(totals.updates[i]), totals.recent[i : i + 1])
+            recent[k].count += int(totals.ended) - int(totals.recent_ended.sum())  # of older updates
+            for i in np.flatnonzero(totals.recent_ended):
+                recent[k].add(int(totals.updates[i]), int(totals.recent_ended[i]), float(totals.recent_returns[i]))
 
     @property
     def fingerprints(self) -> list[str]:

@@ -3,7 +3,6 @@
 import os
 import shlex
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from lockstep.distributed.timers import PHASES
 from lockstep.distributed.watch import Observed
 from lockstep.errors import ConfigError, RunError
 from lockstep.record.console import Console, counted, significant, speed_gives_eta
-from lockstep.record.episodes import KEPT, WIDTH, RecentEpisodes, merge
+from lockstep.record.episodes import WIDTH, RecentEpisodes, RecentReturns
 from lockstep.record.failure import archive_failure, read_failure, record_failure
 from lockstep.record.partial_files import remove_partial_files
 from lockstep.record.pending_run import PendingRun
@@ -71,7 +70,7 @@ class Journal:
         self._unit = "rows" if isinstance(run, OfflineRun) else "steps"
         self._log = None if started_by_lockstep else RankLog(run_dir.path, world.rank, printed)
         self._console = Console() if world.rank == 0 else None
-        self._recent: deque[float] = deque(maxlen=KEPT)
+        self._recent = RecentReturns()
         self._sums = np.zeros(3)
         self._logged = (0, 0.0)
         self._best = self._best_before = -np.inf
@@ -147,7 +146,7 @@ class Journal:
 
     def log(self, progress: Progress, metrics: dict[str, float], rows: np.ndarray) -> None:
         """Add the rows of all shards; rank 0 writes a line of metrics and shows progress."""
-        self._recent.extend(merge(rows[:, :WIDTH]))
+        self._recent.merge(rows[:, :WIDTH])
         clocks = rows[rows[:, WIDTH] > 0, WIDTH + 1 :]
         elapsed, phases = float(clocks[:, 0].max()), clocks[:, 3:]
         memory, device_memory = clocks[:, 1:3].astype(int).T.tolist()
@@ -158,8 +157,8 @@ class Journal:
             metrics["episode/length_mean"] = float(self._sums[2] / self._sums[0])
         metrics["episode/count"] = float(self._sums[0])
         self._sums[:] = 0
-        if self._recent:
-            metrics["episode/return_mean_100"] = float(np.mean(self._recent))
+        if (recent := self._recent.mean()) is not None:
+            metrics["episode/return_mean_100"] = recent
         self._report_skips(progress.env_steps, metrics)
         metrics |= self.estimates
         self.estimates = {}
@@ -178,7 +177,7 @@ class Journal:
                 steps=progress.env_steps,
                 total_steps=progress.total_steps,
                 steps_per_second=metrics["time/steps_per_second"],
-                return_mean=metrics.get("episode/return_mean_100"),
+                return_mean=recent,
                 unit=self._unit,
                 device_memory=max(device_memory),
                 eta=speed_gives_eta(metrics, self._last_metrics, has_replay=self._has_replay),
@@ -272,7 +271,7 @@ class Journal:
     def state(self) -> dict[str, Any]:
         """The state that all ranks share and the next log line needs."""
         return {
-            "recent": list(self._recent),
+            "recent": self._recent.state(),
             "sums": self._sums,
             "logged": list(self._logged),
             "evaluated_at": self.evaluated_at,
@@ -284,7 +283,7 @@ class Journal:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`."""
-        self._recent.extend(state["recent"])
+        self._recent.restore(state["recent"])
         self._sums[:] = state["sums"]
         self._logged = (int(state["logged"][0]), float(state["logged"][1]))
         self.evaluated_at, self.evaluation_due = state["evaluated_at"], state["owed"]
@@ -377,7 +376,7 @@ class Journal:
             "episodes": progress.episodes,
             "wall_time_s": elapsed,
             "steps_per_second": progress.env_steps / elapsed if elapsed else 0.0,
-            "return_mean_100": float(np.mean(self._recent)) if self._recent else None,
+            "return_mean_100": self._recent.mean(),
         }
 
     def _print_result(self, ranks: list[dict[str, Any]]) -> None:

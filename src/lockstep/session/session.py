@@ -349,7 +349,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         check_totals(totals, NUM_STATISTICS)
         source = known(self._source, "advance(...)", "training(progress, source)")
         for k, episodes in enumerate(source.episodes):
-            self.journal.episodes[k].add(self.progress.updates, episodes.returns)
+            self.journal.episodes[k].add(self.progress.updates, len(episodes.returns), float(episodes.returns.sum()))
         self.progress.env_steps += num_steps
         self.progress.updates += updates
         self._new_updates = updates

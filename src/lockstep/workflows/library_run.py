@@ -9,7 +9,6 @@ import dataclasses
 import os
 import re
 import time
-from collections import deque
 from collections.abc import Generator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +23,7 @@ from lockstep.envs import isaac
 from lockstep.envs.make import is_tensor_task
 from lockstep.errors import ConfigError, RunError
 from lockstep.record.console import Console
+from lockstep.record.episodes import RecentReturns
 from lockstep.record.failure import record_failure
 from lockstep.record.run_dir import RunDir, mark_failed
 from lockstep.record.summary import empty_summary, seconds_since_process_start
@@ -66,7 +66,7 @@ class LibraryRun:
         self._untimed_steps = 0
         """Steps of all ranks before the clock of training began."""
         self._logged: tuple[int, float] = (0, 0.0)
-        self._recent: deque[tuple[float, float]] = deque()
+        self._recent = RecentReturns()
         self._episodes = 0.0
         self._updates = 0
         self._first_steps: str | None = None
@@ -270,15 +270,14 @@ class LibraryRun:
         self._episodes += count
         metrics: dict[str, float] = {"progress/episodes": self._episodes, "progress/updates": float(self._updates)}
         if count:
-            self._recent.append((total_return, count))
-            while sum(n for _, n in self._recent) - self._recent[0][1] >= 100:
-                self._recent.popleft()
+            self._recent.add(count, total_return)
             metrics |= {
                 "episode/return_mean": total_return / count,
                 "episode/length_mean": total_length / count,
                 "episode/count": count,
-                "episode/return_mean_100": self._return_mean(),
             }
+        if (recent := self._recent.mean()) is not None:
+            metrics["episode/return_mean_100"] = recent
         if now > then and step > before:
             metrics["time/steps_per_second"] = (step - before) / (now - then)
         if self._writer is not None:
@@ -287,12 +286,8 @@ class LibraryRun:
                 steps=step,
                 total_steps=max(step, self._total_steps),
                 steps_per_second=metrics.get("time/steps_per_second", 0.0),
-                return_mean=self._return_mean() if self._recent else None,
+                return_mean=recent,
             )
-
-    def _return_mean(self) -> float:
-        """Mean return of the last rollouts that have at least 100 episodes together."""
-        return sum(total for total, _ in self._recent) / sum(count for _, count in self._recent)
 
     def _write_summary(self, elapsed: float, ranks: list[dict[str, Any]], differing: list[str], env_s: float) -> None:
         assert self._writer is not None
@@ -311,7 +306,7 @@ class LibraryRun:
             "phases_s": self._summary["phases_s"] | {"env": env_s, "other": max(elapsed - env_s, 0.0)},
             "startup_s": self._startup_s,
             "steps_per_second": (steps - self._untimed_steps) / elapsed if elapsed else 0.0,
-            "return_mean_100": self._return_mean() if self._recent else None,
+            "return_mean_100": self._recent.mean(),
             "params_fingerprint": ranks[0]["params_fingerprint"],
             "ranks": ranks,
             "versions": self._summary["versions"] | {library: self._library_version()},

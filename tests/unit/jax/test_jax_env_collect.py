@@ -138,8 +138,9 @@ def test_a_rollout_is_the_steps_made_one_by_one(continuous, normalizers):
     )
     lengths = [np.diff(np.flatnonzero(np.append(1, where[:, b]))) for b in range(B)]
     assert int(totals.lengths) == sum(int(each.sum()) for each in lengths)
-    np.testing.assert_allclose(totals.recent[KEPT - where.sum() :], rows["returned"][where], rtol=1e-4)
-    assert set(np.asarray(totals.updates)[KEPT - where.sum() :].tolist()) == {UPDATE}
+    newest = [int(totals.recent_ended[-1]), float(totals.recent_returns[-1]), int(totals.updates[-1])]
+    assert newest == pytest.approx([where.sum(), rows["returned"][where].sum(), UPDATE], rel=1e-4)
+    assert not totals.recent_ended[:-1].any()
     if normalizers:
         host, discounted = RunningMoments(2), DiscountedReturns(B, GAMMA)
         moments.write(FROZEN["observations"], host)
@@ -231,15 +232,17 @@ def test_a_healthy_rollout_after_a_spoiled_one_is_healthy():
     assert found == [REWARD, 0]
 
 
-def test_the_newest_episodes_are_kept_in_their_order():
+def test_the_newest_updates_are_kept_in_their_order():
     _, policy, collect, shard = made(max_episode_steps=1)
     rollout, returns = jax.jit(collect.rollout), list[float]()
     for update in range(2):
         shard, steps, _ = rollout(policy.params, {}, shard, jnp.int32(update))
-        returns += np.asarray(steps.reward).reshape(-1).tolist()
-    assert int(shard.totals.ended) == 2 * T * B > KEPT
-    np.testing.assert_allclose(shard.totals.recent, returns[-KEPT:], rtol=1e-5)
-    assert np.asarray(shard.totals.updates).tolist() == [1] * KEPT
+        returns.append(float(np.asarray(steps.reward, np.float64).sum()))
+    totals = shard.totals
+    assert int(totals.ended) == 2 * T * B
+    assert totals.recent_ended.tolist() == [0] * (KEPT - 2) + [T * B] * 2
+    np.testing.assert_allclose(totals.recent_returns[-2:], returns, rtol=1e-4)
+    assert totals.updates[-2:].tolist() == [0, 1]
 
 
 def test_images_stay_bytes():

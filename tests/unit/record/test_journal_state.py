@@ -36,7 +36,7 @@ def rollout(one, progress, returns):
     progress.updates += 1
     progress.env_steps += 10
     progress.episodes += len(returns)
-    one.episodes[0].add(progress.updates, np.array(returns))
+    one.episodes[0].add(progress.updates, len(returns), sum(returns))
     one.add_episodes(np.array([len(returns), sum(returns), 2.0 * len(returns)]))
 
 
@@ -100,6 +100,14 @@ def test_what_was_saved_between_two_lines_is_in_the_next(journal, tmp_path):
     assert line["episode/return_mean_100"] == pytest.approx((1 + 2 + 4 + 8 + 16) / 5)
     assert expected[0] == [False, True]
     assert resumed.episodes[0].count == 5
+
+
+def test_a_checkpoint_of_an_older_version_has_each_episode_by_itself(journal, tmp_path):
+    one, progress = journal("older"), Progress(100)
+    one.restore(one.state() | {"recent": [1.0, 2.0]})
+    one.episodes[0].restore({"count": 3, "new": [[0, 4.0]]})
+    log(one, progress)
+    assert written(tmp_path, "older")[0]["episode/return_mean_100"] == pytest.approx((1 + 2 + 4) / 3)
 
 
 def test_line_of_gpus_has_their_memory(journal, tmp_path, capsys):

@@ -65,7 +65,7 @@ class FoundRun:
     last_return: float | None
     best_return: float | None
     return_from: str | None
-    """`evaluation`, or `training` (mean of the last 100 episodes) if there was no evaluation."""
+    """`evaluation`, or `training` (mean of the last 100 episodes or more) if there was no evaluation."""
     estimate: tuple[float, float | None, float | None] | None
     """Estimated discounted return of the policy (weighted sequential doubly robust) and its interval."""
     estimate_is_doubtful: bool

@@ -184,7 +184,7 @@ def _subject(runs: Sequence[FoundRun]) -> str:
 
 def _notes(runs: Sequence[FoundRun]) -> Iterator[str]:
     if any(run.return_from == "training" for run in runs):
-        yield f"{_TRAINING} mean return of the last 100 training episodes: no evaluation gave a return yet"
+        yield f"{_TRAINING} mean return of the last 100 training episodes or more: no evaluation gave a return yet"
     if any(run.estimate for run in runs):
         yield (
             "estimate: what the log says of the policy's discounted return (weighted_sequential_dr), with interval; "

@@ -42,7 +42,7 @@ from lockstep.system.files import write_atomically
 
 _SOURCES = {
     "evaluation": "Evaluation return",
-    "training": "Training return (mean of the last 100 episodes)",
+    "training": "Training return (mean of the last 100 episodes or more)",
     "estimate": "Estimated return from the log",
 }
 _FAINT_POINTS = 4000
