@@ -33,9 +33,11 @@ class RunningMoments:
     Args:
         size: F.
         limit: of normalized numbers, in standard deviations.
-        fixed: columns whose mean stays 0 and whose variance stays 1, as those of images.
+        fixed: columns that stay as they are, as those of images: their mean is 0, their variance 1, and they have no
+            limit.
 
     Attributes:
+        bounds: the limit, or that of each column, [F] float32, if some are `fixed`.
         mean: [F].
         variance: [F].
         fixed: bool [F], true for the columns that are `fixed`; None if there are none.
@@ -47,6 +49,7 @@ class RunningMoments:
         for columns in fixed:
             mask[columns] = True
         self.fixed = mask if fixed else None
+        self.bounds = np.where(mask, np.inf, limit).astype(np.float32) if fixed else limit
         self._count = np.zeros(1)
         self.mean, self.variance = np.zeros(size), np.ones(size)
 
@@ -95,12 +98,12 @@ class RunningMoments:
             self.restore(self.merged(sums))
 
     def normalize(self, rows: np.ndarray) -> np.ndarray:
-        """(x - mean) / standard deviation as float32, within +-`limit`. Nothing changes before the first update."""
+        """(x - mean) / standard deviation as float32, within +-`bounds`. Nothing changes before the first update."""
         if self.count == 0:
             return rows.astype(np.float32, copy=False)
         mean, scale = self.mean_and_scale
         scaled = (rows - mean) * scale
-        return np.clip(scaled, -self.limit, self.limit, out=scaled)
+        return np.clip(scaled, -self.bounds, self.bounds, out=scaled)
 
     def scale(self, rows: np.ndarray) -> np.ndarray:
         """Rows divided by the standard deviation as float32, within `limit`; for rewards, whose sign must stay."""

@@ -60,10 +60,16 @@ class Moments(NamedTuple):
         return Moments(seen, mean, variance, seen_rest, mean_rest, variance_rest, self.fixed)
 
     def normalize(self, rows: Array, limit: float = LIMIT) -> Array:
-        """(x - mean) / standard deviation, within +-`limit`, of rows [..., F]; unchanged before the first update."""
+        """(x - mean) / standard deviation, within +-`limit`, of rows [..., F]; unchanged before the first update.
+
+        Columns that are `fixed` have no limit.
+        """
         scale = 1.0 / jnp.sqrt(self.variance + EPS)
         mean, scale = (jnp.broadcast_to(x, rows.shape) for x in (self.mean, scale))
-        return jnp.where(self.seen[0] > 0, jnp.clip((rows - mean) * scale, -limit, limit), rows)
+        clipped = jnp.clip((rows - mean) * scale, -limit, limit)
+        if self.fixed is not None:
+            clipped = jnp.where(jnp.broadcast_to(self.fixed, rows.shape), rows, clipped)
+        return jnp.where(self.seen[0] > 0, clipped, rows)
 
     @property
     def center_and_deviation(self) -> tuple[Array, Array]:
@@ -110,13 +116,13 @@ def normalized(moments: RunningMoments, rows: Array) -> Array:
     """`moments.normalize` of rows [..., F] on their device, with the same bits."""
     if moments.count == 0:
         return rows
-    return _normalize(rows, *moments.mean_and_scale, np.float32(moments.limit))
+    return _normalize(rows, *moments.mean_and_scale, np.float32(moments.bounds))
 
 
 @jax.jit
-def _normalize(rows: Array, mean: Array, scale: Array, limit: Array) -> Array:
-    mean, scale = (jnp.broadcast_to(x, rows.shape) for x in (mean, scale))
-    return jnp.clip((rows - mean) * scale, -limit, limit)
+def _normalize(rows: Array, mean: Array, scale: Array, bounds: Array) -> Array:
+    mean, scale, bounds = (jnp.broadcast_to(x, rows.shape) for x in (mean, scale, bounds))
+    return jnp.clip((rows - mean) * scale, -bounds, bounds)
 
 
 def read(moments: RunningMoments) -> Moments:

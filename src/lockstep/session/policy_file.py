@@ -321,7 +321,8 @@ def _split_normalizer(
     moments = {name: array for name, array in moments.items() if not critic_moments.is_of_critic(name)}
     if not moments:
         return parameters, None
-    observation_moments = RunningMoments(policy.spec.observation_size, policy.observation_limit)
+    images = [image.columns for image in policy.spec.image_parts]
+    observation_moments = RunningMoments(policy.spec.observation_size, policy.observation_limit, images)
     observation_moments.restore(moments)
     return parameters, observation_moments
 

@@ -26,6 +26,8 @@ class DeviceMoments:
         self._host = host
         self._origin = torch.zeros(len(host.mean), dtype=torch.float64, device=device)
         self._mean, self._scale = (torch.zeros(len(host.mean), device=device) for _ in range(2))
+        high = to_device(np.asarray(host.bounds, np.float32), device)
+        self._bounds = -high, high
         self.refresh()
 
     def refresh(self) -> None:
@@ -39,10 +41,10 @@ class DeviceMoments:
             tensor.copy_(values)
 
     def normalize(self, rows: Tensor) -> Tensor:
-        """(x - mean) / standard deviation, within the host's `limit`. Nothing changes before the first update."""
+        """(x - mean) / standard deviation, within the host's `bounds`. Nothing changes before the first update."""
         if self.is_empty:
             return rows
-        return ((rows - self._mean) * self._scale).clamp_(-self._host.limit, self._host.limit)
+        return ((rows - self._mean) * self._scale).clamp_(*self._bounds)
 
     def scale(self, rows: Tensor) -> Tensor:
         """Rows divided by the standard deviation, within the host's `limit`; for rewards, whose sign must stay."""

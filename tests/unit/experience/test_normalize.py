@@ -119,9 +119,9 @@ def test_discounted_returns_continue_between_rollouts_and_reset_with_episodes(ga
             start = t + 1 if ended[t, b] else start
 
 
-def test_fixed_columns_are_not_normalized():
-    """As those of images among numbers."""
-    moments = RunningMoments(4, fixed=[slice(1, 3)])
+def test_fixed_columns_are_not_normalized_or_clipped():
+    """As those of images among numbers: a depth camera's are float32 metres."""
+    moments = RunningMoments(4, limit=2.0, fixed=[slice(1, 3)])
     moments.begin_at(np.full(4, 5.0))
     random = np.random.default_rng(0)
     rows = (5 + 3 * random.standard_normal((50, 4))).astype(np.float32)
@@ -130,8 +130,9 @@ def test_fixed_columns_are_not_normalized():
     np.testing.assert_array_equal(moments.mean[1:3], 0)
     np.testing.assert_array_equal(moments.variance[1:3], 1)
     np.testing.assert_allclose(moments.variance[[0, 3]], rows[:, [0, 3]].astype(np.float64).var(0))
-    limited = np.clip(rows[:, 1:3], -moments.limit, moments.limit)
-    np.testing.assert_array_equal(moments.normalize(rows)[:, 1:3], limited)
+    normalized = moments.normalize(rows)
+    np.testing.assert_array_equal(normalized[:, 1:3], rows[:, 1:3])
+    assert np.abs(normalized[:, [0, 3]]).max() == 2.0 < rows[:, 1:3].max()
 
 
 def test_a_column_is_not_counted_for_each_number():

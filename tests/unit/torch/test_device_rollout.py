@@ -277,9 +277,10 @@ def test_episode_statistics_equal_those_on_the_host():
             np.testing.assert_allclose(array, theirs.state()[name], atol=1e-12)
 
 
-def test_moments_equal_those_on_the_host():
+@pytest.mark.parametrize("fixed", [[], [slice(1, 2)]])
+def test_moments_equal_those_on_the_host(fixed):
     draw = np.random.default_rng(0)
-    host = RunningMoments(3)
+    host = RunningMoments(3, fixed=fixed)
     device = DeviceMoments(host, CPU)
     rows = (draw.standard_normal((50, 3)) * [1, 10, 0] + [1000, 0, 5]).astype(np.float32)
     weight = (draw.random(50) < 0.8).astype(np.float32)

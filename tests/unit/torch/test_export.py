@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.envs.spec import ActionSpec, EnvSpec, ImagePart
 from lockstep.errors import ConfigError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.run import NetworkConfig, Run
@@ -39,6 +39,18 @@ def test_a_policy_comes_back_whole(tmp_path):
             k: v.tolist() for k, v in normalizer.state().items()
         }
     assert [path.name for path in tmp_path.iterdir()] == ["policy.safetensors"]
+
+
+def test_images_among_numbers_are_not_normalized_after_loading_either(tmp_path):
+    spec = dataclasses.replace(SPEC, observation_size=37, image_parts=(ImagePart(0, (1, 6, 6)),))
+    normalizer = RunningMoments(37, fixed=[slice(36)])
+    depth = (100 * np.random.default_rng(0).random((20, 37))).astype(np.float32)  # of a camera, in float32
+    normalizer.update(normalizer.sums(depth, np.ones(20)))
+    policy = Policy(spec, RUN.network)
+    save_policy(tmp_path / "p.safetensors", policy, normalizer, RUN)
+    _, loaded = load_policy(tmp_path / "p.safetensors")
+    np.testing.assert_array_equal(loaded.normalize(depth), normalizer.normalize(depth))
+    np.testing.assert_array_equal(loaded.normalize(depth)[:, :36], depth[:, :36])
 
 
 def test_without_a_normalizer_there_is_none(tmp_path):

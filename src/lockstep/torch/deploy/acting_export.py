@@ -37,7 +37,7 @@ class GreedyPolicy(nn.Module):
         self.action = policy.spec.action
         self.normalizes = observation_moments is not None and observation_moments.count > 0
         if observation_moments is not None:
-            self.limit = observation_moments.limit
+            self.register_buffer("bounds", torch.tensor(observation_moments.bounds))
             deviation = np.sqrt(observation_moments.variance + EPS)
             self.register_buffer("mean", torch.from_numpy(observation_moments.mean).float())
             self.register_buffer("scale", torch.from_numpy(1 / deviation).float())
@@ -62,7 +62,7 @@ class GreedyPolicy(nn.Module):
             observation = observation.clamp(-limit, limit)
         if self.normalizes:
             normalized = (observation - self.get_buffer("mean")) * self.get_buffer("scale")
-            observation = normalized.clamp(-self.limit, self.limit)
+            observation = normalized.clamp(-self.get_buffer("bounds"), self.get_buffer("bounds"))
         if state is None:
             return self._choose(self.policy(observation)[0])
         assert isinstance(self.policy, Policy)
