@@ -28,6 +28,8 @@ from lockstep.record.run_status import is_running, status_of, written_at
 
 _SHOWN = ("task", "data", "algo", "ml_framework", "seed", "total_steps", "devices_per_process")
 """Top-level entries of `run.yaml` that are read."""
+_ENTRY = re.compile(r"^(\w+):.*\n?(?: .*\n?|\n)*", re.MULTILINE)
+"""A top-level entry of `run.yaml`, with the indented lines on which a long one goes on."""
 _HEADS = ("run", "status", "task", "algo", "framework", "ranks", "seed", "return", "steps", "age")
 _NUM_NAMES = 5
 """Columns of names, which come first; numbers follow."""
@@ -118,9 +120,8 @@ def list_run(path: Path) -> ListedRun:
 def _read_shown(path: Path) -> Mapping[str, Any]:
     """The listed entries of `run.yaml`: parsing all of it would take ten times as long."""
     try:
-        lines = (path / RUN_FILE).read_text(encoding="utf-8").splitlines()
-        shown = [line for line in lines if line.partition(":")[0] in _SHOWN]
-        found = settings.parse("\n".join(shown), RUN_FILE)
+        shown = _ENTRY.finditer((path / RUN_FILE).read_text(encoding="utf-8"))
+        found = settings.parse("".join(entry[0] for entry in shown if entry[1] in _SHOWN), RUN_FILE)
     except (OSError, UnicodeDecodeError, ConfigError):
         return {}
     return cast(Mapping[str, Any], found) if isinstance(found, Mapping) else {}

@@ -96,6 +96,14 @@ def test_evaluation_may_have_episodes_without_a_return(capsys):
 
 
 @pytest.mark.usefixtures("here")
+def test_long_path_of_logged_data_is_whole_though_yaml_folds_it(capsys):
+    data = "/home/me/customer data of the autumn campaign/logs from the warehouse/prepared\n\ndata v2: new"
+    make("logged", OfflineRun(data=data, seed=3))
+    run = listed(capsys)["logged"]
+    assert (run["task"], run["algo"], run["seed"]) == (data, "dqn", 3)
+
+
+@pytest.mark.usefixtures("here")
 def test_each_device_of_a_process_is_a_rank(capsys):
     run = make("one", override(RUN, {"ml_framework": "jax", "devices_per_process": 2}))
     (run.path / "preflight.json").write_text(json.dumps({"world_size": 3}))
