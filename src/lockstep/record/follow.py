@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 _END_BYTES = 1 << 16
 """First read of the end of a file; doubled until a whole line is in it."""
@@ -22,6 +22,7 @@ class JsonLinesFollower:
         self.lines: list[dict[str, Any]] = []
         self._path = path
         self._offset = 0
+        self._last_line = b""
         self._identity: tuple[int, int] | None = None
 
     def update(self) -> bool:
@@ -32,26 +33,34 @@ class JsonLinesFollower:
         changed = False
         try:
             with self._path.open("rb") as file:
-                if self._is_another(file.fileno()):
-                    changed = bool(self.lines)
-                    self.lines, self._offset = [], 0
+                if self._is_another(file):
+                    changed = self._forget()
                 file.seek(self._offset)
                 content = file.read()
         except OSError:  # not there yet, or removed by a restart from the first step
-            changed = bool(self.lines)
-            self.lines, self._offset = [], 0
-            return changed
+            return self._forget()
         complete = content[: content.rfind(b"\n") + 1]
-        self._offset += len(complete)
+        if complete:
+            self._offset += len(complete)
+            self._last_line = complete[complete.rfind(b"\n", 0, -1) + 1 :]
         found = list(_objects(complete))
         self.lines += found
         return changed or bool(found)
 
-    def _is_another(self, descriptor: int) -> bool:
-        """Whether the file is not the one that was read before, or shorter."""
-        status = os.fstat(descriptor)
+    def _forget(self) -> bool:
+        """Begin anew; returns whether anything was read before."""
+        changed = bool(self.lines)
+        self.lines, self._offset, self._last_line = [], 0, b""
+        return changed
+
+    def _is_another(self, file: BinaryIO) -> bool:
+        """Whether the file is not the one that was read before, or was cut, though it may have grown again since."""
+        status = os.fstat(file.fileno())
         before, self._identity = self._identity, (status.st_dev, status.st_ino)
-        return (before is not None and before != self._identity) or status.st_size < self._offset
+        if before is not None and before != self._identity:
+            return True
+        file.seek(self._offset - len(self._last_line))
+        return file.read(len(self._last_line)) != self._last_line
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 
 from lockstep.record import run_status
 from lockstep.record.follow import _END_BYTES, JsonLinesFollower, last_line
+from lockstep.record.json_lines import JsonLines
 from lockstep.record.run_dir import RunDir, lock_run_dir
 from lockstep.record.run_status import is_running, written_at
 
@@ -39,6 +40,26 @@ def test_a_file_that_is_cut_or_replaced_is_read_again(tmp_path):
     assert follower.update() and [line["step"] for line in follower.lines] == [7, 8, 9]
     path.unlink()
     assert follower.update() and follower.lines == []
+
+
+@pytest.mark.parametrize("value", [1.0, 2.25])
+def test_a_file_that_was_cut_and_has_grown_past_its_old_end_is_read_again(tmp_path, value):
+    """Between two looks: a run that is resumed writes the lines after its checkpoint again."""
+    path = tmp_path / "metrics.jsonl"
+    lines = JsonLines(path)
+    for step in range(7):
+        lines.write({"step": step, "value": 3.0})
+    follower = JsonLinesFollower(path)
+    follower.update()
+    lines.rewind(3)
+    for step in range(4, 10):
+        lines.write({"step": step, "value": value})
+    lines.close()
+    assert follower.update() and not follower.update()
+    assert [(line["step"], line["value"]) for line in follower.lines] == [
+        *((step, 3.0) for step in range(4)),
+        *((step, value) for step in range(4, 10)),
+    ]
 
 
 def test_last_line_skips_one_that_is_incomplete(tmp_path):
