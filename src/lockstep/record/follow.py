@@ -14,12 +14,21 @@ _END_BYTES = 1 << 16
 class JsonLinesFollower:
     """The objects of a JSON lines file, read as they are appended; incomplete and damaged lines are skipped.
 
+    Args:
+        path: the file, which need not exist yet.
+        keep: the number of objects to keep, the newest; None: all.
+
     Attributes:
-        lines: all objects read so far.
+        lines: the objects read so far, the newest last.
+        added: those that the last `update` read.
+        began_anew: whether the last `update` dropped all before these.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keep: int | None = None) -> None:
         self.lines: list[dict[str, Any]] = []
+        self.added: list[dict[str, Any]] = []
+        self.began_anew = False
+        self._keep = keep
         self._path = path
         self._offset = 0
         self._last_line = b""
@@ -30,28 +39,29 @@ class JsonLinesFollower:
 
         A file that was replaced, or cut by the resumption of its run, is read again from its start.
         """
-        changed = False
+        self.added, self.began_anew = [], False
         try:
             with self._path.open("rb") as file:
                 if self._is_another(file):
-                    changed = self._forget()
+                    self._forget()
                 file.seek(self._offset)
                 content = file.read()
         except OSError:  # not there yet, or removed by a restart from the first step
-            return self._forget()
+            self._forget()
+            return self.began_anew
         complete = content[: content.rfind(b"\n") + 1]
         if complete:
             self._offset += len(complete)
             self._last_line = complete[complete.rfind(b"\n", 0, -1) + 1 :]
-        found = list(_objects(complete))
-        self.lines += found
-        return changed or bool(found)
+        self.added = list(_objects(complete))
+        self.lines += self.added
+        if self._keep is not None:
+            del self.lines[: -self._keep]
+        return self.began_anew or bool(self.added)
 
-    def _forget(self) -> bool:
-        """Begin anew; returns whether anything was read before."""
-        changed = bool(self.lines)
+    def _forget(self) -> None:
+        self.began_anew = bool(self.lines)
         self.lines, self._offset, self._last_line = [], 0, b""
-        return changed
 
     def _is_another(self, file: BinaryIO) -> bool:
         """Whether the file is not the one that was read before, or was cut, though it may have grown again since."""

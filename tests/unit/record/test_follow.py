@@ -42,6 +42,20 @@ def test_a_file_that_is_cut_or_replaced_is_read_again(tmp_path):
     assert follower.update() and follower.lines == []
 
 
+def test_of_many_lines_the_newest_are_kept(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
+    follower = JsonLinesFollower(path, keep=2)
+    follower.update()
+    assert [line["step"] for line in follower.lines] == [2, 3] and len(follower.added) == 3
+    with path.open("a") as file:
+        file.write('{"step": 4}\n')
+    follower.update()
+    assert [line["step"] for line in follower.lines] == [3, 4] and follower.added == [{"step": 4}]
+    follower.update()
+    assert [line["step"] for line in follower.lines] == [3, 4] and follower.added == []
+
+
 @pytest.mark.parametrize("value", [1.0, 2.25])
 def test_a_file_that_was_cut_and_has_grown_past_its_old_end_is_read_again(tmp_path, value):
     """Between two looks: a run that is resumed writes the lines after its checkpoint again."""

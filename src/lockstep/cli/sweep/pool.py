@@ -200,7 +200,7 @@ class Pool:
         process = self.start_process(command, slot, self.folder.log_path(member))
         member.status = "running"
         self.folder.record("start", member, pid=process.pid, cores=slot.cores, gpus=slot.gpus, resumed=resumed)
-        metrics = JsonLinesFollower(member.path / METRICS_FILE)
+        metrics = JsonLinesFollower(member.path / METRICS_FILE, keep=2)  # what `ProgressLines.update` reads
         evaluations = JsonLinesFollower(member.path / EVALUATIONS_FILE)
         self._running.append(_RunningMember(member, slot, process, metrics, evaluations))
         self.lines.started(member, resumed=resumed, slot=slot)

@@ -66,7 +66,7 @@ class ProgressLines:
     def update(
         self, member: Member, metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Show what a run has written: the last lines of its metrics and evaluations."""
+        """Show what a run has written: the last two lines of its metrics, and its evaluations."""
         if not metrics:
             return
         last = metrics[-1]

@@ -2,7 +2,7 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,9 @@ _FIRST = (RETURN, "episode/return_mean_100", "estimate/weighted_sequential_dr", 
 _HIDDEN = ("progress/", "episode/count")
 _WINDOW = 10
 """Log intervals over which phases and the speed of the ETA are measured."""
+_RECENT = 100
+"""Lines among which the newest value of a metric is looked for."""
+_TIME = "time_s"
 _UNEVEN = 0.05
 """Difference in the share of waiting from which the slowest rank is named."""
 
@@ -72,9 +75,11 @@ class WatchedRun:
         self.config: Mapping[str, Any] = {}
         self.summary: Mapping[str, Any] = {}
         self.running = False
-        self._metrics = JsonLinesFollower(path / METRICS_FILE)
+        self._metrics = JsonLinesFollower(path / METRICS_FILE, keep=_RECENT)
         self._evaluations = JsonLinesFollower(path / EVALUATIONS_FILE)
-        self._ranks = JsonLinesFollower(path / RANKS_FILE)
+        self._ranks = JsonLinesFollower(path / RANKS_FILE, keep=_WINDOW + 1)
+        self._curves: dict[str, Curve] = {}
+        """By metric, and `_TIME`, which has all steps. Extended as lines are read: there may be a million of them."""
         self._config_written_at = 0.0
         self._saved_step = 0
         self._hosts: dict[int, str] = {}
@@ -88,11 +93,25 @@ class WatchedRun:
                 self._config_written_at = changed_at
         for follower in (self._metrics, self._evaluations, self._ranks):
             follower.update()
+        if self._metrics.began_anew:
+            self._curves.clear()
+        for line in self._metrics.added:
+            self._extend_curves(line)
         self._saved_step = latest_step(self.path) or 0
         self.running = is_running(self.path)
         self.summary = read_json(self.path / SUMMARY_FILE)
         if not self._hosts:
             self._hosts = dict(_hosts(read_json(self.path / "preflight.json")))
+
+    def _extend_curves(self, line: Mapping[str, Any]) -> None:
+        step, seconds = number_of(line.get("step")), number_of(line.get(_TIME))
+        for name in line:
+            if "/" in name or name == _TIME:
+                curve, value = self._curves.setdefault(name, Curve([], [], [])), number_of(line[name])
+                if step is not None and seconds is not None and value is not None:
+                    curve.steps.append(step)
+                    curve.seconds.append(seconds)
+                    curve.values.append(value)
 
     @property
     def exists(self) -> bool:
@@ -197,8 +216,8 @@ class WatchedRun:
         return None
 
     def latest(self, name: str) -> float | None:
-        """The last value of a metric."""
-        for line in reversed(self._metrics.lines[-100:]):
+        """The last value of a metric, if one of the last lines has it."""
+        for line in reversed(self._metrics.lines):
             if (value := number_of(line.get(name))) is not None:
                 return value
         return None
@@ -217,7 +236,7 @@ class WatchedRun:
 
     def names(self) -> list[str]:
         """The curves that there are: returns first, then the others by name."""
-        known = dict.fromkeys(key for line in self._metrics.lines[-50:] for key in line if "/" in key)
+        known = self._curves.keys() - {_TIME}
         rest = sorted(name for name in known if not name.startswith(_HIDDEN) and name not in _FIRST)
         first = [name for name in _FIRST if name in known or (name == RETURN and self._evaluations.lines)]
         return [*first, *rest]
@@ -231,22 +250,15 @@ class WatchedRun:
         """All values of a metric, or of the mean return of evaluations."""
         if name == RETURN:
             return self._returns()
-        steps, seconds, values = _columns(
-            (number_of(line.get("step")), number_of(line.get("time_s")), number_of(line.get(name)))
-            for line in self._metrics.lines
-        )
-        return Curve(steps, seconds, values)
+        return self._curves.get(name, Curve([], [], []))
 
     def _returns(self) -> Curve:
-        steps, values, _ = _columns(
-            (number_of(line.get("step")), mean_return(line.get("returns")), 0.0) for line in self._evaluations.lines
-        )
-        known, times, _ = _columns(
-            (number_of(line.get("step")), number_of(line.get("time_s")), 0.0) for line in self._metrics.lines
-        )
-        times = times or [0.0]
-        seconds = [times[min(bisect_left(known, step), len(times) - 1)] for step in steps]  # of the line that follows
-        return Curve(steps, seconds, values)
+        found = [(number_of(line.get("step")), mean_return(line.get("returns"))) for line in self._evaluations.lines]
+        points = [(step, value) for step, value in found if step is not None and value is not None]
+        lines = self.curve(_TIME)
+        times = lines.seconds or [0.0]
+        seconds = [times[min(bisect_left(lines.steps, step), len(times) - 1)] for step, _ in points]  # of the next line
+        return Curve([step for step, _ in points], seconds, [value for _, value in points])
 
     def rank_times(self) -> list[RankTime]:
         """Where each rank spent its time since some lines ago; where one process drives several ranks, each process."""
@@ -278,13 +290,6 @@ def _counts(given: object, size: int) -> list[int | None]:
     """As many counts as there are ranks; None for what is not known."""
     known = [whole_number_of(value) for value in cast(list[Any], given)] if isinstance(given, list) else []
     return [*known[:size], *[None] * (size - len(known))]
-
-
-def _columns(rows: Iterable[tuple[float | None, float | None, float | None]]) -> tuple[list[float], ...]:
-    """The three columns of the rows in which all is known."""
-    known = [row for row in rows if None not in row]
-    first, second, third = ([cast(float, row[i]) for row in known] for i in range(3))
-    return first, second, third
 
 
 def _has_phases(line: Mapping[str, Any]) -> bool:

@@ -96,6 +96,29 @@ def test_a_curve_is_chosen_by_name_and_drawn_against_seconds(run_dir):
     assert "1.000 ┤" in shown and "0.05000 ┤" in shown
 
 
+def test_a_metric_of_few_lines_stays_a_curve(run_dir, capsys):
+    """As an estimate that is made once in many lines."""
+    name = "estimate/weighted_sequential_dr"
+    for i in range(21, 390):
+        run_dir.write_metrics(1000 * i, float(i), {"loss/value": 1 / i} | ({name: 0.01 * i} if i % 100 == 0 else {}))
+    run = WatchedRun(run_dir.path)
+    run.update()
+    assert name in run.names() and run.curve(name).steps == [100_000, 200_000, 300_000]
+    assert cli.main(["watch", str(run_dir.path), "--once", "--metric", name]) == 0
+    assert f"{name}: 3.000" in capsys.readouterr().out
+
+
+def test_curves_lose_the_steps_that_a_resumed_run_makes_again(run_dir):
+    run = WatchedRun(run_dir.path)
+    run.update()
+    run_dir.rewind(15_000, 10_000)
+    for step in range(16_000, 24_000, 1000):
+        run_dir.write_metrics(step, step / 1000, {"loss/policy": 2.5})
+    run.update()
+    assert run.curve("loss/value").steps == [*range(1000, 16_000, 1000)]
+    assert run.curve("loss/policy").steps == [*range(16_000, 24_000, 1000)]
+
+
 def eta_of(path, monkeypatch, run, lines):
     """The ETA in seconds after each of the lines: step, seconds and metrics."""
     monkeypatch.chdir(path)
