@@ -1,7 +1,8 @@
 """Optuna chooses the settings of a sweep, and ends trials early; its storage is `optuna.db`, SQLite.
 
 TPE (Bergstra et al., 2011) proposes settings from the scores of the trials before, the interquartile means over seeds.
-The median pruner compares evaluated returns at the same step; the first run of a trial that reaches a step counts.
+The median pruner compares the best evaluated return of a trial so far with the returns of complete trials at the same
+step; the first run of a trial that reaches a step counts.
 """
 
 from collections import deque
@@ -87,7 +88,7 @@ class OptunaTrials:
         return trial
 
     def should_prune(self, trial: Trial, step: int, value: float) -> bool:
-        """Report an evaluation; returns whether the trial is worse than the median of those before it.
+        """Report an evaluation; returns whether the best of the trial is worse than the median of complete ones.
 
         Not again at a step that is known, and not if an earlier start reported the end of the trial.
         """

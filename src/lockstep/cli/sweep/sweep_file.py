@@ -51,7 +51,7 @@ class Sweep:
     direction: Literal["maximize", "minimize"] = "maximize"
     """Whether a large or a small score is good."""
     prune: bool = True
-    """`optuna` only: end runs whose evaluations are below the median of the earlier ones."""
+    """`optuna` only: end runs whose best evaluation so far is below the median of complete trials at that step."""
     directory: str | None = None
     """Where relative paths of `train` start; default: the working directory."""
 

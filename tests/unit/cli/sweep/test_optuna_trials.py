@@ -7,6 +7,7 @@ import pytest
 
 from lockstep.cli.sweep import pool
 from lockstep.cli.sweep.optuna_trials import OptunaTrials
+from lockstep.cli.sweep.sweep_file import Sweep
 
 optuna = pytest.importorskip("optuna")
 
@@ -104,6 +105,24 @@ def test_trial_below_the_median_is_pruned(sweeps, capsys):
     assert sweeps.run("sweep", "runs/my") == 0  # a pruned run is not started again
     assert len(sweeps.started("runs/my")) == 11
     assert "trial_005/seed_0: pruned before" in capsys.readouterr().out
+
+
+def test_the_best_return_so_far_is_compared_with_complete_trials_once_there_are_five(tmp_path):
+    sweep = Sweep(settings={"num_epochs": [2, 4, 6, 8]}, sampler="optuna", trials=10)
+    trials = OptunaTrials(sweep, tmp_path)
+
+    def pruned(first, second, status="done"):
+        trial = trials.next()
+        found = [trials.should_prune(trial, 1000, first), trials.should_prune(trial, 2000, second)]
+        trials.complete(trial, [second], status)
+        return found
+
+    assert [pruned(10.0, 100.0) for _ in range(4)] == [[False, False]] * 4
+    assert pruned(1.0, 1.0, "pruned") == [False, False]  # four are complete
+    assert pruned(1.0, 1.0, "failed") == [False, False]
+    assert pruned(10.0, 100.0) == [False, False]
+    assert pruned(150.0, 5.0) == [False, False]  # its best return was above the median of 100
+    assert pruned(5.0, 99.0) == [True, True]
 
 
 def never_read(monkeypatch):
