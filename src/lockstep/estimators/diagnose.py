@@ -121,8 +121,8 @@ def warnings_of(sums: Sums, statistics: LogStatistics, skipped: Mapping[str, str
         )
     if cut := int(sums.cut.sum()):
         found.append(
-            f"{cut} of {trajectories} trajectories are cut off before their end: all estimates but fitted_q count only "
-            "the rewards that were logged"
+            f"{cut} of {trajectories} trajectories are cut off before their end: all estimates but fitted_q, and magic "
+            "in part, count only the rewards that were logged"
         )
     if statistics.gaps:
         found.append(
