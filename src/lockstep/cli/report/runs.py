@@ -1,7 +1,7 @@
 """Read the state and results of runs from their directories, including running and aborted ones."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +65,7 @@ class FoundRun:
     last_return: float | None
     best_return: float | None
     return_from: str | None
-    """`evaluation`, or `training` (mean of the last 100 episodes or more) if there was no evaluation."""
+    """`evaluation`, or `training` (mean of the last 100 episodes or more) if no evaluation gave a return."""
     estimate: tuple[float, float | None, float | None] | None
     """Estimated discounted return of the policy (weighted sequential doubly robust) and its interval."""
     estimate_is_doubtful: bool
@@ -168,7 +168,7 @@ def found_run(
         return_from=source,
         estimate=_estimate(metrics, summary),
         estimate_is_doubtful=_is_doubtful(summary),
-        logged=next((value for line in reversed(metrics) if line.logged and (value := number_of(line.logged))), None),
+        logged=_last_number(line.logged for line in reversed(metrics)),
     )
 
 
@@ -222,9 +222,13 @@ def _estimate(
     value = number_of(settings.value_of(found, "value"))
     if value is not None:
         return value, number_of(settings.value_of(found, "low")), number_of(settings.value_of(found, "high"))
-    values = (number_of(line.estimate) for line in reversed(metrics) if line.estimate is not None)
-    value = next((value for value in values if value is not None), None)
+    value = _last_number(line.estimate for line in reversed(metrics))
     return None if value is None else (value, None, None)
+
+
+def _last_number(values: Iterable[object]) -> float | None:
+    """The first of the values, which have the last one first, that is a number; lines without one have None."""
+    return next((found for value in values if value is not None and (found := number_of(value)) is not None), None)
 
 
 def _is_doubtful(summary: Mapping[str, Any]) -> bool:

@@ -140,6 +140,15 @@ def test_settings_that_only_one_algorithm_has_are_no_difference(here):
     assert "algorithm.capacity" not in names
 
 
+def test_a_log_that_earned_nothing_is_compared_with(here):
+    with RunDir.join(made("zero", OfflineRun(data="data"), status="finished", env_steps=400)) as run_dir:
+        run_dir.write_metrics(300, 0.5, {"estimate/logged": 0.0, "estimate/weighted_sequential_dr": 0.5})
+        run_dir.write_metrics(400, 1.0, {"loss/value": 1.0})
+    found = read_run(here / "zero")
+    assert found.logged == 0.0 and found.estimate == (0.5, None, None)
+    assert "logged: mean discounted return of the log" in shown(here / "zero")
+
+
 def test_logged_data_has_a_table_of_its_own_with_estimates(runs):
     one = {"value": 7.2, "low": 4.1, "high": 9.9}
     estimates = {"estimates": {"reward": {"weighted_sequential_dr": one}}}
