@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from lockstep.cli.report.runs import DAMAGED, damage_of, find_runs, printable, ranks_of
+from lockstep.cli.report.runs import DAMAGED, damage_of, find_runs, printable, ranks_of, read_evaluations
 from lockstep.cli.report.table import print_rows
 from lockstep.cli.terminal import output_console, steps_text
 from lockstep.config import settings
@@ -92,10 +92,9 @@ def _listed(path: Path) -> ListedRun:
 
 def list_run(path: Path) -> ListedRun:
     """Read what is listed of a run; missing, truncated or damaged files are skipped."""
-    config, summary = _read_shown(path), read_json(path / SUMMARY_FILE)
-    metrics, evaluation = last_line(path / METRICS_FILE), last_line(path / EVALUATIONS_FILE)
+    config, summary, metrics = _read_shown(path), read_json(path / SUMMARY_FILE), last_line(path / METRICS_FILE)
     status = status_of(summary, running=is_running(path))
-    value, source = _last_return(metrics, evaluation, summary)
+    value, source = _last_return(path, metrics, summary)
     step = max(whole_number_of(metrics.get("step")) or 0, latest_step(path) or 0)
     ended = None if status in ("running", "cut short") else whole_number_of(summary.get("env_steps"))
     changed = written_at(path)
@@ -127,11 +126,14 @@ def _read_shown(path: Path) -> Mapping[str, Any]:
     return cast(Mapping[str, Any], found) if isinstance(found, Mapping) else {}
 
 
-def _last_return(
-    metrics: Mapping[str, Any], evaluation: Mapping[str, Any], summary: Mapping[str, Any]
-) -> tuple[float | None, str | None]:
+def _last_return(path: Path, metrics: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[float | None, str | None]:
+    evaluation = last_line(path / EVALUATIONS_FILE)
+    mean = mean_return(evaluation.get("returns"))
+    if mean is None and evaluation:  # none of its episodes has a return: one before it counts, as in reports
+        means = (mean_return(row.returns) for row in reversed(read_evaluations(path)))
+        mean = next((mean for mean in means if mean is not None), None)
     for value, source in (
-        (mean_return(evaluation.get("returns")), "evaluation"),
+        (mean, "evaluation"),
         (number_of(summary.get("eval_return_mean")), "evaluation"),
         (number_of(metrics.get("episode/return_mean_100")), "training"),
     ):

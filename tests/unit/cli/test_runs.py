@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from lockstep.cli import main as cli
-from lockstep.cli.report.runs import find_runs, found_run
+from lockstep.cli.report.runs import find_runs, found_run, read_run
 from lockstep.cli.runs import _print_table, age, list_run
 from lockstep.record.run_dir import RunDir, lock_run_dir
 from lockstep.run import OfflineRun, Run, override
@@ -93,6 +93,21 @@ def test_evaluation_may_have_episodes_without_a_return(capsys):
         run.write_evaluation(5000, [3.0, float("nan"), 5.0], [1, 1, 1])
     found = listed(capsys)["one"]
     assert (found["last_return"], found["return_from"]) == (4.0, "evaluation")
+
+
+@pytest.mark.usefixtures("here")
+def test_last_evaluation_with_a_return_counts_as_in_reports(capsys):
+    with make("one") as run:
+        for step, value in ((3000, 60.0), (4000, 77.0), (5000, float("nan"))):
+            run.write_evaluation(step, [value] * 2, [1, 1])
+    found, reported = listed(capsys)["one"], read_run(run.path)
+    assert (found["last_return"], found["return_from"]) == (77.0, "evaluation")
+    assert (reported.last_return, reported.return_from) == (77.0, "evaluation")
+    with make("none") as run:
+        run.write_evaluation(5000, [float("nan")], [1])
+    found, reported = listed(capsys)["none"], read_run(run.path)
+    assert (found["last_return"], found["return_from"]) == (7.0, "training")
+    assert (reported.last_return, reported.return_from) == (7.0, "training")
 
 
 @pytest.mark.usefixtures("here")
