@@ -18,6 +18,7 @@ from lockstep.cli import main as cli
 from lockstep.cli.report.page import chart, load, page
 from lockstep.cli.report.page.groups import band, final_scores, group_runs
 from lockstep.cli.report.page.load import MAX_POINTS, read_page_run, read_page_runs
+from lockstep.cli.report.page.run_tables import settings_section
 from lockstep.cli.report.page.time_section import time_section
 from lockstep.run import OfflineRun, override
 
@@ -240,6 +241,16 @@ def test_damaged_runs_and_names_that_are_not_utf8_have_a_page(here, monkeypatch)
     assert cli.main(["report", "--html", "report.html"]) == 0
     text = Path("report.html").read_text(encoding="utf-8")
     assert "caf?" in text and "runs/caf%E9" in text and "KeyError: &#39;odd&#39;" in text and "damaged" in text
+
+
+def test_a_run_without_settings_hides_no_settings_of_the_others(tmp_path):
+    for seed in range(2):
+        make_run(tmp_path / str(seed), override(RUN, {"seed": seed}))
+    (make_run(tmp_path / "own") / "run.yaml").unlink()
+    runs = [read_page_run(tmp_path / name) for name in ("own", "0", "1")]
+    found = settings_section(runs, group_runs(runs))
+    assert found["shared"]["task"] == "CartPole-v1" and found["names"] == ["ranks"]
+    assert settings_section(runs[:1], group_runs(runs[:1]))["shared"] == {}
 
 
 def test_html_is_refused_with_the_other_outputs(hostile, capsys):

@@ -17,12 +17,13 @@ from lockstep.record.file_numbers import number_of
 
 
 def settings_section(runs: Sequence[PageRun], groups: Sequence[Group]) -> dict[str, Any]:
-    """The settings that differ between groups, and those that all runs share."""
-    found = [run.found for run in runs]
+    """The settings that differ between groups, and those that all runs share, of the runs that have settings."""
+    found = [run.found for run in runs if run.found.settings]
     differ = differing(found)
     shared = {
         name: shown_setting(value)
-        for name, value in found[0].settings.items()
+        for first in found[:1]
+        for name, value in first.settings.items()
         if name not in (*differ, "seed") and all(run.settings.get(name) == value for run in found)
     }
     rows: list[tuple[str, list[str]]] = []
