@@ -160,6 +160,41 @@ def test_curves_are_thinned_and_keep_both_ends(tmp_path):
     assert len(steps) == MAX_POINTS and (steps[0], steps[-1]) == (1000, 3_000_000)
 
 
+def lines_of(path, name, *lines):
+    (path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_curves_of_a_loop_whose_later_start_counts_time_from_0_have_no_time(tmp_path):
+    name = "episode/return_mean_100"
+    seconds = (1, 2, 3, 4, 5, 6, 0.5, 1.5, 2.5, 3.5)
+    for seed, times in enumerate((seconds, range(1, 11))):
+        path = make_run(tmp_path / str(seed), override(RUN, {"seed": seed}))
+        lines = [{"step": 1000 * i, "time_s": time, name: 10.0 * i} for i, time in enumerate(times, 1)]
+        lines_of(path, "metrics.jsonl", *lines)
+        lines_of(path, "evaluations.jsonl", {"step": 4000, "returns": [5.0]}, {"step": 9000, "returns": [6.0]})
+    runs = [read_page_run(tmp_path / name) for name in "01"]
+    for source in ("training", "evaluation"):
+        assert np.isnan(runs[0].curves[source].seconds).all() and np.isfinite(runs[1].curves[source].seconds).all()
+        (group,) = group_runs(runs[:1])
+        assert band(group, source, "seconds") is None and band(group, source, "steps") is not None
+    (group,) = group_runs(runs)
+    assert band(group, "training", "seconds").x[-1] == 10
+    assert "training" in page.render(runs[:1], tmp_path)
+
+
+def test_steps_that_a_later_start_makes_again_are_those_of_the_later_start(tmp_path):
+    path = make_run(tmp_path / "run")
+    steps = (1000, 2000, 3000, 4000, 2500, 3000)
+    lines_of(
+        path,
+        "metrics.jsonl",
+        *({"step": step, "time_s": i, "episode/return_mean_100": 10.0 * i} for i, step in enumerate(steps)),
+    )
+    curve = read_page_run(path).curves["training"]
+    assert curve.steps.tolist() == [1000, 2000, 2500, 3000] and curve.values.tolist() == [0, 10, 40, 50]
+    assert curve.seconds.tolist() == [0, 1, 4, 5]
+
+
 def test_evaluations_are_placed_in_time_by_the_metrics(tmp_path):
     path = make_run(tmp_path / "run", returns=(1.0, 2.0, 3.0))
     lines = [{"step": 1500, "returns": [4.0, 6.0], "lengths": [1, 1]}, {"step": 3000, "returns": [7.0], "lengths": [1]}]

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,8 @@ def _distinct_names(paths: Sequence[Path]) -> list[str]:
 def _curve(rows: Iterable[tuple[Any, Any, Any]]) -> Curve | None:
     """The points whose step, seconds and value are known, thinned evenly; the first and the last stay.
 
-    Seconds may be NaN; values that are too large to be averaged are left out.
+    Seconds may be NaN; values that are too large to be averaged are left out, as are those that a later start of the
+    run made again. Seconds that do not ascend, since a later start counted from 0, become NaN.
     """
     points = [
         point
@@ -123,11 +125,23 @@ def _curve(rows: Iterable[tuple[Any, Any, Any]]) -> Curve | None:
         and abs(point[0]) <= LARGEST_DRAWN
         and abs(point[2]) <= LARGEST_DRAWN
     ]  # built-ins only: there may be millions of rows
+    points = _last_made(points)
     if not points:
         return None
+    if any(one[1] > other[1] for one, other in pairwise(points)):
+        points = [(step, math.nan, value) for step, _, value in points]
     kept = np.linspace(0, len(points) - 1, min(len(points), MAX_POINTS)).round().astype(np.intp)
     steps, seconds, values = np.array([points[i] for i in kept], dtype=np.float64).T
     return Curve(steps=steps, seconds=seconds, values=values)
+
+
+def _last_made(points: Sequence[tuple[Any, Any, Any]]) -> list[tuple[Any, Any, Any]]:
+    """The points in order of steps, without those that a later line repeats or goes back before."""
+    found: list[tuple[Any, Any, Any]] = []
+    for point in reversed(points):
+        if not found or point[0] < found[-1][0]:
+            found.append(point)
+    return found[::-1]
 
 
 def _step_of(video: Path) -> tuple[int, str]:
