@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,10 @@ def seconds_per_update(run_dir: Path, learning_starts: int = 0) -> tuple[float, 
     Measured from the first line of `metrics.jsonl` to the last, without evaluations and checkpoints. The time before
     the first line, with compilation and warm-up, does not count, nor do steps before `learning_starts`.
     """
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = list[Any]()
+    for written in (run_dir / "metrics.jsonl").read_bytes().splitlines():
+        with suppress(ValueError):  # cut off when its writer was killed
+            lines.append(json.loads(written))
     lines = [line for line in lines if line["step"] >= learning_starts]
     if len(lines) < 2:
         return 0.0, (0.0, 0.0, 0.0), 0.0

@@ -48,11 +48,11 @@ def predicted(points: Sequence[Point], notes: Sequence[str], target: Target) -> 
 
 
 def _check(points: Sequence[Point], notes: Sequence[str], target: Target) -> None:
+    told = f" ({'; '.join(notes)})" if notes else ""
     if not points:
-        unused = "; ".join(notes)
         raise ConfigError(
-            f"there is nothing to predict from{f' ({unused})' if unused else ''}; make runs with "
-            f"at least {FEWEST_UPDATES} updates between their first and last log line"
+            f"there is nothing to predict from{told}; make runs with at least {FEWEST_UPDATES} updates between their "
+            "first and last log line"
         )
     wanted: list[str] = []
     if len({p.work.num_envs / p.layout.ranks for p in points}) < 2:
@@ -64,7 +64,8 @@ def _check(points: Sequence[Point], notes: Sequence[str], target: Target) -> Non
         wanted.append("one on two hosts (--nnodes 2), or give the round trip between hosts (--round-trip-ms)")
     if wanted:
         raise ConfigError(
-            f"{counted(len(points), 'measurement')} cannot tell what larger worlds cost; add a run: {'; '.join(wanted)}"
+            f"{counted(len(points), 'measurement')} cannot tell what larger worlds cost{told}; "
+            f"add a run: {'; '.join(wanted)}"
         )
 
 

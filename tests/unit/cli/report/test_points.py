@@ -106,6 +106,14 @@ def test_damaged_runs_are_skipped_with_a_note(run_dir):
     assert [note.partition(": not used: ")[0] for note in notes] == [str(path) for path in paths[1:]]
 
 
+def test_a_line_that_was_cut_off_is_skipped(run_dir):
+    path = run_dir()
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 999, "ti\xe9')
+    (point,), notes = load_points([path])
+    assert notes == [] and point.seconds == pytest.approx(0.061)
+
+
 def test_directories_of_runs_are_taken(run_dir, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(scaling, "predicted", lambda points, *_: " ".join(point.name for point in points))
     for name in ("all/one", "all/more/two"):

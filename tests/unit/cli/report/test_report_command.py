@@ -88,6 +88,13 @@ def test_too_few_measurements_are_refused_with_the_runs_to_make(points, target, 
         predicted(points, [], target)
 
 
+@pytest.mark.parametrize("points", [[], ALONE[:1]])
+def test_refusal_says_why_runs_were_not_used(points):
+    notes = ["runs/a: not used: it failed", "runs/b: not used: it was resumed"]
+    with pytest.raises(ConfigError, match=rf"\({notes[0]}; {notes[1]}\); "):
+        predicted(points, notes, Target())
+
+
 def test_a_given_round_trip_stands_for_a_measured_one():
     text = predicted(NEAR, [], Target(round_trip_s=2e-3))
     assert "a message between hosts: not measured; only its latency is counted, 0.50 round trips" in text
