@@ -33,7 +33,7 @@ from lockstep.jax.ppo_state import State
 from lockstep.jax.session import Session
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.normalizers import NormalizerError, UpdateStatistics, set_first_means
+from lockstep.session.normalizers import NormalizerError, UpdateStatistics, explained_variance, set_first_means
 from lockstep.world import stream_seed
 
 _CALL_PART = 0.2
@@ -130,10 +130,11 @@ class PPODeviceLoop(DeviceSource):
         rows = [jax.lax.optimization_barrier(self._squares(batch, normalizers, means)) for batch in batches]
         variances = self._comm.sum_shards(jnp.stack(rows), "variances") * (1.0 / total[0])
         finite = jnp.isfinite(total).all() & jnp.isfinite(variances).all()
+        target_mean = means[1] + (normalizers["values"].mean[0] if c.normalize_value else 0.0)
         sums = [total[4:]] + ([total[jnp.array([0, 2, 3])]] if c.normalize_value else [])
         normalizers, bad = moments.merged(normalizers, jnp.concatenate(sums), finite)
         finite &= bad < 0
-        state, statistics = self._measure(state, means[0], variances, finite)
+        state, statistics = self._measure(state, (means[0], target_mean), variances, finite)
         if c.normalize_value:
             center, deviation = normalizers["values"].center_and_deviation
             statistics = statistics._replace(target_mean=center, target_scale=1.0 / deviation)
@@ -178,20 +179,22 @@ class PPODeviceLoop(DeviceSource):
         order = permutations(key, c.num_epochs, rows // length)
         return rows_of_sequences(order, length=length, num_envs=self._size, num_minibatches=c.num_minibatches)
 
-    def _measure(self, state: State, mean: Array, variances: Array, finite: Array) -> tuple[State, UpdateStatistics]:
+    def _measure(
+        self, state: State, means: tuple[Array, Array], variances: Array, finite: Array
+    ) -> tuple[State, UpdateStatistics]:
         """Statistics of the advantages of all shards; adds the explained variance to the table.
 
         Args:
             state: of the learner.
-            mean: of the advantages.
-            variances: of advantages and targets [2].
+            means: of advantages and targets.
+            variances: of both [2].
             finite: whether all these are finite.
         """
-        variance, target_variance = variances
+        (mean, target_mean), (variance, target_variance) = means, variances
         scale = 1.0 / (jnp.sqrt(variance) + 1e-8)
         # The advantage is the residual of the value.
         residual = variance + jnp.square(mean)
-        explained = jnp.where(finite, 1.0 - residual / jnp.maximum(target_variance, 1e-8), 0.0)
+        explained = jnp.where(finite, explained_variance(residual, target_variance, target_mean, jnp), 0.0)
         table = self._ppo.metrics.add(
             state.table, ("value/explained_variance",), explained[None], finite.astype(jnp.float32)
         )

@@ -4,7 +4,8 @@ Shapes: K shards of this rank, B environments of a shard, N rows, F numbers of a
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,8 @@ _WHAT = {
     "returns": "of the discounted return",
     "values": "of the targets of values",
 }
+_EQUAL_TARGETS = 1e-10
+"""Part of their squared mean that the variance of equal targets may seem to be, since sums are rounded."""
 
 
 class NormalizerError(NonFiniteError):
@@ -61,6 +64,19 @@ class UpdateStatistics(NamedTuple):
     """Of the targets of values so far, with `normalize_value`."""
     target_scale: float = 1.0
     """Reciprocal of their standard deviation."""
+
+
+def explained_variance(residual: Any, variance: Any, mean: Any, xp: ModuleType) -> Any:
+    """The part of the variance of the targets that the values explain; `xp` is numpy or jax.numpy.
+
+    Args:
+        residual: the mean squared difference between targets and values.
+        variance: of the targets.
+        mean: of the targets.
+        xp: the module whose numbers these are.
+    """
+    is_rounding = variance <= _EQUAL_TARGETS * xp.square(mean)  # the targets are equal, and none of it is a signal
+    return 1.0 - residual / xp.where(is_rounding, xp.maximum(variance, 1e-8), variance)
 
 
 class Normalizers:
@@ -202,11 +218,12 @@ class Normalizers:
         if moments[0] == 0:
             return UpdateStatistics(), None
         mean, target_mean, square, target_square = moments[1:] / moments[0]
-        target_variance = max(target_square - target_mean**2, 1e-8)
+        target_variance = target_square - target_mean**2
+        # The advantage is the residual of the value.
+        explained = explained_variance(square, target_variance, target_mean + self.target_origin, np)
         self.update(sums)
         scale = 1.0 / (max(square - mean**2, 0.0) ** 0.5 + 1e-8)
-        # The advantage is the residual of the value.
-        statistics = UpdateStatistics(mean, scale, 1.0 - square / target_variance, 1.0)
+        statistics = UpdateStatistics(mean, scale, explained, 1.0)
         if self.values is None:
             return statistics, None
         center, deviation = self.values.center_and_deviation
