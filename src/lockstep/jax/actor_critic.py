@@ -323,7 +323,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         if moves_policy:
             of_policy, policy_sums = jax.grad(self.policy_loss, has_aux=True)(actor, critics, part, keys[2])
             gradients.append(self.flat.join(of_policy))
-        max_weights = jax.nn.one_hot(number, self.comm.world.num_shards) * part.batch.weight.max()
+        max_weights = jax.nn.one_hot(number, self.comm.world.num_shards, dtype=jnp.float32) * part.batch.weight.max()
         row = jnp.concatenate([*gradients, sums, policy_sums, max_weights])
         return jax.lax.optimization_barrier((row, priority))
 

@@ -128,7 +128,7 @@ def _unrolled(policy: Policy, params: Params, steps: Steps) -> tuple[Array, Arra
     )
     after = after.reshape(*steps.begins.shape, -1)
     before_final = after[:-1].reshape(len(final), -1)
-    alone = Sequences(before_final, jnp.zeros((1, len(final))))
+    alone = Sequences(before_final, jnp.zeros((1, len(final)), jnp.float32))
     _, final_value, _ = policy.unroll(params, final, alone, _flat(steps.final_critic))
     states = jnp.concatenate([steps.state[None], after])
     return parameters, values, final_value.reshape(steps.reward.shape), states

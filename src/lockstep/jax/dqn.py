@@ -249,7 +249,7 @@ class DQN:
         values, target, part = jax.lax.optimization_barrier((state.values, state.target, part))
         networks = self.flat.split(values), self.flat.split(target)
         gradient, (sums, priority) = jax.grad(self.loss, has_aux=True)(*networks, part)
-        max_weights = jax.nn.one_hot(number, self.comm.world.num_shards) * part.batch.weight.max()
+        max_weights = jax.nn.one_hot(number, self.comm.world.num_shards, dtype=jnp.float32) * part.batch.weight.max()
         return jax.lax.optimization_barrier((jnp.concatenate([self.flat.join(gradient), sums, max_weights]), priority))
 
     def loss(self, params: Params, target: Params, part: Part) -> tuple[Array, tuple[Array, Array]]:

@@ -141,7 +141,7 @@ class ActorCriticNetwork:
         """[N, O] and the actor's state [N, A] to distribution parameters and the state after this step."""
         assert self.core is not None
         actor_features, _ = self._features(params, observation)
-        given = Sequences(state, jnp.zeros((1, len(state))))
+        given = Sequences(state, jnp.zeros((1, len(state)), jnp.float32))
         out, after = self.core.apply(subtree(params, "core"), actor_features[None], given)
         return self.actor.apply(subtree(params, "actor"), out[0]), after[0]
 

@@ -124,7 +124,7 @@ class PPO:
             The state after the update, and the sums of each gradient step [E, steps], as `_step` returns them.
         """
         state, totals = self._epochs(state._replace(past_target_kl=jnp.zeros((), bool)), batches, orders)
-        return self._add_learning_rate(state, jnp.ones(())), totals
+        return self._add_learning_rate(state, jnp.ones((), jnp.float32)), totals
 
     def _epochs(self, state: State, batches: Sequence[Batch], orders: Array) -> tuple[State, Array]:
         return scan_or_unroll(self._scan, lambda s, order: self._epoch(s, batches, order), state, orders.swapaxes(0, 1))
@@ -178,7 +178,7 @@ class PPO:
         # A product, as XLA divides a vector by a number in one layout and multiplies by the inverse in another.
         gradient, empty = gradient * (1.0 / divisor(sums[0])), sums[0] == 0
         gradient, norm = clip_by_global_norm(gradient, self.config.max_grad_norm)
-        totals = jnp.concatenate([sums, norm[None], jnp.array([1.0, 0.0])])
+        totals = jnp.concatenate([sums, norm[None], jnp.array([1.0, 0.0], jnp.float32)])
         # Decided from reduced values on the device: equal on every rank, without a host sync.
         skipped = ~empty & ~jnp.isfinite(totals).all()
         if self._stop_on_non_finite:  # later steps are skipped too, so that the failing parameters are preserved

@@ -28,7 +28,7 @@ class OfflineLossReader:
         end = optimizer.flat.num_parameters
 
         def is_finite(part: Part) -> Array:
-            gradient, sums = jnp.split(optimizer.shard_sums(state, part, jnp.zeros(0)), [end])
+            gradient, sums = jnp.split(optimizer.shard_sums(state, part, jnp.zeros(0, jnp.float32)), [end])
             return jnp.isfinite(jnp.square(gradient).sum()) & jnp.isfinite(sums).all()
 
         self._is_finite = jax.jit(is_finite)
