@@ -36,6 +36,8 @@ _KINDS = {
     **{"b1": "BOOL", "i1": "I8", "u1": "U8", "i2": "I16", "u2": "U16", "i4": "I32", "u4": "U32", "i8": "I64"},
     **{"u8": "U64", "f2": "F16", "f4": "F32", "f8": "F64"},
 }
+STORABLE = "booleans, integers of up to 64 bits, or float16, float32 or float64"
+"""The types of arrays that a checkpoint can hold, for messages."""
 _ARRAY = "__array__"
 _METADATA = "__metadata__"  # of safetensors
 _CHUNK = 1 << 24  # hashing and writing chunks of this size release the interpreter lock for the training thread
@@ -258,7 +260,8 @@ def _without_arrays(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> A
                 name += "+"
             arrays[name] = array if kind[0] != ">" else array.byteswap().view(kind.replace(">", "<"))
             return {_ARRAY: name}
-    elif value is None or isinstance(value, (bool, int, float, str)):
+        raise TypeError(f"{path} is an array of {array.dtype}; a state holds arrays of {STORABLE}")
+    if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(
         f"{path} is a {type(cast(object, value)).__name__}; a state holds numbers, text, lists, mappings and arrays"

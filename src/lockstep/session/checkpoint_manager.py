@@ -289,7 +289,7 @@ def _storable(array: np.ndarray | np.generic, place: str) -> np.ndarray | np.gen
     """The same array. Raises `ConfigError` if its numbers are of a type that a checkpoint cannot hold."""
     if not checkpoint.can_store(array.dtype):
         raise ConfigError(
-            f"{place} is an array of {array.dtype}, which a checkpoint cannot hold; give real numbers or booleans"
+            f"{place} is an array of {array.dtype}, which a checkpoint cannot hold; give {checkpoint.STORABLE}"
         )
     return array
 

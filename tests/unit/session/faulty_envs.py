@@ -212,6 +212,11 @@ class StateIsASet(Grid):
         return {"cells": {self.cell}}
 
 
+class StateIsComplex(Grid):
+    def state(self):
+        return {"cells": np.zeros(2, np.complex64)}
+
+
 class ForgetsTheCell(Grid):
     def state(self):
         return {"steps": self.steps}

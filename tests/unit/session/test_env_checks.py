@@ -70,6 +70,7 @@ def test_the_report_has_the_sizes_of_the_policy_s_and_of_the_critic_s_observatio
         ("RewardIsAnArray", "step returned an array of shape (2,) and type float64 as reward; return a number"),
         ("FlagIsNone", "step returned None as truncated; return True or False"),
         ("StateIsASet", "state returned what no checkpoint can hold: cells is a set"),
+        ("StateIsComplex", "state returned what no checkpoint can hold: cells is an array of complex64; a state holds"),
         ("ForgetsTheCell", "restore does not bring back what state returned: step 1 after it gave something else"),
         ("RowsResetWithInfo", "reset returned a tuple of 2; return the observations alone, an array of shape (3, 2)"),
         ("RowsShareASeed", "spec says separately_seedable=True, but the same seeds in another order gave reset other"),

@@ -112,6 +112,51 @@ class TextInState(Walk):
         return "start"
 
 
+class WithoutArrays(Walk):
+    def reset(self, key):
+        return ()
+
+    def observe(self, state):
+        return jnp.zeros(2)
+
+    def step(self, state, action, key):
+        return (), jnp.zeros(2), 1.0, jax.random.bernoulli(key), False
+
+
+class HalfPrecision(Walk):
+    def reset(self, key):
+        return State(jax.random.normal(key, dtype=jnp.bfloat16), jnp.zeros((), jnp.int32))
+
+    def step(self, state, action, key):
+        after, *rest = super().step(state, action, key)
+        return after._replace(place=after.place.astype(jnp.bfloat16)), *rest
+
+
+class OwnGenerator(Walk):
+    """Keeps a key of another kind than Lockstep's."""
+
+    def reset(self, key):
+        return {"walk": super().reset(key), "key": jax.random.key(0, impl="rbg")}
+
+    def observe(self, state):
+        return super().observe(state["walk"])
+
+    def step(self, state, action, key):
+        key, drawn = jax.random.split(state["key"])
+        walk = State(state["walk"].place + jax.random.normal(drawn), state["walk"].steps + 1)
+        after = {"walk": walk, "key": key}
+        return after, self.observe(after), 1.0, False, walk.steps >= 20
+
+
+class KeysOfTwoKinds(OwnGenerator):
+    def reset(self, key):
+        return super().reset(key) | {"key": key}
+
+    def step(self, state, action, key):
+        after, *rest = super().step(state, action, key)
+        return after | {"key": jax.random.key(0, impl="rbg")}, *rest
+
+
 class FlagsAreNumbers(Walk):
     def step(self, state, action, key):
         *rest, cut = super().step(state, action, key)
@@ -127,6 +172,11 @@ def checked(name, **kwargs):
 @pytest.mark.parametrize("name", ["Walk", "PlainNumbers"])
 def test_nothing_is_said_where_there_is_no_fault(name):
     report = checked(name, trace_only=True)
+    assert (report.faults, report.warnings) == ([], [])
+
+
+def test_a_state_may_hold_keys_of_any_kind():
+    report = checked("OwnGenerator")
     assert (report.faults, report.warnings) == ([], [])
 
 
@@ -157,6 +207,9 @@ def test_a_whole_check_plays_it_too():
             "step returned state['place'] of shape (2,), and reset of shape (); shapes must not change",
         ),
         ("FractionsLost", "step returned state.place of type int32, and reset of type float32, which would be cut off"),
+        ("WithoutArrays", "reset returned a state without arrays; return at least one, such as the number of steps"),
+        ("HalfPrecision", "step returned state.place of type bfloat16, which no checkpoint can hold; keep it as bool"),
+        ("KeysOfTwoKinds", "step returned state['key'] of type key<rbg>, and reset of type key<fry>; return the same"),
         ("TextInState", "reset raised TypeError: "),
     ],
 )

@@ -13,7 +13,8 @@ from lockstep.envs.errors import describe_error, user_location
 from lockstep.envs.spec import EnvSpec
 from lockstep.jax.envs.interface import DeviceEnv, Observation
 from lockstep.jax.envs.make import make_device_env
-from lockstep.jax.envs.packed import action_type
+from lockstep.jax.envs.packed import action_type, is_key
+from lockstep.record.checkpoint import STORABLE, can_store
 from lockstep.session.env_checks.report import CheckEndedError, Report, describe_value
 
 _TRACED = "its arguments are known only when it runs"
@@ -23,7 +24,7 @@ class _Leaf(NamedTuple):
     """Shape and type of an array in a state."""
 
     shape: tuple[int, ...]
-    kind: Any
+    dtype: Any
 
 
 def check_device_env(task: str, config: EnvConfig, report: Report) -> None:
@@ -42,8 +43,11 @@ def check_device_env(task: str, config: EnvConfig, report: Report) -> None:
     _check_observation(
         _trace(env, "observe", lambda: jax.eval_shape(env.observe, first), report), "observe", spec, report
     )
+    if not jax.tree.leaves(first):
+        report.fatal("reset returned a state without arrays; return at least one, such as the number of steps so far")
     after = _check_step(env, first, action, key, report)
     _check_states(first, after, "reset", report)
+    _check_storable(after, report)
     _check_states(after, _check_step(env, after, action, key, report), "step", report)
 
 
@@ -112,10 +116,27 @@ def _check_states(before: Any, after: Any, method: str, report: Report) -> None:
                 f"step returned state{name} of shape {other.shape}, and {method} of shape {one.shape}; shapes must not "
                 "change"
             )
-        elif one.kind != other.kind and jnp.promote_types(one.kind, other.kind) != other.kind:
+        elif one.dtype != other.dtype and (lost := _lost(one, other)) is not None:
             report.fault(
-                f"step returned state{name} of type {other.kind}, and {method} of type {one.kind}, which would be cut "
-                f"off; return the same type from both"
+                f"step returned state{name} of type {other.dtype}, and {method} of type {one.dtype}{lost}; return the "
+                "same type from both"
+            )
+
+
+def _lost(before: _Leaf, after: _Leaf) -> str | None:
+    """What becomes of the numbers of `before` as the type of `after`; None if nothing does."""
+    if is_key(before) or is_key(after):
+        return ""
+    cut_off = jnp.promote_types(before.dtype, after.dtype) != after.dtype
+    return ", which would be cut off" if cut_off else None
+
+
+def _check_storable(state: Any, report: Report) -> None:
+    """Check that a checkpoint can hold a state of these types."""
+    for name, leaf in zip(*_leaves(state), strict=True):
+        if not is_key(leaf) and not can_store(np.dtype(leaf.dtype)):
+            report.fault(
+                f"step returned state{name} of type {leaf.dtype}, which no checkpoint can hold; keep it as {STORABLE}"
             )
 
 

@@ -33,7 +33,8 @@ class PackedEnv:
         first = jax.eval_shape(env.reset, key)
         after = jax.eval_shape(env.step, first, action, key)[0]
         leaves, self._structure = jax.tree.flatten(after)
-        self._types = [None if _is_key(leaf) else jnp.result_type(leaf) for leaf in leaves]
+        self._types = [None if is_key(leaf) else jnp.result_type(leaf) for leaf in leaves]
+        self._key_impls = [_key_impl(leaf) if is_key(leaf) else None for leaf in leaves]
         if jax.tree.structure(first) != self._structure:
             raise ValueError("a state has another structure after `step` than after `reset`")
 
@@ -66,8 +67,9 @@ class PackedEnv:
         return tuple(jax.random.key_data(x) if kind is None else jnp.asarray(x, kind) for x, kind in leaves)
 
     def _unpack(self, state: Packed) -> Any:
-        leaves = zip(state, self._types, strict=True)
-        return jax.tree.unflatten(self._structure, [wrap_key(x) if kind is None else x for x, kind in leaves])
+        leaves = zip(state, self._key_impls, strict=True)
+        unpacked = [x if impl is None else jax.random.wrap_key_data(x, impl=impl) for x, impl in leaves]
+        return jax.tree.unflatten(self._structure, unpacked)
 
 
 def wrap_key(key: Array) -> Array:
@@ -84,8 +86,16 @@ def select_rows(flags: Array, x: _Tree, y: _Tree) -> _Tree:
     return jax.tree.map(chosen, x, y)
 
 
-def _is_key(leaf: Any) -> bool:
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf of a state, or its shape and type, is a typed random key."""
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _key_impl(leaf: Any) -> Any:
+    """The generator of a typed random key, of which shape and type are known."""
+    found: list[Any] = []
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), leaf)
+    return found[0]
 
 
 def action_type(spec: EnvSpec) -> tuple[tuple[int, ...], Any]:
