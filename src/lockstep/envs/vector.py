@@ -195,4 +195,5 @@ def refuse_unknown_kwargs(creator: Any, config: EnvConfig, task: str, *, setting
                 f"{given}={list(value)} is for tasks whose observations have groups; {task} has none: leave it out"
             )
         takes = ", ".join(known) or "no keyword arguments"
-        raise ConfigError(f"{given}={value!r} is unknown to {task}{near(name, known)} (it takes {takes})")
+        own = "; let the class take it, and truncate there" if name in SETTINGS and ":" in task else ""
+        raise ConfigError(f"{given}={value!r} is unknown to {task}{near(name, known)} (it takes {takes}){own}")

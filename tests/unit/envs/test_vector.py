@@ -41,7 +41,7 @@ HERE = Path(__file__).parent
         ("own_envs:Half", {}, r"lacks reset, step, close, spec \(an EnvSpec\), num_envs == 1"),
         ("own_envs:function", {}, "is not a class"),
         ("own_envs:Counter", {"kwargs": {"lenght": 1}}, "did you mean length"),
-        ("own_envs:Vector", {"max_episode_steps": 3}, "max_episode_steps=3 is unknown"),
+        ("own_envs:Vector", {"max_episode_steps": 3}, r"steps=3 is unknown.*; let the class take it, and truncate"),
         ("phys2d/CartPole-v1", {}, "pip install jax"),
         ("Isaac-Cartpole-v0", {}, r"pip install .*isaaclab==3.0.0.*--task=lockstep/Cartpole-v0"),
         ("Isaac-Ant-v0", {}, r"missing: isaaclab, isaaclab_tasks"),

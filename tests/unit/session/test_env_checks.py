@@ -117,7 +117,12 @@ def test_a_fault_is_one_line(name, words):
         ("AlwaysTheSame", "reset gave the same first observation for 12 seeds; if episodes are to begin differently"),
         ("RowsAlike", "reset gave all environments the same first observation; if they are to differ, draw from"),
         ("StepDrawsElsewhere", "gave something else the second time, with the same actions: no run can be repeated"),
-        ("NeverEnds", "step ended no episode in 2000 random steps, and no limit is known"),
+        (
+            "NeverEnds",
+            "in 2000 random steps, and no limit is known: an evaluation waits for ends; return terminated=True "
+            "or truncated=True some time, or --set env.max_episode_steps=1000",
+        ),
+        ("RowsNeverEnd", "or give the class an argument max_episode_steps, truncate there, and --set env.max_episode"),
         ("LiveBuffer", "step changed the observation that was returned before: Lockstep copies each"),
         ("OutOfBounds", "is not in [0.0, 1.0]; widen the bounds, or clip"),
         (

@@ -198,9 +198,11 @@ def _check_episode_ends(driver: EnvDriver, most: int, deadline: float) -> None:
     limit = "" if driver.limit is None else f", truncated after {driver.limit} steps"
     driver.report.facts.append(f"episodes: {ends} ended in {steps} random steps{limit}")
     if not ends and driver.limit is None and steps >= min(most, _ENOUGH):
+        # Of many environments the setting is an argument of the class, which truncates them itself.
+        argument = "give the class an argument max_episode_steps, truncate there, and " if driver.vectorized else ""
         driver.report.warn(
             f"step ended no episode in {steps} random steps, and no limit is known: an evaluation waits for ends; "
-            "return terminated=True or truncated=True some time, or --set env.max_episode_steps=1000"
+            f"return terminated=True or truncated=True some time, or {argument}--set env.max_episode_steps=1000"
         )
 
 
