@@ -84,7 +84,15 @@ def gpu_available() -> bool:
 
 def kind_of(device: str) -> str:
     """`gpu` or `cpu`, for the setting `device`; before JAX is first used."""
-    if device == "cpu" or (device == "auto" and not gpu_available()):
+    if device == "cpu":
+        return "cpu"
+    if not gpu_available() and device == "auto":
+        chosen = _setting("jax_platforms") or "cpu"
+        if "cpu" not in chosen.split(","):  # JAX itself would refuse it, where it starts
+            raise ConfigError(
+                f"JAX_PLATFORMS={chosen}, and Lockstep, which computes on NVIDIA's GPUs and on CPUs, finds no GPU for "
+                "JAX; unset it, or use device=cpu"
+            )
         return "cpu"
     if not gpu_available():
         raise ConfigError("device=cuda, but JAX sees no GPU; use device=cpu, or `lockstep doctor` to see why")

@@ -322,6 +322,18 @@ def test_devices_and_backends_are_refused_by_name(monkeypatch):
     assert (hardware.backend_of("cpu", "auto"), hardware.backend_of("gpu", "auto")) == ("gloo", "nccl")
 
 
+@pytest.mark.parametrize(("platforms", "refused"), [("cuda", True), ("gpuu", True), ("cuda,cpu", False), ("", False)])
+def test_a_device_that_is_chosen_for_jax_is_not_replaced_by_the_cpu(monkeypatch, platforms, refused):
+    monkeypatch.setattr(hardware, "gpu_available", lambda: False)
+    monkeypatch.setattr(hardware, "_setting", {"jax_platforms": platforms or None}.get)
+    assert hardware.kind_of("cpu") == "cpu"
+    if not refused:
+        assert hardware.kind_of("auto") == "cpu"
+        return
+    with pytest.raises(ConfigError, match=f"^JAX_PLATFORMS={platforms}, and Lockstep.* unset it, or use device=cpu"):
+        hardware.kind_of("auto")
+
+
 def test_flags_of_the_user_stay(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=true --xla_dump_to=/x")
     hardware.set_flags({"xla_cpu_multi_thread_eigen": "false", "xla_cpu_max_isa": "AVX2"})
