@@ -165,6 +165,8 @@ class CheckpointManager:
     def to_numpy(self, value: Any, place: str) -> tuple[np.ndarray, str] | None:
         """Convert a tensor of the backend to an array and the name of its dtype; None for anything else.
 
+        An array of numpy with numbers of the backend's own types counts as a tensor.
+
         Errors name the `place` of the value in what the user saves.
         """
         return None
@@ -245,18 +247,17 @@ class CheckpointManager:
         if _is_plain(value):
             leaves[place] = _digest(value)
             return value
+        if (tensor := self.to_numpy(value, place)) is not None:
+            leaves[place] = np.asarray(_storable(tensor[0], place))
+            return {_TENSOR: tensor[0], "type": tensor[1]}
         if isinstance(value, np.ndarray | np.generic):
             array = _storable(cast("np.ndarray | np.generic", value), place)
             leaves[place] = np.asarray(array)
             return array
-        tensor = self.to_numpy(value, place)
-        if tensor is None:
-            raise ConfigError(
-                f"{place} is a {type(value).__name__}, which a checkpoint cannot hold; give numbers, text, lists, "
-                "mappings, arrays or tensors"
-            )
-        leaves[place] = np.asarray(_storable(tensor[0], place))
-        return {_TENSOR: tensor[0], "type": tensor[1]}
+        raise ConfigError(
+            f"{place} is a {type(value).__name__}, which a checkpoint cannot hold; give numbers, text, lists, "
+            "mappings, arrays or tensors"
+        )
 
     def _unpack(self, value: Any) -> Any:
         if isinstance(value, list):
