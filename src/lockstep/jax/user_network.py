@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from lockstep.distributed.arguments import a_type
 from lockstep.envs.load import load_object
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
@@ -45,6 +46,14 @@ class UserNetwork:
                 "it must give a dict of parameters by name"
             )
         named = cast("dict[str, Any]", given)
+        for name, value in named.items():
+            is_named = isinstance(cast(object, name), str)
+            if not is_named or not hasattr(value, "dtype"):
+                problem = f"{name} as {a_type(value)}" if is_named else f"a parameter with the name {name!r}, no text"
+                raise ConfigError(
+                    f"network.module={self._path}: init(seed) gave {problem}; give one dict of arrays by names such as "
+                    "'Dense_0.kernel' (of flax: flax.traverse_util.flatten_dict(params, sep='.'))"
+                )
         params: dict[str, np.ndarray] = {name: np.array(value) for name, value in named.items()}
         for name, value in params.items():
             if value.dtype != np.float32:

@@ -48,6 +48,20 @@ class Double(Own):
         return {name: value.astype(np.float64) for name, value in super().init(seed).items()}
 
 
+class Nested(Own):
+    """Parameters in groups, as flax has them."""
+
+    def init(self, seed):
+        return {"params": super().init(seed)}
+
+
+class Numbered(Own):
+    """Parameters by number."""
+
+    def init(self, seed):
+        return {0: super().init(seed)["weight"]}
+
+
 class Empty(Own):
     """Without parameters."""
 
@@ -239,6 +253,8 @@ def test_a_network_of_ones_own():
     [
         ("text", r"made a str without init\(seed\) and apply\(params, observation\)"),
         ("Double", r"init\(seed\) gave weight as float64; use float32"),
+        ("Nested", r"init\(seed\) gave params as a dict; give one dict of arrays by names such as 'Dense_0.kernel'"),
+        ("Numbered", r"init\(seed\) gave a parameter with the name 0, no text; give one dict of arrays by names"),
         ("Empty", r"init\(seed\) gave a NoneType; it must give a dict"),
         ("Values", r"made \[2, 3\] of 2 observations; algo=ppo needs .*, \[2, 3\], \[2\]: see docs"),
         ("Column", r"made \[2, 3\], \[2, 1\] of 2 observations; algo=ppo needs .*, \[2, 3\], \[2\]: see docs"),
