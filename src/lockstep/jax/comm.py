@@ -125,7 +125,7 @@ class Comm:
 
     def replicate(self, tree: Tree) -> Tree:
         """Arrays on all devices, from host values that are equal on all ranks (not checked); nothing is sent."""
-        return self._arrays.replicate(tree)
+        return self._arrays.replicate(arguments.without_keys(tree, "replicate"))
 
     def inputs(self, tree: Tree) -> Tree:
         """Host values, equal on all ranks, for `shared` of one call of a function of `spmd`; do not use them after it.
@@ -158,7 +158,7 @@ class Comm:
 
     def read(self, tree: Tree) -> Tree:
         """Host copies of arrays that are the same on all devices."""
-        return jax.tree.map(lambda leaf: np.array(arguments.on_device(leaf, "read").addressable_data(0)), tree)
+        return mesh.host_copies(arguments.without_keys(tree, "read"))
 
     def local(self, tree: Tree) -> Tree:
         """Replicated arrays on this process' first device, without a copy."""
@@ -340,9 +340,9 @@ class Comm:
         Raises `MismatchError` if a tree has other names, shapes or types than that of `source`.
         """
         check_source(source, self.world.size)
+        leaves, structure = mesh.flat(arguments.without_keys(tree, tag))
         if self.world.size == 1:
             return self.replicate(tree)
-        leaves, structure = mesh.flat(tree)
         mine = [np.asarray(leaf) for leaf in leaves] if self.world.rank == source else None
         every = self.gather_object([arguments.kinds(tree), mine], tag)
         if any(kinds != every[0][0] for kinds, _ in every):
@@ -363,7 +363,7 @@ class Comm:
 
         One small message if they do; after a mismatch a second one, with a digest of each array.
         """
-        arguments.check_named(tensors)
+        arguments.check_named(tensors, tag)
         ranks = len(self._device_map.shards)
         if ranks == 1:
             return

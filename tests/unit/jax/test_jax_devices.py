@@ -94,6 +94,14 @@ def test_what_is_no_tree_for_each_shard_or_no_pair_is_refused():
             comm.broadcast_object(jnp.float32(3))
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("method", ["replicate", "read", "broadcast", "check_equal"])
+def test_a_typed_random_key_is_refused_with_its_name(method, devices):
+    words = rf"^{method} was given a typed random key of JAX in \['key'\]; give jax\.random\.key_data\(key\)"
+    with comm_of(2, devices) as comm, pytest.raises(ConfigError, match=words):
+        getattr(comm, method)({"x": jnp.ones(1), "key": jax.random.key(0)})
+
+
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_what_ranks_tell_each_other(devices):
     rows = rows_of(4)

@@ -41,10 +41,24 @@ def pair(result: Any, name: str) -> tuple[Tree, Tree]:
     return shared, own
 
 
-def check_named(tensors: Any) -> None:
-    """Raise `ConfigError` unless these are arrays by name."""
+def check_named(tensors: Any, tag: str) -> None:
+    """Raise `ConfigError` unless these are arrays by name, with bits that can be compared."""
     if not isinstance(tensors, Mapping):
         raise ConfigError(f"check_equal takes arrays by name, not {a_type(tensors)}; give {{'weight': weight}}")
+    without_keys(tensors, tag)
+
+
+def without_keys(tree: Tree, method: str) -> Tree:
+    """The tree. Raises `ConfigError` for typed random keys in it, which numpy, and so the host, cannot hold."""
+    if not any(map(_is_key, jax.tree.leaves(tree))):  # names take much longer
+        return tree
+    for name, leaf in _named(tree):
+        if _is_key(leaf):
+            raise ConfigError(
+                f"{method} was given a typed random key of JAX{' in ' * bool(name)}{name}; give "
+                "jax.random.key_data(key), of which jax.random.wrap_key_data makes a key again"
+            )
+    return tree
 
 
 def on_device(leaf: Any, method: str) -> Array:
@@ -65,6 +79,10 @@ def kinds(tree: Tree) -> dict[str, list[str]]:
         name or "the tree": [agreement.dtype_and_shape(str(jnp.result_type(leaf)), np.shape(leaf)), ""]
         for name, leaf in _named(tree)
     }
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _named(tree: Tree) -> list[tuple[str, Any]]:

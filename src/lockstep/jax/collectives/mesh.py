@@ -18,6 +18,7 @@ from lockstep.distributed import agreement
 from lockstep.distributed.arguments import check_number
 from lockstep.distributed.tree import Node, owned_nodes
 from lockstep.errors import ConfigError
+from lockstep.jax.collectives import arguments
 from lockstep.world import World, block
 
 AXIS = "data"
@@ -197,6 +198,11 @@ class DeviceArrays:
 
 def _digest(array: np.ndarray) -> list[str]:
     return [agreement.dtype_and_shape(str(array.dtype), array.shape), agreement.content_digest(array.tobytes())]
+
+
+def host_copies(tree: Tree) -> Tree:
+    """Host copies of replicated arrays. Raises `ConfigError` for what is not on a device."""
+    return jax.tree.map(lambda leaf: np.array(arguments.on_device(leaf, "read").addressable_data(0)), tree)
 
 
 def flat(tree: Tree) -> tuple[list[Any], Any]:
