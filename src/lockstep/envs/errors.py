@@ -1,9 +1,14 @@
 """The words of errors that environments raise."""
 
+import itertools
+import re
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 _LOCKSTEP = Path(__file__).parents[1]
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
 
 
 def name_in_shard(index: int) -> str:
@@ -14,11 +19,25 @@ def name_in_shard(index: int) -> str:
 def describe_error(error: BaseException) -> str:
     """Type, message and location of an error in one line.
 
-    The location is that in the user's code; where none of it ran, the last frame outside Lockstep.
+    The location is that in the user's code; where none of it ran, the last frame outside Lockstep. Where the message
+    quotes the traceback of another error, as JAX does of one in a callback, it is that error which is described.
     """
+    _, quotes, quoted = str(error).rpartition(_TRACEBACK)
+    if quotes and (described := _describe_quoted(quoted)):
+        return described
     message = " ".join(str(error).split())
     location = user_location(error) or _last_of(_frames(error))
     return f"{type(error).__name__}{': ' if message else ''}{message}{location}"
+
+
+def _describe_quoted(text: str) -> str:
+    """As `describe_error`, of the lines of a traceback; empty without an error at their end."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    said = list(itertools.dropwhile(lambda line: line.startswith(" "), lines))
+    frames = [traceback.FrameSummary(name, int(number), "") for name, number in _FRAME.findall(text)]
+    users = [one for one in _outside_lockstep(frames) if "site-packages" not in one.filename]
+    message = " ".join(" ".join(said).split())
+    return message and message + _last_of(users)
 
 
 def user_location(error: BaseException) -> str:
@@ -28,7 +47,11 @@ def user_location(error: BaseException) -> str:
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The frames outside Lockstep, and outside Python's import of a file."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith("<frozen ")]
+    return _outside_lockstep(traceback.extract_tb(error.__traceback__))
+
+
+def _outside_lockstep(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    frames = [one for one in frames if not one.filename.startswith("<frozen ")]
     return [frame for frame in frames if not Path(frame.filename).is_relative_to(_LOCKSTEP)]
 
 

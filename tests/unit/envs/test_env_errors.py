@@ -34,6 +34,27 @@ def test_where_no_line_of_the_user_ran_the_location_is_that_of_the_package():
     assert describe_error(error.with_traceback(None)) == "ValueError: need at least one array to stack"
 
 
+def test_of_a_traceback_in_the_message_the_error_at_its_end_is_described():
+    """As JAX quotes an error of a callback, with the frames that called it."""
+    jax = pytest.importorskip("jax")
+
+    def fails(x):
+        raise ZeroDivisionError("no such\nplace")
+
+    def called(x):
+        return jax.pure_callback(fails, jax.ShapeDtypeStruct((), np.float32), x, vmap_method="sequential")
+
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        jax.jit(called)(np.float32(1)).block_until_ready()
+    line = fails.__code__.co_firstlineno + 1
+    assert describe_error(caught.value) == f"ZeroDivisionError: no such place ({__file__}:{line})"
+    python = 'worker:\nTraceback (most recent call last):\n  File "own.py", line 3, in step\n    1 / 0\n    ~~^~~\n'
+    assert (
+        describe_error(RuntimeError(python + "ZeroDivisionError: division")) == "ZeroDivisionError: division (own.py:3)"
+    )
+    assert describe_error(RuntimeError(python)).startswith("RuntimeError: worker: ")
+
+
 def test_an_error_without_a_message_has_no_colon():
     assert describe_error(KeyboardInterrupt()) == "KeyboardInterrupt"
 
