@@ -43,7 +43,7 @@ def evaluate_run(  # noqa: PLR0913  # keyword arguments of one evaluation
 
     Args:
         path: a run directory, one of its checkpoints, or a policy file.
-        episodes: number of episodes, all ranks together.
+        episodes: number of episodes, all ranks together; rounded up so that each of several agents plays equally many.
         greedy: take the most likely actions instead of sampled ones.
         seed: of the episodes; default: one more than the run's.
         video: render one more episode to `videos/evaluate.gif` next to the policy; `video` of the result is its path.

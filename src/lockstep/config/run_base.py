@@ -49,7 +49,8 @@ class RunBase:
     evaluate_every: int | None = 50_000
     """Environment steps between evaluations; `null`: only at the end."""
     evaluate_episodes: int | None = None
-    """Episodes of one evaluation, over all ranks. `null`: 100, or 10 where observations are images."""
+    """Episodes of one evaluation, over all ranks. `null`: 100, or 10 where observations are images. With several agents
+    each agent's counts as one, and the number is rounded up to whole environments."""
     evaluate_greedy: bool = True
     """Evaluate the most likely action instead of a sampled one."""
     evaluate_video: bool = False

@@ -1,6 +1,6 @@
 """Evaluation: a fixed quota of episodes for every environment, so that short episodes are not counted more often.
 
-Shapes: B environments of a shard.
+Shapes: B environments of a shard, or rows of their agents.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from lockstep.experience.rollout import NonFiniteValue, find_non_finite
 from lockstep.world import World, block, stream_seed
 
 MAX_ENVS = 64
-"""Environments of one shard stepped at once; further episodes are played one after another."""
+"""Rows of one shard stepped at once; further episodes are played one after another."""
 MAX_STEPS = 100_000
 """Longest episode of a task without a limit: the most likely actions may repeat for ever."""
 
@@ -40,11 +40,16 @@ class Episodes:
     """The first number from an environment that is not finite, if there was one; `step` is that of its episode."""
 
 
-def quota(episodes: int, world: World, shard: int) -> tuple[int, int]:
-    """Number of environments and of episodes with which a shard evaluates: its equal part of `episodes`."""
-    wanted = len(block(episodes, world.num_shards, shard))
-    rounds = -(-wanted // MAX_ENVS)
-    return (-(-wanted // rounds) if wanted else 0), wanted
+def quota(episodes: int, world: World, shard: int, num_agents: int = 1) -> tuple[int, int]:
+    """Number of rows and of episodes with which a shard evaluates: its equal part of `episodes`.
+
+    Each agent of an environment plays as often as the others: what is dealt are whole environments, of `num_agents`
+    rows, so the episodes of all shards are `episodes` rounded up to a multiple of `num_agents`.
+    """
+    wanted = len(block(-(-episodes // num_agents), world.num_shards, shard))
+    rounds = -(-wanted // max(MAX_ENVS // num_agents, 1))
+    num_envs = -(-wanted // rounds) if wanted else 0
+    return num_envs * num_agents, wanted * num_agents
 
 
 def play(
@@ -58,6 +63,8 @@ def play(
     skip_non_finite: bool = False,
 ) -> Episodes:
     """Play `episodes` episodes on the environments of `env`, each environment its fixed share of them.
+
+    Each agent of an environment plays the same number: `episodes` is rounded up to a multiple of the agents.
 
     Ends early, with a `fault`, at the first number from an environment that is not finite.
 
@@ -73,7 +80,9 @@ def play(
     Raises:
         RunError: an episode does not end within the limit of the task, or an agent never takes part.
     """
-    share = np.array([len(block(episodes, env.num_envs, i)) for i in range(env.num_envs)])
+    agents = env.spec.num_agents  # a policy may play with another number than it was trained with
+    num_envs = env.num_envs // agents
+    share = np.repeat([len(block(-(-episodes // agents), num_envs, e)) for e in range(num_envs)], agents)
     played: list[list[tuple[float, int]]] = [[] for _ in share]
     num_cut, fault = 0, None
     while share.sum() and (fault is None or skip_non_finite):

@@ -131,7 +131,7 @@ class Evaluation:
         after it has made the environments of training, so that these get the one simulator of this process.
         """
         for shard in self._comm.world.shards:
-            num_envs, _ = quota(self._episodes, self._comm.world, shard)
+            num_envs, _ = self._quota(shard)
             if num_envs and shard not in self._envs:
                 self._envs[shard] = env = make_vector_env(self._task, self._run.env, num_envs, training=False)
                 self._check(env.spec)
@@ -139,6 +139,10 @@ class Evaluation:
                     env.reset([0] * num_envs)
                     shape = (num_envs,) if env.spec.action.kind == "discrete" else (num_envs, env.spec.action.width)
                     env.step(np.zeros(shape, np.float32 if env.spec.action.kind == "continuous" else np.int64))
+
+    def _quota(self, shard: int) -> tuple[int, int]:
+        """Rows and episodes of a shard."""
+        return quota(self._episodes, self._comm.world, shard, self._spec.num_agents)
 
     def _check(self, spec: EnvSpec) -> None:
         """Raise `ConfigError` if the environments are not those of the policy."""
@@ -226,7 +230,7 @@ class Evaluation:
         world = self._comm.world
         seed = self._run.seed
         for shard, env in self._envs.items():
-            _, episodes = quota(self._episodes, world, shard)
+            _, episodes = self._quota(shard)
             key = f"evaluate {index}/{shard}"
             seeds = [stream_seed(seed, key, i) for i in range(env.num_envs)]
             noise, actor = stream(seed, key), self._player.actor_of(env.num_envs)
@@ -249,7 +253,7 @@ class Evaluation:
     def _describe(self, fault: NonFiniteValue | None, shard: int) -> str | None:
         if fault is None:
             return None
-        env = fault.env + sum(quota(self._episodes, self._comm.world, before)[0] for before in range(shard))
+        env = fault.env + sum(self._quota(before)[0] for before in range(shard))
         return f"{replace(fault, env=env)}, {_when(fault.step)} of an evaluation (shard {shard})"
 
     def record(self, path: Path, index: int, *, heartbeat: Callable[[], object]) -> None:

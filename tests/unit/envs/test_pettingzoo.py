@@ -130,7 +130,7 @@ def test_limit_truncates_all_agents():
 def test_evaluation_counts_the_episodes_of_each_agent():
     env = make_vector_env(LEAVING, THREE, 1)
     played = play(env, lambda seen: np.ones(len(seen), np.int64), 5, [7] * 3, lambda: None)
-    assert (played.lengths, played.returns) == ([2, 2, 3, 3, 4], [22, 22, 36, 36, 52])
+    assert (played.lengths, played.returns) == ([2, 2, 3, 3, 4, 4], [22, 22, 36, 36, 52, 52]), "an agent counts less"
 
 
 def test_evaluation_ends_though_an_agent_never_takes_part_or_waits_for_ever(monkeypatch):

@@ -138,3 +138,16 @@ def test_without_a_limit_episodes_that_never_end_are_cut_and_the_next_ones_begin
     assert played.num_cut == 3
     assert resets[0] == [5, 6, 7]
     assert len({tuple(seeds) for seeds in resets}) == 3, "an episode that follows a cut one has a seed of its own"
+
+
+@pytest.mark.parametrize("shards", [1, 3, 8])
+@pytest.mark.parametrize("agents", [2, 3, 40, MAX_ENVS + 1])
+def test_quotas_of_agents_are_whole_environments(agents, shards):
+    world = World(size=shards)
+    for episodes in (1, 3, 100):
+        quotas = [quota(episodes, world, shard, agents) for shard in range(shards)]
+        assert 0 <= sum(wanted for _, wanted in quotas) - episodes < agents
+        for rows, wanted in quotas:
+            assert rows % agents == wanted % agents == 0
+            assert rows <= min(max(MAX_ENVS, agents), wanted)
+            assert (rows == 0) == (wanted == 0)
