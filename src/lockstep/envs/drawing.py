@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from lockstep.errors import ConfigError
 
 _BACKENDS = ("egl", "osmesa")
@@ -20,6 +22,29 @@ def frames_per_second(env: Any) -> float:
     metadata: Mapping[str, Any] = getattr(env, "metadata", None) or {}
     rate = metadata.get("render_fps")
     return float(rate) if isinstance(rate, int | float) and 0 < rate < math.inf else _RATE
+
+
+def picture_of(rendered: Any) -> np.ndarray:
+    """The picture of the first environment, uint8 [H, W, 3], in what `render` of a vector environment returned.
+
+    Raises:
+        ValueError: it is not a picture; the message says what it is.
+    """
+    try:
+        picture = rendered[0]
+    except (TypeError, LookupError):
+        picture = None
+    wanted = "return an array of bytes, height by width by 3 colours"
+    if picture is None:
+        raise ValueError(f"render() returns no picture (render_mode=rgb_array); {wanted}")
+    if not hasattr(picture, "__array__"):
+        raise ValueError(f"render() returns a {type(picture).__name__}; {wanted}")
+    picture = np.asarray(picture)
+    if picture.shape[2:] != (3,) or not picture.size:
+        raise ValueError(f"render() returns an array of shape {list(picture.shape)}; {wanted}")
+    if picture.dtype != np.uint8:
+        raise ValueError(f"render() returns {picture.dtype} instead of uint8; colours go from 0 to 255")
+    return picture
 
 
 def choose_mujoco_gl() -> None:
@@ -42,6 +67,15 @@ def choose_mujoco_gl() -> None:
         f"MuJoCo can draw with none of {', '.join(_BACKENDS)}, and there is no display; install one of them (Debian: "
         "apt install libegl1, or libosmesa6), or set MUJOCO_GL"
     )
+
+
+def other_mujoco_gl() -> str:
+    """What to try where MuJoCo cannot draw, for a message that goes on with it; empty without MuJoCo."""
+    if "mujoco" not in sys.modules:
+        return ""
+    given = os.environ.get("MUJOCO_GL") or "glfw"
+    others = " or ".join(f"MUJOCO_GL={name}" for name in _BACKENDS if name != given)
+    return f"; MuJoCo draws with MUJOCO_GL={given} here: {others} needs no display"
 
 
 def _works(backend: str) -> bool:

@@ -17,6 +17,8 @@ MAX_FRAMES = 3000
 _MAX_WIDTH = 320
 _MAX_RATE = 50.0
 """Many viewers slow down what has more frames per second."""
+_LONGEST_MS = 655_350
+"""The format has no longer duration of a frame."""
 
 
 def write_gif(path: Path, frames: Iterable[np.ndarray], frames_per_second: float) -> None:
@@ -27,19 +29,20 @@ def write_gif(path: Path, frames: Iterable[np.ndarray], frames_per_second: float
     """
     every = max(math.ceil(frames_per_second / _MAX_RATE), 1)
     pictures = (_picture(frame) for frame in islice(frames, 0, MAX_FRAMES, every))
-    first = next(pictures)
     content = io.BytesIO()
-    duration = round(1000 * every / frames_per_second)
+    duration = round(min(1000 * every / frames_per_second, _LONGEST_MS))
     try:
-        first.save(content, "GIF", save_all=True, append_images=pictures, duration=duration, loop=0)
+        next(pictures).save(content, "GIF", save_all=True, append_images=pictures, duration=duration, loop=0)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content.getvalue())
-    except OSError as error:
-        raise RunError(f"the video {path} could not be written: {error.strerror or error}") from error
+    except (OSError, ValueError, OverflowError) as error:  # the latter two: frames that the format cannot hold
+        reason = isinstance(error, OSError) and error.strerror
+        raise RunError(f"the video {path} could not be written: {reason or error}") from error
 
 
 def _picture(frame: np.ndarray) -> Image.Image:
     image = Image.fromarray(np.ascontiguousarray(frame, np.uint8))
     if image.width > _MAX_WIDTH:
-        image = image.resize((_MAX_WIDTH, round(image.height * _MAX_WIDTH / image.width)), Image.Resampling.BOX)
+        height = max(round(image.height * _MAX_WIDTH / image.width), 1)
+        image = image.resize((_MAX_WIDTH, height), Image.Resampling.BOX)
     return image.quantize(256)

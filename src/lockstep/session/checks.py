@@ -1,5 +1,6 @@
 """Checks of a run's packages and task, before a process starts."""
 
+import warnings
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from lockstep.algorithms.ppo import SHORTEST_SEQUENCE, PPOConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.config.settings import as_text
+from lockstep.envs.drawing import other_mujoco_gl, picture_of
 from lockstep.envs.make import make_vector_env
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
@@ -143,22 +145,22 @@ def check_drawing(run: AnyRun) -> None:
         raise ConfigError(f"a video was asked for: {error}") from error
     try:
         env.reset([0])
-        picture = env.render()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # GLFW warns twice, with names of its files, and then fails
+            rendered = env.render()
     except Exception as error:
         why = " ".join(str(error).split()) or f"render() raised {type(error).__name__}"
         if isinstance(error, NotImplementedError):
             why += "; it needs a method render that returns an array of bytes, height by width by 3 colours"
+        else:
+            why += other_mujoco_gl()
         raise ConfigError(f"a video was asked for, and task={run.task} cannot be drawn here: {why}") from error
     finally:
         env.close()
-    if not picture or np.shape(picture[0])[2:] != (3,):
-        raise ConfigError(f"a video was asked for, and task={run.task} draws no pictures (render_mode=rgb_array)")
-    dtype = np.asarray(picture[0]).dtype
-    if dtype != np.uint8:
-        raise ConfigError(
-            f"a video was asked for, and render() of task={run.task} returns {dtype} instead of uint8; colours go "
-            "from 0 to 255"
-        )
+    try:
+        picture_of(rendered)
+    except ValueError as error:
+        raise ConfigError(f"a video was asked for, and task={run.task} cannot be drawn: {error}") from None
 
 
 def check_critic_observation(config: NetworkConfig, spec: EnvSpec) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lockstep.distributed.comm import Comm
+from lockstep.envs.drawing import picture_of
 from lockstep.envs.make import is_jax_task, make_vector_env
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv
@@ -293,7 +294,7 @@ class Evaluation:
         self._refuse_non_finite(observation, np.zeros(len(observation)), 0)
         for step in range(1, MAX_FRAMES):
             heartbeat()
-            yield _picture(env)
+            yield picture_of(env.render())
             observation, reward, terminated, truncated, _ = env.step(self._choose(observation, noise, actor))
             self._refuse_non_finite(observation, reward, step)
             over |= terminated | truncated
@@ -302,7 +303,7 @@ class Evaluation:
             if over.any() and (over | waiting).all():  # several rows are the agents of one environment
                 break
         if env.spec.autoreset == "next_step":  # else this is the next episode's first
-            yield _picture(env)
+            yield picture_of(env.render())
 
     def _refuse_non_finite(self, observation: np.ndarray, reward: np.ndarray, step: int) -> None:
         """Raise `RunError` if a number that is not finite came from a step [B], unless `non_finite` is `skip`."""
@@ -323,11 +324,6 @@ class Evaluation:
 def _when(step: int) -> str:
     """The step of an episode for messages; 0 is that of `reset`."""
     return f"in step {step} of an episode" if step else "in reset"
-
-
-def _picture(env: Any) -> np.ndarray:
-    """What the first environment draws now, uint8 [H, W, 3]."""
-    return np.asarray(env.render()[0], np.uint8)
 
 
 def _one_row(spec: EnvSpec, observation: Any) -> np.ndarray:

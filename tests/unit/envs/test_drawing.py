@@ -2,16 +2,20 @@
 
 import os
 import sys
+import warnings
 from ctypes.util import find_library
 from types import SimpleNamespace
 
+import gymnasium
+import numpy as np
 import pytest
 
 from lockstep.envs import drawing
 from lockstep.envs.adapters import config_errors
 from lockstep.envs.make import make_vector_env
 from lockstep.errors import ConfigError
-from lockstep.run import EnvConfig
+from lockstep.run import EnvConfig, Run
+from lockstep.session.checks import check_drawing
 
 
 @pytest.mark.parametrize(
@@ -110,3 +114,32 @@ def test_the_error_of_a_missing_package_names_its_extra(module, error, extra):
     expected = rf"task=A-v0 needs the Python package {module}: pip install 'lockstep-rl\[{extra}\]'"
     with pytest.raises(ConfigError, match=expected), config_errors("A-v0"):
         raise missing
+
+
+def test_what_mujoco_draws_with_is_told_where_it_fails(monkeypatch):
+    monkeypatch.delitem(sys.modules, "mujoco", raising=False)
+    assert drawing.other_mujoco_gl() == ""
+    monkeypatch.setitem(sys.modules, "mujoco", object())
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    assert drawing.other_mujoco_gl().endswith("with MUJOCO_GL=egl here: MUJOCO_GL=osmesa needs no display")
+    monkeypatch.delenv("MUJOCO_GL")
+    task = f"{__file__}:Dark"
+    with pytest.raises(ConfigError, match=r"cannot be drawn here: no context; .*=glfw here: .*=egl or .*=osmesa needs"):
+        check_drawing(Run(task=task))
+
+
+class Dark(gymnasium.Env):
+    """Has no display."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        pass
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def render(self):
+        warnings.warn("GLFW: no display", stacklevel=1)
+        raise RuntimeError("no context")

@@ -63,3 +63,15 @@ def test_a_failure_leaves_nothing(tmp_path):
     with pytest.raises(RunError, match=r"the video .*file/a.gif could not be written: "):
         write_gif(tmp_path / "file" / "a.gif", frames(3), 15)
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_very_wide_and_very_slow_ones_are_written(tmp_path):
+    write_gif(tmp_path / "a.gif", frames(2, (5, 6400, 3)), 1e-5)
+    assert [(picture.shape, duration) for picture, duration in read(tmp_path / "a.gif")] == [((1, 320, 3), 655_350)] * 2
+
+
+@pytest.mark.parametrize("shape", [(0, 64, 3), (70_000, 5, 3)])
+def test_what_the_format_cannot_hold_is_an_error_of_the_run(shape, tmp_path):
+    with pytest.raises(RunError, match=r"the video .*a.gif could not be written: "):
+        write_gif(tmp_path / "a.gif", iter([np.zeros(shape, np.uint8)] * 2), 15)
+    assert not list(tmp_path.iterdir())

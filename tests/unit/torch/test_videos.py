@@ -100,6 +100,8 @@ class Env(gymnasium.Env):
     def render(self):
         if self.fault == "render" and self.steps == 3:
             raise ValueError("no paint")
+        if self.fault == "gray" and self.steps == 3:
+            return np.zeros((4, 4), np.uint8)
         return np.full((4, 4, 3), 50 * self.steps, np.uint8)
 """
 
@@ -116,6 +118,7 @@ def test_a_failure_in_the_episode_of_a_video_is_told_and_leaves_no_file(tmp_path
         ),
         ("nan", r"environment 0 gave an observation that is not finite \(nan\), in step 3 of an episode"),
         ("render", "ValueError: no paint"),
+        ("gray", r"ValueError: render\(\) returns an array of shape \[4, 4\]; return an array of bytes"),
     ):
         told = f"the episode of a video failed: {words}"
         monkeypatch.setattr(faulty.Env, "fault", fault)
@@ -139,7 +142,11 @@ def test_a_video_shows_numbers_that_are_skipped(tmp_path, monkeypatch):
     ("task", "words"),
     [
         ("lockstep/Reach-v0", "cannot be drawn"),
-        ("no_pictures:Env", "draws no"),
+        ("no_pictures:Env", r"render\(\) returns no picture"),
+        ("gray:Env", r"cannot be drawn: render\(\) returns an array of shape \[64, 64\]; return an array of bytes"),
+        ("alpha:Env", r"returns an array of shape \[64, 64, 4\]"),
+        ("empty:Env", r"returns an array of shape \[0, 64, 3\]"),
+        ("listed:Env", r"returns a list; return an array of bytes, height by width by 3 colours"),
         ("floats:Env", "returns float64 instead of uint8"),
         ("no_render:Env", "needs a method render that returns an array of bytes"),
         ("no_mode:Env", "need an __init__ that takes render_mode='rgb_array'"),
@@ -159,6 +166,10 @@ def test_what_cannot_be_drawn_is_refused_before_anything_starts(task, words, tmp
     )
     for name, changed in (
         ("floats", ("return None", "return np.full((4, 4, 3), 0.5)")),
+        ("gray", ("return None", "return np.zeros((64, 64), np.uint8)")),
+        ("alpha", ("return None", "return np.zeros((64, 64, 4), np.uint8)")),
+        ("empty", ("return None", "return np.zeros((0, 64, 3), np.uint8)")),
+        ("listed", ("return None", "return [np.zeros((64, 64, 3), np.uint8)]")),
         ("no_render", ("    def render(self): return None\n", "")),
         ("no_mode", ("render_mode=None", "")),
     ):
