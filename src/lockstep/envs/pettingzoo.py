@@ -105,6 +105,9 @@ class ParallelEnvs:
         envs: at least one.
         task: their name, for messages.
         limit: steps of an episode, after which all agents are truncated.
+
+    Attributes:
+        observation_space: of an agent.
     """
 
     def __init__(self, envs: Sequence[Any], task: str, limit: int | None) -> None:
@@ -113,6 +116,7 @@ class ParallelEnvs:
         self._limit = limit
         self._agents: list[Any] = list(envs[0].possible_agents)
         space, action = self._shared_space("observation_space"), self._shared_space("action_space")
+        self.observation_space = space
         flat = flat_space(space, task)
         self.spec = EnvSpec(
             observation_size=int(np.prod(flat.shape)),

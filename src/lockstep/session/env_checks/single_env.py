@@ -13,6 +13,7 @@ from lockstep.envs.groups import observation_fields
 from lockstep.envs.spaces import action_spec, restore_action
 from lockstep.errors import ConfigError
 from lockstep.session.env_checks.episodes import EnvDriver, Limits, Outcome, check_episodes, random_action
+from lockstep.session.env_checks.inputs import check_inputs
 from lockstep.session.env_checks.report import Report
 from lockstep.session.env_checks.values import (
     as_arrays,
@@ -64,6 +65,7 @@ def _check_support(env: Env, task: str, report: Report) -> None:
     if (critic_size := observed.get("critic_size")) is not None:
         of_critic = describe_network_input(critic_size, None, observed["critic_image_parts"])
         seen = f"{seen} for the policy, {of_critic} for the critic"
+    check_inputs(env.observation_space, report)
     report.facts += describe_spaces(env.observation_space, env.action_space, seen)
 
 

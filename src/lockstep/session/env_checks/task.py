@@ -17,9 +17,11 @@ from lockstep.envs.atari import is_game
 from lockstep.envs.limits import without_limits
 from lockstep.envs.load import load_module
 from lockstep.envs.make import is_jax_task, jax_module, make_vector_env
+from lockstep.envs.pettingzoo import ParallelEnvs
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv, kwargs_of, refuse_taken_kwargs, refuse_unknown_kwargs
 from lockstep.session.env_checks.episodes import Limits, check_episodes
+from lockstep.session.env_checks.inputs import check_inputs
 from lockstep.session.env_checks.report import CheckEndedError, Report
 from lockstep.session.env_checks.single_env import check_single
 from lockstep.session.env_checks.values import check_spaces, describe_network_input, describe_spaces
@@ -151,6 +153,7 @@ def _check_gymnasium(create: Callable[[], Any], limit: int | None, task: str, re
         check_modes(env, report)
         driver = GymnasiumVectorDriver(env, limit, task, report)
         spaces = env.single_observation_space, env.single_action_space
+        check_inputs(spaces[0], report)
         report.facts += describe_spaces(*spaces, "many environments together")
         check_episodes(driver, lambda: GymnasiumVectorDriver(create(), limit, task, report), limits)
     finally:
@@ -161,6 +164,8 @@ def _check_protocol(create: Callable[[], VectorEnv], report: Report, limits: Lim
     env = create()
     try:
         report.facts += describe_spec(env.spec)
+        if isinstance(env, ParallelEnvs):
+            check_inputs(env.observation_space, report)
         driver = ProtocolDriver(env, report)
         driver.check_seeds()
         check_episodes(driver, lambda: ProtocolDriver(create(), report), limits)

@@ -220,7 +220,7 @@ def describe_network_input(size: int, image: tuple[int, int, int] | None, parts:
         return " and ".join([*images, describe_network_input(numbers, None)])
     if image is not None:
         channels, height, width = image
-        return f"an image of {channels} channels, {height} x {width}"
+        return f"an image of {channels} channel{'s' * (channels > 1)}, {height} x {width}"
     return f"a vector of {size}"
 
 
