@@ -86,7 +86,7 @@ def _of_replay(run: Run) -> list[str]:
         first, last = config.epsilon_range
         if first != last and config.epsilon_steps > total:
             notes.append(
-                f"epsilon_steps={config.epsilon_steps} is beyond total_steps={total}: {epsilon(config, total):.2g} of "
-                "the actions are random at the end"
+                f"epsilon_steps={config.epsilon_steps} is beyond total_steps={total}: "
+                f"{100 * epsilon(config, total):.3g} % of the actions are random at the end"
             )
     return notes

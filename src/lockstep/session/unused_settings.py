@@ -54,8 +54,8 @@ def warnings_of_start_policy(run: AnyRun) -> list[str]:
     if isinstance(config, DQNConfig) and config.epsilon_range[0] > config.epsilon_range[1]:
         first = config.epsilon_range[0]
         found.append(
-            f"at the start {first:.2g} of the actions are random (epsilon_start), not those of the policy that the run "
-            "starts from; a smaller epsilon_start begins with more of the policy"
+            f"at the start {100 * first:.3g} % of the actions are random (epsilon_start), not those of the policy that "
+            "the run starts from; a smaller epsilon_start begins with more of the policy"
         )
     return found
 

@@ -26,7 +26,7 @@ def run_of(algo, **changes):
         ),
         (
             run_of("dqn", learning_starts=0, epsilon_steps=800, epsilon_end=0.1),
-            "epsilon_steps=800 is beyond total_steps=400: 0.55 of the actions are random at the end",
+            "epsilon_steps=800 is beyond total_steps=400: 55 % of the actions are random at the end",
         ),
         (
             run_of("ppo", num_steps=51, num_minibatches=4),

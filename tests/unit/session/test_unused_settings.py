@@ -203,5 +203,5 @@ def test_random_actions_in_spite_of_the_policy_that_a_run_starts_from_are_told()
     assert warnings_of_start_policy(override(sac, {"learning_starts": 0})) == []
     dqn = Run(task="CartPole-v1", algo="dqn")
     (told,) = warnings_of_start_policy(dqn)
-    assert told.startswith("at the start 1 of the actions are random (epsilon_start)")
+    assert told.startswith("at the start 100 % of the actions are random (epsilon_start)")
     assert warnings_of_start_policy(override(dqn, {"epsilon_start": 0.01, "epsilon_end": 0.01})) == []
