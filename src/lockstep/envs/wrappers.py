@@ -2,14 +2,17 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
+from gymnasium.error import DependencyNotInstalled
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 
 from lockstep.config.env import EnvConfig
+from lockstep.envs.errors import describe_error
 from lockstep.envs.load import load_object
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, RunError
 
 Env = gymnasium.Env[Any, Any]
 
@@ -23,7 +26,11 @@ _RUNNING: tuple[tuple[Any, str, str], ...] = (
 
 
 def load_wrappers(config: EnvConfig) -> list[Callable[[Env], Env]]:
-    """The wrappers of a config, innermost first. Raises `ConfigError` for one that needs arguments."""
+    """The wrappers of a config, innermost first. They raise a `ConfigError` that names them where they fail.
+
+    Raises:
+        ConfigError: one needs arguments.
+    """
     loaded = [load_object(path, "env.wrappers") for path in config.wrappers]
     for path, wrapper in zip(config.wrappers, loaded, strict=True):
         missing = _missing_arguments(wrapper)
@@ -34,7 +41,23 @@ def load_wrappers(config: EnvConfig) -> list[Callable[[Env], Env]]:
                 f"env.wrappers={path} needs the arguments {', '.join(missing)}, and a wrapper is called with the "
                 f"environment alone; {way_out}"
             )
-    return loaded
+    return [partial(_wrap, wrapper, path) for path, wrapper in zip(config.wrappers, loaded, strict=True)]
+
+
+def _wrap(wrapper: Callable[[Env], Env | None], path: str, env: Env) -> Env:
+    """The environment in a wrapper of the setting."""
+    try:
+        wrapped = wrapper(env)
+    except (ConfigError, RunError, ModuleNotFoundError, DependencyNotInstalled):  # these say what is missing
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"env.wrappers: {path} failed: {describe_error(error)}; a wrapper is called with the environment alone: "
+            "what else it needs, a function of your own can give (file.py:wrap)"
+        ) from error
+    if wrapped is None:
+        raise ConfigError(f"env.wrappers: {path} returned None; return the wrapped environment")
+    return wrapped
 
 
 def _missing_arguments(wrapper: Any) -> list[str]:

@@ -37,6 +37,14 @@ def frozen(env):
     return env
 
 
+def without_argument():
+    pass
+
+
+def returning_nothing(env):
+    tenth(env)
+
+
 class Drifting(gymnasium.ObservationWrapper):
     """Keeps something from earlier episodes."""
 
@@ -65,11 +73,27 @@ class DriftingReward(gymnasium.RewardWrapper):
         ("gymnasium.wrappers:NormalizeObservation", "NormalizeObservation keeps .* --set normalize_observation=true"),
         ("gymnasium.wrappers:NormalizeReward", "NormalizeReward keeps running .* --set normalize_return=true of PPO"),
         (f"{HERE}:normalized", "NormalizeReward keeps running statistics"),
+        (
+            "gymnasium.wrappers:ClipReward",
+            "^env.wrappers: gymnasium.wrappers:ClipReward failed: InvalidBound: Both .*; a wrapper is called with the",
+        ),
+        (
+            f"{HERE}:without_argument",
+            rf"^env.wrappers: {HERE}:without_argument failed: TypeError: .* takes 0 positional",
+        ),
+        (f"{HERE}:returning_nothing", f"^env.wrappers: {HERE}:returning_nothing returned None; return the wrapped env"),
     ],
 )
 def test_wrappers_that_cannot_work_are_refused_by_name(wrapper, message):
     with pytest.raises(ConfigError, match=message):
         env_spec("Pendulum-v1", EnvConfig(wrappers=(wrapper,)))
+
+
+def test_the_check_says_the_same():
+    report = Report()
+    config = EnvConfig(wrappers=(f"{HERE}:returning_nothing",))
+    check_env_of_task("gymnasium.envs.classic_control:PendulumEnv", config, report, Limits(steps=50, seconds=30.0))
+    assert report.faults == [f"env.wrappers: {HERE}:returning_nothing returned None; return the wrapped environment"]
 
 
 @pytest.mark.parametrize("wrapper", ["tenth", "frozen"])

@@ -6,7 +6,7 @@ from typing import Any, NoReturn, TypeVar
 
 from lockstep.envs.errors import describe_error
 from lockstep.envs.vector import argument_hint
-from lockstep.errors import RunError
+from lockstep.errors import ConfigError, RunError
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Report:
         self.doing = method
         try:
             return call()
-        except RunError as error:  # Lockstep's own words on what the environment returned
+        except (ConfigError, RunError) as error:  # Lockstep's own words on wrappers, or what the environment returned
             self.fatal(str(error))
         except Exception as error:
             way_out = argument_hint(error) if method == "__init__" else ""
