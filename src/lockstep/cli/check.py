@@ -14,8 +14,7 @@ def check_command(args: argparse.Namespace) -> int:
     """`lockstep check`: print the properties and faults of a task; returns 2 if there are faults, else 0."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # set before JAX is first used: a GPU is not needed here
     from lockstep.cli.request import has_task_defaults, online_run, requested_run
-    from lockstep.envs.make import env_spec
-    from lockstep.envs.state import UNSAVABLE
+    from lockstep.envs.make import env_spec, unsavable_text
     from lockstep.session.checks import check_task
     from lockstep.session.env_checks.episodes import Limits
     from lockstep.session.env_checks.report import Report, count_noun
@@ -36,7 +35,7 @@ def check_command(args: argparse.Namespace) -> int:
     print(run.task)
     for fact in facts:
         print(f"  {fact}")
-    warnings = report.warnings + ([UNSAVABLE] if report.savable is False else [])
+    warnings = report.warnings + ([unsavable_text(run.task)] if report.savable is False else [])
     for kind, texts in (("fault", report.faults), ("warning", warnings)):
         for text in texts:
             print(f"{kind}: {text}")

@@ -8,6 +8,7 @@ import re
 from importlib.util import find_spec
 from typing import Any
 
+import gymnasium
 import msgspec
 
 from lockstep.config.env import EnvConfig
@@ -40,6 +41,12 @@ def refusal(task: str) -> ConfigError | None:
 def is_game(registered: Any) -> bool:
     """Whether an entry of Gymnasium's registry is an Atari game."""
     return registered.entry_point == "ale_py.env:AtariEnv"
+
+
+def is_game_id(task: str) -> bool:
+    """Whether `task` is the registered id of an Atari game."""
+    registered = gymnasium.registry.get(task.rpartition(":")[2])
+    return registered is not None and is_game(registered)
 
 
 def make(registered: Any, config: EnvConfig, num_envs: int, *, render: bool, training: bool) -> VectorEnv:

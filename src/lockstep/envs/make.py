@@ -11,6 +11,7 @@ from lockstep.envs.limits import LimitedEnv, has_limits, without_limits
 from lockstep.envs.load import load_module, near
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.stacking import StackedEnv, stacked_spec
+from lockstep.envs.state import UNSAVABLE
 from lockstep.envs.vector import (
     BUILT_IN,
     GROUPS,
@@ -179,6 +180,16 @@ def stays_on_device(task: str, config: EnvConfig, framework: Literal["torch", "j
 def reads_tensors(task: str, config: EnvConfig) -> bool:
     """Whether PPO in JAX reads the torch tensors of `task` through DLPack, instead of copies on the host."""
     return is_tensor_task(task) and config.placement != "host" and config.frame_stack == 1
+
+
+def unsavable_text(task: str) -> str:
+    """The warning that environments of `task` cannot be saved, with the way out."""
+    from lockstep.envs.atari import is_game_id
+
+    way_out = "give the class the methods state() and restore(state), as docs/environments.md shows"
+    if is_game_id(task):  # its single emulators, which wrappers need
+        way_out = "games are saved with env.vectorization=auto and without env.wrappers"
+    return f"{UNSAVABLE}; {way_out}"
 
 
 def _class_flag(task: str, name: str) -> bool:

@@ -10,8 +10,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import Step, VectorEnv
 
 UNSAVABLE = (
-    "cannot be saved: a resumed run begins new episodes, and ends with other numbers than one that never stopped; give "
-    "the class the methods state() and restore(state), as docs/environments.md shows"
+    "cannot be saved: a resumed run begins new episodes, and ends with other numbers than one that never stopped"
 )
 """The warning for environments that lack these methods."""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from lockstep.distributed.comm import Comm
 from lockstep.distributed.timers import CHECKPOINT
-from lockstep.envs.state import UNSAVABLE
+from lockstep.envs.make import unsavable_text
 from lockstep.errors import ConfigError, RunError
 from lockstep.record.checkpoint import FOLDER, FORMAT, place_of
 from lockstep.record.checkpoint_writer import CheckpointWriter
@@ -95,7 +95,7 @@ class Checkpoints:
         else:
             self._writer.prepare(state.shared(), state.shards())
         if self._resumed is None and self._run.checkpoint_every is not None and not state.savable:
-            self._journal.warn(f"environments of {self._run.task} {UNSAVABLE}")
+            self._journal.warn(f"environments of {self._run.task} {unsavable_text(self._run.task or '')}")
         return elapsed_s
 
     def request(self) -> None:

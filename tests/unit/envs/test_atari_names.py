@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.envs import atari
 from lockstep.envs.atari_options import AtariOptions
-from lockstep.envs.make import env_spec
+from lockstep.envs.make import env_spec, unsavable_text
 from lockstep.errors import ConfigError
 from lockstep.run import EnvConfig
 
@@ -75,3 +75,13 @@ def test_the_console_is_imported_when_asked_for():
         "assert 'ale_py' in sys.modules and 'cv2' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_game_that_cannot_be_saved_says_which_settings_save_it():
+    atari.register()
+    assert unsavable_text("ALE/Pong-v5").endswith(
+        "; games are saved with env.vectorization=auto and without env.wrappers"
+    )
+    assert unsavable_text("my_env.py:Env").endswith(
+        "; give the class the methods state() and restore(state), as docs/environments.md shows"
+    )

@@ -13,7 +13,7 @@ import numpy as np
 from lockstep.config.env import EnvConfig
 from lockstep.envs import gymnasium as tasks
 from lockstep.envs.adapters import Env, SingleEnvs, VectorizedTask
-from lockstep.envs.atari import is_game
+from lockstep.envs.atari import is_game_id
 from lockstep.envs.limits import without_limits
 from lockstep.envs.load import load_module
 from lockstep.envs.make import is_jax_task, jax_module, make_vector_env
@@ -101,7 +101,7 @@ def _check_made(task: str, config: EnvConfig, report: Report, limits: Limits) ->
     env.close()
     name = task.rpartition(":")[2]
     # An Atari game is made by Lockstep, not by its entry: with wrappers it shows one stack of frames, too.
-    if isinstance(env, SingleEnvs) and env.spec.frames == 1 and not _is_game(name):
+    if isinstance(env, SingleEnvs) and env.spec.frames == 1 and not is_game_id(name):
         create = tasks.creator_of_id(name, config, config.kwargs)
         _check_single(create, task, config, env.spec.max_episode_steps, report, limits)
     elif isinstance(env, VectorizedTask):
@@ -114,12 +114,6 @@ def _check_made(task: str, config: EnvConfig, report: Report, limits: Limits) ->
         _check_gymnasium(create_raw, limit, task, report, limits)
     else:
         _check_protocol(lambda: make_vector_env(task, config, NUM_ENVS, training=False), report, limits)
-
-
-def _is_game(name: str) -> bool:
-    """Whether a registered id is an Atari game."""
-    registered = gymnasium.registry.get(name)
-    return registered is not None and is_game(registered)
 
 
 def _check_single(
