@@ -66,6 +66,12 @@ class Lingering(Leaving):
         return found
 
 
+class OneSpace(Leaving):
+    """Has one space, where a method is needed."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+
+
 class Absent(Leaving):
     """Its last agent never takes part."""
 

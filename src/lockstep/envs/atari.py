@@ -43,6 +43,11 @@ def is_game(registered: Any) -> bool:
     return registered.entry_point == "ale_py.env:AtariEnv"
 
 
+def draws_frame_skip(registered: Any) -> bool:
+    """Whether an entry is a game whose actions last a random number of frames, so that it needs `frameskip`."""
+    return is_game(registered) and not isinstance(registered.kwargs["frameskip"], int)
+
+
 def is_game_id(task: str) -> bool:
     """Whether `task` is the registered id of an Atari game."""
     registered = gymnasium.registry.get(task.rpartition(":")[2])
@@ -78,7 +83,7 @@ def _options_of(registered: Any, config: EnvConfig) -> AtariOptions:
     """Options from the task's id and `env.kwargs`."""
     kwargs = dict(config.kwargs)
     refuse_unknown_kwargs(AtariOptions, config, registered.id, settings=False)
-    if not isinstance(registered.kwargs["frameskip"], int) and "frameskip" not in kwargs:
+    if draws_frame_skip(registered) and "frameskip" not in kwargs:
         steady = registered.id.replace("-v", "NoFrameskip-v")
         raise ConfigError(
             f"task={registered.id} lets an action last 2 to 4 frames, drawn at random, which is no longer played; "

@@ -126,6 +126,6 @@ def _check_names(setting: str, keys: Sequence[str], groups: Mapping[str, Any]) -
     for key in keys:
         if key not in groups:
             raise ConfigError(
-                f"env.{setting}={list(keys)}: there is no group {key}{near(key, list(groups))}; the task has "
-                f"{', '.join(groups)}"
+                f"env.{setting}={list(keys)}: there is no group {key} among {', '.join(groups)}"
+                f"{near(key, list(groups))}"
             )

@@ -42,15 +42,21 @@ def known_tasks() -> list[str]:
     return [*BUILT_IN, *gymnasium.registry]
 
 
+def suggested_tasks() -> list[str]:
+    """The task ids that may be meant: all but those of games that need a setting to be played."""
+    atari.register()
+    return [*BUILT_IN, *(name for name, one in gymnasium.registry.items() if not atari.draws_frame_skip(one))]
+
+
 def make(task: str, config: EnvConfig, num_envs: int, *, render: bool, training: bool = True) -> VectorEnv:
     """The vector environment of a registered Gymnasium id."""
     registered = gymnasium.registry.get(task)
     if registered is None:
-        known = known_tasks()  # registers Atari games as a side effect
+        suggested = suggested_tasks()  # registers Atari games as a side effect
         registered = gymnasium.registry.get(task)
         if registered is None:
             raise atari.refusal(task) or ConfigError(
-                f"task={task} is unknown{near(task, known)} "
+                f"task={task} is unknown{near(task, suggested)} "
                 "(Gymnasium ids, lockstep/... ids, module:Class and file.py:Class are understood, and module:Id-v0 for "
                 "an id that your module registers)"
             )

@@ -91,7 +91,7 @@ def _make_of_module(task: str, config: EnvConfig, num_envs: int, *, render: bool
         if name in gymnasium.known_tasks():
             return gymnasium.make(name, config, num_envs, render=render, training=training)
         own = [key for key, value in vars(module).items() if inspect.isclass(value)]
-        raise ConfigError(f"task={task}: {location} has no {name}{near(name, [*own, *gymnasium.known_tasks()])}")
+        raise ConfigError(f"task={task}: {location} has no {name}{near(name, [*own, *gymnasium.suggested_tasks()])}")
     if not inspect.isclass(found):
         registered = f'gymnasium.register("My-v0", entry_point={name})'
         function = f" (a function goes with {registered} in {location}, and the task {location}:My-v0)"

@@ -281,6 +281,8 @@ class ParallelEnvs:
 
     def _shared_space(self, method: str) -> Any:
         """The observation or action space of all agents. Raises `ConfigError` if theirs differ."""
+        if not callable(getattr(self._envs[0], method)):
+            raise ConfigError(f"task={self._task}: {method} is no method; write def {method}(self, agent)")
         spaces: Mapping[Any, Any] = {agent: getattr(self._envs[0], method)(agent) for agent in self._agents}
         if not spaces:
             raise ConfigError(f"task={self._task} has no agents (possible_agents is empty)")

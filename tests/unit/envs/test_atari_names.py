@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.envs import atari
 from lockstep.envs.atari_options import AtariOptions
+from lockstep.envs.gymnasium import known_tasks, suggested_tasks
 from lockstep.envs.make import env_spec, unsavable_text
 from lockstep.errors import ConfigError
 from lockstep.run import EnvConfig
@@ -30,6 +31,7 @@ def test_what_names_mean():
     [
         ("ALE/Pnog-v5", {}, "ALE/Pnog-v5 is unknown; did you mean .*ALE/Pong-v5"),
         ("PongNoFrameskip-v5", {}, "did you mean .*PongNoFrameskip-v4"),
+        ("Pong-v5", {}, r"Pong-v5 is unknown; did you mean [^?]*ALE/Pong-v5"),
         ("Pong-v4", {}, "drawn at random.* task=PongNoFrameskip-v4, or set env.kwargs.frameskip"),
         (
             "ALE/Pong-v5",
@@ -75,6 +77,12 @@ def test_the_console_is_imported_when_asked_for():
         "assert 'ale_py' in sys.modules and 'cv2' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_no_game_is_suggested_that_is_refused():
+    atari.register()
+    assert "Pong-v4" in known_tasks() and "Pong-v4" not in suggested_tasks()
+    assert {"ALE/Pong-v5", "PongNoFrameskip-v4", "CartPole-v1"} <= set(suggested_tasks())
 
 
 def test_a_game_that_cannot_be_saved_says_which_settings_save_it():

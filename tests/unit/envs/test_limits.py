@@ -135,7 +135,7 @@ def test_goal_conditioned_observations_are_joined_in_the_order_of_their_names():
 @pytest.mark.parametrize(
     ("task", "config", "message"),
     [
-        (GROUPED, {"policy_keys": ("d",)}, "there is no group d"),
+        (GROUPED, {"policy_keys": ("d",)}, "there is no group d among "),
         (GROUPED, {"critic_keys": ("d",)}, "there is no group d"),
         (GROUPED, {"policy_keys": ("a", "b", "a")}, "env.policy_keys=.* names a more than once; name each group once"),
         (GROUPED, {"critic_keys": ("b", "b")}, "env.critic_keys=.* names b more than once"),

@@ -127,6 +127,13 @@ def test_limit_truncates_all_agents():
     assert rollout.final[0][1].tolist() == [1, 2, 4, 5]
 
 
+def test_a_space_that_is_no_method_is_refused_by_name():
+    with pytest.raises(
+        ConfigError, match=r"observation_space is no method; write def observation_space\(self, agent\)"
+    ):
+        env_spec(LEAVING.replace("Leaving", "OneSpace"), EnvConfig())
+
+
 def test_evaluation_counts_the_episodes_of_each_agent():
     env = make_vector_env(LEAVING, THREE, 1)
     played = play(env, lambda seen: np.ones(len(seen), np.int64), 5, [7] * 3, lambda: None)

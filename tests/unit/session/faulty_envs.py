@@ -485,6 +485,13 @@ class BoardLosesTheFinal(Board):
         return observation, reward, truncated, ended, info
 
 
+class BoardBeyondItsLimit(Board):
+    """Takes a limit, and goes on."""
+
+    def __init__(self, num_envs, max_episode_steps=None):
+        super().__init__(num_envs)
+
+
 class BoardOfOne(Board):
     def reset(self, *, seed=None, options=None):
         observation, info = super().reset(seed=seed)

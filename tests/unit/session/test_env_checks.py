@@ -142,6 +142,13 @@ def test_a_warning_is_one_line_and_no_fault(name, words):
     assert not any("\n" in warning for warning in report.warnings)
 
 
+def test_a_limit_that_a_vector_environment_ignores_is_told():
+    report = checked("BoardBeyondItsLimit", EnvConfig(max_episode_steps=3))
+    assert report.faults == []
+    assert any("an episode went on after 3 steps, the limit of the task; return" in text for text in report.warnings)
+    assert checked("BoardBeyondItsLimit", EnvConfig(max_episode_steps=5)).warnings == checked("Board").warnings
+
+
 def test_an_observation_of_the_critic_is_reported():
     report = checked("RowsWithACritic")
     assert report.faults == []

@@ -110,6 +110,5 @@ def _check_groups(setting: str, keys: Sequence[str], sizes: Mapping[str, int]) -
     for key in keys:
         if key not in sizes:
             raise ConfigError(
-                f"env.{setting}={list(keys)}: there is no group {key}{near(key, list(sizes))}; it has "
-                f"{', '.join(sizes)}"
+                f"env.{setting}={list(keys)}: there is no group {key} among {', '.join(sizes)}{near(key, list(sizes))}"
             )

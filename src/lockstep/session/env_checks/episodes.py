@@ -191,12 +191,21 @@ def _check_state(driver: EnvDriver, another: Callable[[], EnvDriver]) -> None:
 def _check_episode_ends(driver: EnvDriver, most: int, deadline: float) -> None:
     generator = np.random.default_rng(2)
     driver.reset(SEEDS[0])
-    steps, ends = 0, 0
+    steps, ends, longest = 0, 0, 0
+    length = np.zeros(1, np.int64)
     while steps < most and time.monotonic() < deadline:
-        ends += int(driver.step(driver.act(generator)).ended.sum())
+        ended = driver.step(driver.act(generator)).ended
+        length = np.where(ended, 0, length + 1)  # a step that only resets counts, too
+        longest = max(longest, int(length.max()))
+        ends += int(ended.sum())
         steps += 1
     limit = "" if driver.limit is None else f", truncated after {driver.limit} steps"
     driver.report.facts.append(f"episodes: {ends} ended in {steps} random steps{limit}")
+    if driver.limit is not None and longest > driver.limit:
+        driver.report.warn(
+            f"an episode went on after {driver.limit} steps, the limit of the task; return truncated=True there, or "
+            "leave env.max_episode_steps out"
+        )
     if not ends and driver.limit is None and steps >= min(most, _ENOUGH):
         # Of many environments the setting is an argument of the class, which truncates them itself.
         argument = "give the class an argument max_episode_steps, truncate there, and " if driver.vectorized else ""
