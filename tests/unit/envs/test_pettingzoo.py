@@ -19,6 +19,9 @@ from lockstep.experience.rollout import Collector
 from lockstep.launch.world_checks import check_world
 from lockstep.run import Run, override
 from lockstep.session.checks import check_agents, check_task
+from lockstep.session.env_checks.episodes import Limits
+from lockstep.session.env_checks.report import Report
+from lockstep.session.env_checks.task import check_env_of_task
 from lockstep.session.evaluation import Evaluation, Player
 from lockstep.session.task_defaults import task_defaults
 from lockstep.world import World, stream_seed
@@ -125,6 +128,17 @@ def test_limit_truncates_all_agents():
     *_, collector, rollout = collected(EnvConfig(kwargs={"num_agents": 3}, max_episode_steps=3), steps=6)
     assert collector.episodes[0].lengths.tolist() == [2, 2, 3, 3, 3, 3] * 2
     assert rollout.final[0][1].tolist() == [1, 2, 4, 5]
+
+
+def test_the_check_tells_of_an_agent_that_never_takes_part():
+    said = {}
+    for name in ("Absent", "Leaving"):
+        report = Report()
+        check_env_of_task(LEAVING.replace("Leaving", name), THREE, report, Limits(steps=100, seconds=30.0))
+        said[name] = [text for text in report.warnings if "took no part" in text]
+    assert said["Leaving"] == []
+    assert said["Absent"][0].startswith("agent 2 took no part in 100 random steps: the first evaluation would wait")
+    assert len(said["Absent"]) == 1
 
 
 def test_a_space_that_is_no_method_is_refused_by_name():

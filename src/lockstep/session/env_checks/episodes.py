@@ -22,6 +22,8 @@ _STEPS = 20
 """Steps compared between two runs of an episode."""
 _ENOUGH = 200
 """Steps without an episode end that cause a warning, if there was no time for more."""
+_ENOUGH_ENDS = 10
+"""Ends of episodes without an agent that cause a warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,10 @@ class EnvDriver(ABC):
     @abstractmethod
     def step(self, action: Any) -> Outcome:
         """One step."""
+
+    def idle_agents(self) -> list[int]:
+        """Of several agents, those that took part in no step so far."""
+        return []
 
     def can_save(self) -> bool:
         """Whether every layer can be saved."""
@@ -201,6 +207,11 @@ def _check_episode_ends(driver: EnvDriver, most: int, deadline: float) -> None:
         steps += 1
     limit = "" if driver.limit is None else f", truncated after {driver.limit} steps"
     driver.report.facts.append(f"episodes: {ends} ended in {steps} random steps{limit}")
+    if ends >= _ENOUGH_ENDS and (idle := driver.idle_agents()):
+        driver.report.warn(
+            f"agent {idle[0]} took no part in {steps} random steps: the first evaluation would wait for its episodes; "
+            "leave an agent that never acts out of possible_agents"
+        )
     if driver.limit is not None and longest > driver.limit:
         driver.report.warn(
             f"an episode went on after {driver.limit} steps, the limit of the task; return truncated=True there, or "

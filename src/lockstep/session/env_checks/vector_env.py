@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space
 from lockstep.envs.spaces import action_spec, restore_action
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.state import can_save
-from lockstep.envs.vector import VectorEnv, has_critic_observation
+from lockstep.envs.vector import VectorEnv, has_agents, has_critic_observation
 from lockstep.session.env_checks.episodes import SEEDS, EnvDriver, Outcome, random_action
 from lockstep.session.env_checks.report import Report, describe_value
 from lockstep.session.env_checks.values import (
@@ -42,6 +42,7 @@ class ProtocolDriver(EnvDriver):
         shape = (env.num_envs, *spec.observation_shape)
         low, high = (-np.inf, np.inf) if spec.image is None else (0, 255)
         self._space = spaces.Box(low, high, shape, spec.observation_dtype)
+        self._acted = np.zeros(env.num_envs, bool)
 
     def reset(self, seed: int) -> Any:
         """Start new episodes everywhere."""
@@ -69,6 +70,8 @@ class ProtocolDriver(EnvDriver):
         report, count = self.report, self._env.num_envs
         returned: Any = report.call("step", lambda: self._env.step(action))
         values = as_tuple(returned)
+        if has_agents(self._env):
+            self._acted |= ~report.call("waiting", self._env.waiting)
         if values is None or len(values) != 5:
             report.fatal(
                 f"step returned {describe_value(returned)}; return 5: observation, reward, terminated, truncated, "
@@ -83,6 +86,12 @@ class ProtocolDriver(EnvDriver):
         self._check_final(final, observation, terminated | truncated, cut)
         self._check_critic("step", terminated | truncated, cut)
         return Outcome(np.array(observation), rewards, terminated | truncated)
+
+    def idle_agents(self) -> list[int]:
+        """Agents that took part in no step of any environment."""
+        agents = self._spec.num_agents
+        acted = self._acted[: len(self._acted) // agents * agents].reshape(-1, agents).any(0)
+        return np.flatnonzero(~acted).tolist() if agents > 1 else []
 
     def can_save(self) -> bool:
         """Whether it has `state` and `restore`."""
