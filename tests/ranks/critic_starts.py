@@ -42,7 +42,7 @@ def check_equal(found, expected):
 
 def without_critic(source, path):
     """The policy file of a run as an older version wrote it."""
-    metadata, arrays = policy_file.read(source)
+    metadata, arrays = policy_file.read(source / policy_file.POLICY_FILE)
     arrays = {
         name: arrays[name] for name in arrays if not name.startswith(tuple(f"normalizer.{n}." for n in OF_CRITIC))
     }
@@ -55,7 +55,7 @@ def check_a_run_begins_with_the_normalizers_of_its_policy(run, trained, path, ca
     last = moments_at(trained, run.total_steps)
     assert {name.partition(".")[0] for name in last} == {"observations", *OF_CRITIC}
     assert all(array.all() for name, array in last.items() if name.endswith("count"))
-    told, arrays = policy_file.read(trained)
+    told, arrays = policy_file.read(trained / policy_file.POLICY_FILE)
     assert {f"normalizer.{name}.{key}" for name in OF_CRITIC for key in ("count", "mean", "variance")} <= arrays.keys()
     about, found = policy_file.read(trained / "checkpoints" / f"step_{run.total_steps}")
     assert about == told

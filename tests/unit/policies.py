@@ -37,7 +37,7 @@ def twice(run, path):
 
 def check_the_checkpoint_is_the_file(trained):
     """At the last step both are there: the same parameters, normalizer and description."""
-    told, arrays = policy_file.read(trained)
+    told, arrays = policy_file.read(trained / policy_file.POLICY_FILE)
     about, found = policy_file.read(trained / "checkpoints" / "step_384")
     assert about == told
     assert found.keys() == arrays.keys()

@@ -1,18 +1,20 @@
 """`lockstep evaluate`: play new episodes with a trained policy, on one or several ranks of either backend."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 
+from lockstep.config.env import EnvConfig
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun, Run, load
 from lockstep.session import policy_file
 from lockstep.session.checks import check_drawing, check_package
 from lockstep.session.evaluation import Evaluation
-from lockstep.session.which_policy import Found, find_policy
+from lockstep.session.which_policy import Found, read_policy
 from lockstep.world import World
 
 
@@ -20,6 +22,9 @@ from lockstep.world import World
 class _Job:
     run: AnyRun
     policy: Path
+    metadata: Mapping[str, Any]
+    arrays: Mapping[str, np.ndarray]
+    """The policy as it was read: a run that trains may have removed its file since."""
     drawn: Path | None
     """The file of a video of one more episode."""
 
@@ -53,8 +58,8 @@ def evaluate_run(  # noqa: PLR0913  # keyword arguments of one evaluation
         last: use the final policy, or that of the newest checkpoint; the default.
         step: use the policy of the checkpoint of this step.
     """
-    found = find_policy(path, best=best, last=last, step=step)
-    run = _run_of(found)
+    found, metadata, arrays = read_policy(path, best=best, last=last, step=step)
+    run = _run_of(found, metadata, arrays)
     if run.task is None:
         raise policy_file.no_simulator_error(path)
     name = ml_framework or run.ml_framework
@@ -64,7 +69,7 @@ def evaluate_run(  # noqa: PLR0913  # keyword arguments of one evaluation
     run = replace(_on_cpu(run, name), **cast(Any, changes), evaluate_greedy=greedy)
     drawn = (found.run_dir or found.path.parent) / "videos" / "evaluate.gif" if video else None
     world = World.from_environment()
-    played = _on_ranks(_Job(run, found.path, drawn), ranks, world)
+    played = _on_ranks(_Job(run, found.path, metadata, arrays, drawn), ranks, world)
     returns = np.array(played["returns"])
     return {
         "task": run.task,
@@ -103,40 +108,40 @@ def _on_ranks(job: _Job, ranks: int, world: World) -> dict[str, Any]:
     return spawn(_play, ranks, (job,))[0]
 
 
-def _run_of(found: Found) -> AnyRun:
+def _run_of(found: Found, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> AnyRun:
     """The config of the policy's run; for a policy file without run, the task with default settings."""
     if found.run_dir is not None:
         return load(found.run_dir / "run.yaml")
     if found.path.is_dir() or not found.path.is_file():
         raise ConfigError(f"{found.path} is not below a run directory: there is no run.yaml; give a policy file")
-    metadata, arrays = policy_file.read(found.path)
     if policy_file.from_log(metadata):
         raise ConfigError(f"{found.path} learned from a log; evaluate the run directory that it comes from")
     policy, _, _ = policy_file.parts_of(found.path, metadata, arrays)
     print(
-        f"lockstep: note: {found.path} does not hold its run's settings of the environment (env): the task's are "
-        "used; evaluate the run directory for others",
+        f"lockstep: note: {found.path} does not hold its run's settings of the environment (env), but for "
+        "clip_observation: the task's are used; evaluate the run directory for others",
         file=sys.stderr,
     )
-    return Run(task=policy.task, algo=cast(Any, policy.algo))
+    env = EnvConfig(clip_observation=policy.spec.clip_observation)
+    return Run(task=policy.task, algo=cast(Any, policy.algo), env=env)
 
 
 def _play(rank: int, job: _Job) -> dict[str, Any]:
     run = job.run
     if run.ml_framework == "jax":
         from lockstep.jax.comm import Comm
-        from lockstep.jax.export import load_player
+        from lockstep.jax.export import player_of, policy_from
         from lockstep.jax.hardware import pin
     else:
         from lockstep.torch.comm import Comm
-        from lockstep.torch.export import load_player
+        from lockstep.torch.export import player_of, policy_from
         from lockstep.torch.hardware import pin
 
     world = run.with_shards(World.from_environment())
     pin(run, world)
     # `Comm` comes first: it decides where JAX computes.
     with Comm(world, device="cpu", timeout_s=run.timeout_s, startup_timeout_s=run.startup_timeout_s) as comm:
-        spec, player = load_player(job.policy)
+        spec, player = player_of(job.policy, *policy_from(job.policy, job.metadata, job.arrays))
         if job.drawn is not None:
             check_drawing(run)
         evaluation = Evaluation(run, comm, spec, player)

@@ -21,6 +21,7 @@ from lockstep.session import policy_file
 from lockstep.session.critic_moments import take_over
 from lockstep.session.evaluation import Player
 from lockstep.session.policy_file import PolicySignature, PolicySpec
+from lockstep.session.which_policy import notes_on_start, read_policy
 
 
 def save_policy(
@@ -43,15 +44,15 @@ def save_policy(
 
 
 def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
-    """Load a policy from a file or run directory of either backend."""
-    return _from_file(Path(path), *policy_file.read(Path(path)))
+    """Load a policy from a file or run directory of either backend; of a run that goes on, its newest."""
+    found, *content = read_policy(Path(path))
+    return policy_from(found.path, *content)
 
 
-def _from_file(
+def policy_from(
     path: Path, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> tuple[AnyPolicy, RunningMoments | None]:
-    """What `load_policy` returns, of the metadata and arrays of `path`."""
-    path = policy_file.file_of(path)
+    """What `load_policy` returns, of the metadata and arrays of the file or checkpoint `path`."""
     if policy_file.from_log(metadata):
         return offline_policy_from_file(path, metadata, arrays), None
     about, parameters, observation_moments = policy_file.parts_of(path, metadata, arrays)
@@ -69,14 +70,16 @@ def start_from(
     critic_moments: Mapping[str, RunningMoments] | None = None,
 ) -> list[str]:
     """Load parameters of the same shapes, and normalizers, from a policy file into a new policy; returns notes."""
-    metadata, arrays = policy_file.read(path)
-    source, moments = _from_file(path, metadata, arrays)
-    found, held = policy_file.critic_moments_of(path, metadata, arrays), critic_moments or {}
-    policy_file.check_start(path, _signature(source, moments, found), _signature(policy, observation_moments, held))
+    found, metadata, arrays = read_policy(path)
+    source, moments = policy_from(found.path, metadata, arrays)
+    of_critic, held = policy_file.critic_moments_of(found.path, metadata, arrays), critic_moments or {}
+    theirs, ours = _signature(source, moments, of_critic), _signature(policy, observation_moments, held)
+    policy_file.check_start(path, theirs, ours)
     policy.params = source.params
     if moments is not None and observation_moments is not None:
         observation_moments.restore(moments.state())
-    return [*policy_file.notes_on_bounds(path, source.spec, policy.spec), *take_over(path, found, held)]
+    notes = [*notes_on_start(path, found), *policy_file.notes_on_bounds(path, source.spec, policy.spec)]
+    return [*notes, *take_over(path, of_critic, held)]
 
 
 def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
@@ -84,7 +87,13 @@ def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
 
     `player.act(observation)` returns its action, computed on the CPU.
     """
-    policy, observation_moments = load_policy(path)
+    return player_of(path, *load_policy(path))
+
+
+def player_of(
+    path: Path | str, policy: AnyPolicy, observation_moments: RunningMoments | None
+) -> tuple[EnvSpec, Player]:
+    """What `load_player` returns, of a policy; `path` is for messages."""
     if policy.spec is None:
         raise policy_file.no_simulator_error(path)
     actor = actor_of(policy, jax.local_devices(backend="cpu")[0])

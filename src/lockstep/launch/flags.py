@@ -105,10 +105,10 @@ def policy_source(text: str | None) -> Path | None:
     path = Path(text)
     if not path.exists():
         raise ConfigError(f"--init-from {text} does not exist; give a run directory or a policy file")
-    from lockstep.session import policy_file
+    from lockstep.session.which_policy import read_policy
 
     try:
-        policy_file.read(path)
+        read_policy(path)
     except ConfigError as error:
         raise ConfigError(f"--init-from {text}: {error}") from error
     return path

@@ -168,7 +168,7 @@ def write(
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Read a policy file, the final policy of a run directory, or the policy of a checkpoint folder.
+    """Read a policy file, or the policy of a checkpoint folder; `which_policy.read_policy` chooses that of a run.
 
     Returns:
         The metadata, and the arrays by name.
@@ -178,7 +178,6 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """
     if (path / checkpoint.MANIFEST).is_file():
         return _read_checkpoint(path)
-    path = file_of(path)
     if not path.is_file():
         hint = "a run writes its policy when it ends, or when an evaluation is its best"
         if path.parent.name == "checkpoints":  # a run that trains may have removed it since it was found
@@ -263,11 +262,6 @@ def evaluation_in(path: Path) -> Evaluated | None:
 def evaluation_of_best(run_dir: Path) -> Evaluated | None:
     """The evaluation for which the best policy of a run was written; if its file does not tell, the best one."""
     return evaluation_in(run_dir / BEST_POLICY_FILE) or best_evaluation(run_dir / EVALUATIONS_FILE)
-
-
-def file_of(path: Path) -> Path:
-    """The policy file of a run directory, or the file itself."""
-    return path / POLICY_FILE if path.is_dir() and not (path / checkpoint.MANIFEST).is_file() else path
 
 
 def from_log(metadata: Mapping[str, Any]) -> bool:

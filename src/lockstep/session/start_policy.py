@@ -22,6 +22,7 @@ from lockstep.session.data_checks import check_data
 from lockstep.session.encoder_choice import encoder_of, only_convolves
 from lockstep.session.offline import policy_spec
 from lockstep.session.policy_file import PolicySignature, PolicySpec
+from lockstep.session.which_policy import read_policy
 
 
 def check_start_policy(path: Path, run: AnyRun) -> None:
@@ -29,7 +30,7 @@ def check_start_policy(path: Path, run: AnyRun) -> None:
 
     The shapes of parameters are not compared: that takes the network, and so the framework.
     """
-    metadata, arrays = policy_file.read(path)
+    _, metadata, arrays = read_policy(path)
     algo = str(metadata.get("algo", "ppo"))
     policy_file.check_algo(path, algo, policy_file.FROM_LOG + run.algo if isinstance(run, OfflineRun) else run.algo)
     if isinstance(run, OfflineRun):

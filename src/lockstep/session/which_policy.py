@@ -4,13 +4,16 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
 from lockstep.record.follow import read_json
 from lockstep.record.readable import check_readable
 from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, is_own_loop
-from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE, evaluation_of_best
+from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE, evaluation_of_best, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,30 @@ def find_policy(path: Path, *, best: bool = False, last: bool = False, step: str
     if step is not None:
         return _of_step(path, str(step))
     return _best(path) if best else _last(path)
+
+
+def read_policy(
+    path: Path, *, best: bool = False, last: bool = False, step: str | int | None = None
+) -> tuple[Found, dict[str, Any], dict[str, np.ndarray]]:
+    """Find a policy and read it at once: a run that trains removes its older checkpoints.
+
+    Args and errors as those of `find_policy`; `ConfigError` also if what is found is damaged.
+
+    Returns:
+        Which policy it is, the metadata, and the arrays by name.
+    """
+    while True:
+        found = find_policy(path, best=best, last=last, step=step)
+        try:
+            return found, *read(found.path)
+        except ConfigError:
+            if found.path.exists() or found.path == path:
+                raise
+
+
+def notes_on_start(path: Path, found: Found) -> list[str]:
+    """A note for the user on a run that starts from `path`, if that is a run whose newest policy is not its final."""
+    return [] if found.path in (path, path / POLICY_FILE) else [f"--init-from {path} takes {found.words}"]
 
 
 def _of_file(path: Path) -> Found:

@@ -16,6 +16,7 @@ from lockstep.session import policy_file
 from lockstep.session.critic_moments import take_over
 from lockstep.session.evaluation import Player
 from lockstep.session.policy_file import PolicySignature
+from lockstep.session.which_policy import notes_on_start, read_policy
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.networks import AnyPolicy, Policy, actor_of
 from lockstep.torch.q_networks import QPolicy
@@ -42,7 +43,7 @@ def save_policy(
 
 
 def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
-    """Read a policy file, or the policy of a run directory.
+    """Read a policy file, or the policy of a run directory: the final one, or of a run that goes on the newest.
 
     Returns:
         The policy, on the CPU, of the class that the file names, and the normalizer of its observations, if it has one.
@@ -50,14 +51,14 @@ def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     Raises:
         ConfigError: there is no policy, or its file is damaged.
     """
-    return _from_file(Path(path), *policy_file.read(Path(path)))
+    found, *content = read_policy(Path(path))
+    return policy_from(found.path, *content)
 
 
-def _from_file(
+def policy_from(
     path: Path, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> tuple[AnyPolicy, RunningMoments | None]:
-    """What `load_policy` returns, of the metadata and arrays of `path`."""
-    path = policy_file.file_of(path)
+    """What `load_policy` returns, of the metadata and arrays of the file or checkpoint `path`."""
     if policy_file.from_log(metadata):
         return offline_policy_from_file(path, metadata, _tensors(arrays)), None
     about, parameters, observation_moments = policy_file.parts_of(path, metadata, arrays)
@@ -82,14 +83,16 @@ def start_from(
     critic_moments: Mapping[str, RunningMoments] | None = None,
 ) -> list[str]:
     """Copy the parameters and normalizers of a policy file into a fresh policy of the same shape; returns notes."""
-    metadata, arrays = policy_file.read(path)
-    source, moments = _from_file(path, metadata, arrays)
-    found, held = policy_file.critic_moments_of(path, metadata, arrays), critic_moments or {}
-    policy_file.check_start(path, _signature(source, moments, found), _signature(policy, observation_moments, held))
+    found, metadata, arrays = read_policy(path)
+    source, moments = policy_from(found.path, metadata, arrays)
+    of_critic, held = policy_file.critic_moments_of(found.path, metadata, arrays), critic_moments or {}
+    theirs, ours = _signature(source, moments, of_critic), _signature(policy, observation_moments, held)
+    policy_file.check_start(path, theirs, ours)
     policy.load_state_dict(source.state_dict())
     if moments is not None and observation_moments is not None:
         observation_moments.restore(moments.state())
-    return [*policy_file.notes_on_bounds(path, source.spec, policy.spec), *take_over(path, found, held)]
+    notes = [*notes_on_start(path, found), *policy_file.notes_on_bounds(path, source.spec, policy.spec)]
+    return [*notes, *take_over(path, of_critic, held)]
 
 
 def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
@@ -101,7 +104,13 @@ def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
     Raises:
         ConfigError: the policy was learned from a log without a simulator.
     """
-    policy, observation_moments = load_policy(path)
+    return player_of(path, *load_policy(path))
+
+
+def player_of(
+    path: Path | str, policy: AnyPolicy, observation_moments: RunningMoments | None
+) -> tuple[EnvSpec, Player]:
+    """What `load_player` returns, of a policy on the CPU; `path` is for messages."""
     if policy.spec is None:
         raise policy_file.no_simulator_error(path)
     actor = actor_of(policy, torch.device("cpu"))

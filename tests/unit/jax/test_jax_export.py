@@ -138,7 +138,7 @@ def test_settings_without_parameters_may_differ(tmp_path):
 
 def test_what_cannot_be_read_or_written_is_one_clear_line(tmp_path):
     run, policy = made(SPEC)
-    with pytest.raises(ConfigError, match="does not exist; a run writes its policy when it ends"):
+    with pytest.raises(ConfigError, match=r"has no policy.safetensors and no checkpoint; a run writes its policy"):
         load_policy(tmp_path)
     path = tmp_path / POLICY_FILE
     path.write_bytes(b"\x80\x04 not safetensors")

@@ -115,7 +115,7 @@ def test_a_file_that_lacks_a_part_is_one_clear_line(saved, capsys, command, lack
 
 
 def test_a_missing_file_is_one_clear_line(tmp_path):
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match=r"has no policy.safetensors and no checkpoint"):
         load_policy(tmp_path)
 
 

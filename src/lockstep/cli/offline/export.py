@@ -1,13 +1,16 @@
 """`lockstep export`: write the policy of a run as a file that runs without Lockstep."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.flags import add_policy_choice
 from lockstep.errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from lockstep.data.dataset import Dataset
     from lockstep.session.which_policy import Found
     from lockstep.torch.deploy.exported_file import Exported, Format
@@ -28,9 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def export_command(args: argparse.Namespace) -> int:
     """`lockstep export`; returns the exit code."""
-    from lockstep.session.which_policy import find_policy
+    from lockstep.session.which_policy import read_policy
 
-    found = find_policy(Path(args.run), best=args.best, last=args.last, step=args.checkpoint)
+    found, *content = read_policy(Path(args.run), best=args.best, last=args.last, step=args.checkpoint)
     to = _format(args.format, args.out)
     suffix = _SUFFIXES[to]
     out = Path(args.out) if args.out else (found.run_dir or found.path.parent) / f"{found.name}{suffix}"
@@ -38,7 +41,7 @@ def export_command(args: argparse.Namespace) -> int:
         raise ConfigError(f"--out {out} is a directory; name a file, such as {out / f'policy{suffix}'}")
     if out.exists() and not args.force:
         raise ConfigError(f"{out} exists and may hold another policy; replace it with --force, or name a file by --out")
-    print(f"{found.words}: {_exported(found, out, to, args.data)}")
+    print(f"{found.words}: {_exported(found, *content, out, to, args.data)}")
     return 0
 
 
@@ -51,13 +54,20 @@ def _format(given: "Format | None", out: str | None) -> "Format":
     return chosen
 
 
-def _exported(found: "Found", out: Path, to: "Format", data: str | None) -> "Exported":
+def _exported(
+    found: "Found",
+    metadata: Mapping[str, Any],
+    arrays: "Mapping[str, np.ndarray]",
+    out: Path,
+    to: "Format",
+    data: str | None,
+) -> "Exported":
     from lockstep.torch.deploy.acting_export import export_acting
     from lockstep.torch.deploy.offline_export import export
-    from lockstep.torch.export import load_policy
+    from lockstep.torch.export import policy_from
     from lockstep.torch.scoring.offline_policy import OfflinePolicy
 
-    policy, observations = load_policy(found.path)
+    policy, observations = policy_from(found.path, metadata, arrays)
     if isinstance(policy, OfflinePolicy):
         return export(policy, _data(found.run_dir or found.path, data), out, to)
     if data is not None:
