@@ -13,10 +13,13 @@ from lockstep.errors import ConfigError
 from lockstep.preflight.setting_paths import with_absolute_paths, with_portable_code
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import DamagedError
-from lockstep.record.follow import read_json
-from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, is_own_loop, read_init_from
+from lockstep.record.file_numbers import whole_number_of
+from lockstep.record.follow import last_line, read_json
+from lockstep.record.latest import LATEST
+from lockstep.record.run_dir import METRICS_FILE, RUN_FILE, SUMMARY_FILE, is_own_loop, read_init_from
 from lockstep.run import AnyRun, OfflineRun, Run, from_dict, load, override, to_dict
 from lockstep.session.placement import MOVE_TO_HOST, learns_on_device
+from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
 from lockstep.session.unused_settings import without_effect
 
 _FIXED = ("task", "algo", "ml_framework", "seed", "num_envs", "num_shards")
@@ -123,6 +126,7 @@ def load_resumption(path: Path, run: AnyRun) -> Resumption:
     run_dir, exact = _place(path)
     manifest, notes = _newest(run_dir, exact)
     if manifest is None:
+        _check_never_saved(run_dir)
         ranks = read_json(run_dir / SUMMARY_FILE).get("world_size") or 1
         processes = max(1, ranks // load(run_dir / RUN_FILE).devices_per_process)
         source = read_init_from(run_dir)
@@ -140,6 +144,34 @@ def load_resumption(path: Path, run: AnyRun) -> Resumption:
     _check_stays_on_device(saved, run)
     notes += _on_empty_replay(saved, run, step)
     return Resumption(run, run_dir, size, shards, step, exact, notes)
+
+
+def _check_never_saved(run_dir: Path) -> None:
+    """Raise `ConfigError` for a run that had checkpoints and has none: beginning again would overwrite its results."""
+    had = _sign_of_checkpoints(run_dir)
+    if had is None:
+        return
+    policies = [run_dir / name for name in (POLICY_FILE, BEST_POLICY_FILE) if (run_dir / name).is_file()]
+    start = f" from its policy with --init-from {shlex.quote(str(policies[0]))}" if policies else ""
+    raise ConfigError(
+        f"{run_dir} has no checkpoint to go on from, and {had}: its checkpoints were removed or not copied, and to "
+        f"begin again would overwrite its results; put them back, or start a new run{start}"
+    )
+
+
+def _sign_of_checkpoints(run_dir: Path) -> str | None:
+    """What tells that a run had checkpoints; None if it may have ended before its first one."""
+    status = read_json(run_dir / SUMMARY_FILE).get("status")
+    if status in ("finished", "solved"):
+        return f"has {status}"
+    for name in (POLICY_FILE, str(LATEST)):  # written at the end, and with each checkpoint
+        if (run_dir / name).is_file():
+            return f"holds {name}"
+    every = load(run_dir / RUN_FILE).checkpoint_every
+    if every is None or (run_dir / checkpoint.FOLDER).exists():  # the folder is made before the first is complete
+        return None
+    step = whole_number_of(last_line(run_dir / METRICS_FILE).get("step")) or 0
+    return f"was at step {step}, with checkpoint_every={every}" if step >= 2 * every else None
 
 
 def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -78,6 +78,41 @@ def test_without_checkpoint_the_run_restarts_with_a_note(run_dir):
     assert found.notes == ["there is no checkpoint yet: the run begins from its start"]
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("policy.safetensors", "", r"holds policy.safetensors: .*with --init-from .*/policy.safetensors$"),
+        ("summary.json", '{"status": "solved"}', r"has solved: .* or start a new run$"),
+        ("checkpoints/LATEST", "step_512\n", "holds checkpoints/LATEST"),
+        ("metrics.jsonl", '{"step": 200000}\n', "was at step 200000, with checkpoint_every=100000"),
+    ],
+)
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(run_dir, name, content, words):
+    """Removed to save space, or left out of a copy: all that the run has would be overwritten."""
+    (run_dir / name).parent.mkdir(exist_ok=True)
+    (run_dir / name).write_text(content)
+    with pytest.raises(ConfigError, match=rf"no checkpoint to go on from, and {words}"):
+        prepare(run_dir, {"seed": 7})
+    assert (run_dir / name).read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("files", "every"),
+    [
+        ({"metrics.jsonl": '{"step": 150000}\n'}, 100_000),
+        ({"metrics.jsonl": '{"step": 900000}\n', "policy_best.safetensors": ""}, None),
+        ({"metrics.jsonl": '{"step": 900000}\n', "checkpoints/.step_102400/x": ""}, 100_000),
+        ({"summary.json": '{"status": "failed", "world_size": 1}'}, 100_000),
+    ],
+)
+def test_a_run_that_may_have_ended_before_its_first_checkpoint_begins_again(tmp_path, files, every):
+    RunDir.create(tmp_path / "run", override(RUN, {"checkpoint_every": every}))
+    for name, content in files.items():
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).write_text(content)
+    assert prepare(tmp_path / "run", {}).notes == ["there is no checkpoint yet: the run begins from its start"]
+
+
 def test_without_checkpoint_the_policy_to_start_from_counts_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     policy, run_dir = tmp_path / "policy.safetensors", tmp_path / "run"
