@@ -78,7 +78,8 @@ def start_from(
     policy.params = source.params
     if moments is not None and observation_moments is not None:
         observation_moments.restore(moments.state())
-    notes = [*notes_on_start(path, found), *policy_file.notes_on_bounds(path, source.spec, policy.spec)]
+    notes = [*notes_on_start(path, found), *policy_file.notes_on_numbers(path, source.spec, policy.spec)]
+    notes += policy_file.notes_on_limits(path, moments, observation_moments)
     return [*notes, *take_over(path, of_critic, held)]
 
 

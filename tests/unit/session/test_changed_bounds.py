@@ -84,6 +84,14 @@ def test_a_run_that_starts_from_a_policy_of_other_bounds_says_so(trained, tmp_pa
     assert "was trained with actions from [-2.0, 0.0] to [5.0, 1.0], and this task" in capfd.readouterr().out
 
 
+def test_a_run_that_starts_from_a_policy_of_clipped_observations_says_so(trained, tmp_path, capfd):
+    clips = {"env.clip_observation": 0.5}
+    lockstep.train(run_of(), run_dir=tmp_path / "other", init_from=trained, **clips)
+    assert "was trained with env.clip_observation=null, and this run has 0.5: it observes" in capfd.readouterr().out
+    lockstep.train(run_of(), run_dir=tmp_path / "same", init_from=tmp_path / "other", **clips)
+    assert "was trained with env.clip_observation" not in capfd.readouterr().out
+
+
 def test_the_same_bounds_go_on(trained, tmp_path):
     lockstep.train(run_of(), run_dir=tmp_path / "run")
     assert lockstep.train(resume=tmp_path / "run", total_steps=80)["env_steps"] == 80

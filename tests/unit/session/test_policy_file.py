@@ -122,7 +122,9 @@ def test_a_missing_file_is_one_clear_line(tmp_path):
 def test_run_starts_from_saved_policy(saved):
     policy, moments, folder = saved
     fresh, normalizer = Policy(SPEC, NETWORK, seed=4), RunningMoments(3)
-    start_from(folder, fresh, normalizer)
+    (note,) = start_from(folder, fresh, normalizer)
+    assert "was trained with observation_limit=2.0, and this run has 10.0: it observes other numbers" in note
+    assert start_from(folder, fresh, RunningMoments(3, 2.0)) == []
     assert torch.equal(fresh.network.actor.layers[0].weight, policy.network.actor.layers[0].weight)
     assert normalizer.count == moments.count
 
