@@ -12,7 +12,7 @@ from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
 from lockstep.record.follow import read_json
 from lockstep.record.readable import check_readable
-from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, is_own_loop
+from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, SWEEP_FILE, is_own_loop
 from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE, evaluation_of_best, read
 
 
@@ -42,10 +42,8 @@ def find_policy(path: Path, *, best: bool = False, last: bool = False, step: str
     check_readable(path)
     if not path.exists():
         raise ConfigError(f"{path} does not exist; give a run directory, such as runs/NAME, or a policy file")
-    if path.is_dir() and not (path / RUN_FILE).is_file():
-        runs = sorted(found.parent for found in path.glob(f"*/{RUN_FILE}"))
-        if runs:
-            raise ConfigError(f"{path} is a folder of runs; give one of them, such as {runs[-1]}")
+    if path.is_dir() and not any((path / name).is_file() for name in (RUN_FILE, POLICY_FILE, checkpoint.MANIFEST)):
+        _check_above_no_policies(path)
     flags = {"--best": best, "--last": last, "--checkpoint": step is not None}
     given = [flag for flag, there in flags.items() if there]
     if len(given) > 1:
@@ -86,6 +84,19 @@ def read_policy(
 def notes_on_start(path: Path, found: Found) -> list[str]:
     """A note for the user on a run that starts from `path`, if that is a run whose newest policy is not its final."""
     return [] if found.path in (path, path / POLICY_FILE) else [f"--init-from {path} takes {found.words}"]
+
+
+def _check_above_no_policies(path: Path) -> None:
+    """Raise `ConfigError` if a folder holds several policies: a folder of runs, a sweep, the checkpoints of a run."""
+    runs = sorted(found.parent for depth in ("*", "*/*") for found in path.glob(f"{depth}/{RUN_FILE}"))
+    if runs:
+        what, scores = "a folder of runs; give one of them", ""
+        if (path / SWEEP_FILE).is_file():
+            what, scores = "a sweep; give one of its runs", "; `lockstep report` of it shows their scores"
+        raise ConfigError(f"{path} is {what}, such as {runs[-1]}{scores}")
+    run_dir = path.absolute().parent
+    if path.name == checkpoint.FOLDER and (found := checkpoint.find(run_dir)):
+        raise ConfigError(f"{path} holds the checkpoints of a run; give {path.parent}, or {path / found[0].name}")
 
 
 def _of_file(path: Path) -> Found:

@@ -121,6 +121,20 @@ def test_a_folder_of_runs_is_no_run(tmp_path):
         find_policy(tmp_path)
 
 
+def test_a_sweep_and_the_folder_of_checkpoints_are_no_run(tmp_path):
+    sweep = files(tmp_path / "sweep", "sweep.yaml")
+    (sweep / "runs").mkdir()
+    run = files(sweep / "runs" / "lr=1,seed=0", "run.yaml", steps=(100, 500))
+    with pytest.raises(ConfigError, match=rf"{sweep} is a sweep; give one of its runs, such as {run}; "):
+        find_policy(sweep)
+    with pytest.raises(
+        ConfigError, match=rf"holds the checkpoints of a run; give {run}, or {run}/checkpoints/step_500"
+    ):
+        find_policy(run / "checkpoints")
+    (sweep / "policy.safetensors").write_text("")
+    assert find_policy(sweep).path == sweep / "policy.safetensors"
+
+
 @pytest.mark.slow  # five exports; what it asks for is quick in tests/unit/torch/deploy
 def test_an_export_replaces_no_other(tmp_path, capsys):
     pytest.importorskip("torch")
