@@ -144,7 +144,12 @@ def _no_module(name: str, setting: str) -> ConfigError:
 
 def _check_file(path: Path, setting: str) -> None:
     if not path.is_file():
-        raise ConfigError(f"{setting}: there is no file {path.absolute()}")
+        name, given, _ = setting.partition("=")
+        moved = (
+            f"; if a run began with it elsewhere, change {name} in its run.yaml, or --resume it with --set {name}=..."
+        )
+        of_a_run = given and path.is_absolute()  # run.yaml has absolute paths, of the machine that the run began on
+        raise ConfigError(f"{setting}: there is no file {path.absolute()}{moved if of_a_run else ''}")
 
 
 def _defined_in(path: Path, setting: str) -> list[str] | None:

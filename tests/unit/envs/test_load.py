@@ -57,6 +57,14 @@ def test_a_name_that_a_file_does_not_define_is_refused(tmp_path, text, message):
         check_location(f"{path}:Network", "network.module")
 
 
+def test_the_file_of_a_run_from_another_machine_has_a_way_out(tmp_path):
+    moved = r"; if a run began with it elsewhere, change task in its run.yaml, or --resume it with --set task=\.\.\."
+    with pytest.raises(ConfigError, match=rf"there is no file {tmp_path}/mine.py{moved}$"):
+        check_location(f"{tmp_path}/mine.py:Env", "task")
+    with pytest.raises(ConfigError, match=r"there is no file .*/nowhere.py$"):
+        check_location("nowhere.py:Env", "task")
+
+
 def test_an_error_of_an_imported_file_has_its_line(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("import os\n\nNAME = os.environ['NOWHERE_AT_ALL']\n\n\nclass Env: ...\n")
