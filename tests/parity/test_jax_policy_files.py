@@ -175,8 +175,8 @@ def test_the_backend_that_acts_is_the_one_asked_for(tmp_path, monkeypatch, train
     (tmp_path / "run.yaml").write_text(dump(run))
     asked = []
     for name, module in (("torch", torch_export), ("jax", export)):
-        load = module.player_of
-        monkeypatch.setattr(module, "player_of", lambda *a, n=name, f=load: asked.append(n) or f(*a))
+        load = module.player_from
+        monkeypatch.setattr(module, "player_from", lambda *a, n=name, f=load: asked.append(n) or f(*a))
     for name in (None, "torch", "jax"):
         evaluate_run(tmp_path, episodes=1, ml_framework=name)
     assert asked == [trained_by, "torch", "jax"]

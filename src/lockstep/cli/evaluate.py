@@ -130,18 +130,18 @@ def _play(rank: int, job: _Job) -> dict[str, Any]:
     run = job.run
     if run.ml_framework == "jax":
         from lockstep.jax.comm import Comm
-        from lockstep.jax.export import player_of, policy_from
+        from lockstep.jax.export import player_from
         from lockstep.jax.hardware import pin
     else:
         from lockstep.torch.comm import Comm
-        from lockstep.torch.export import player_of, policy_from
+        from lockstep.torch.export import player_from
         from lockstep.torch.hardware import pin
 
     world = run.with_shards(World.from_environment())
     pin(run, world)
     # `Comm` comes first: it decides where JAX computes.
     with Comm(world, device="cpu", timeout_s=run.timeout_s, startup_timeout_s=run.startup_timeout_s) as comm:
-        spec, player = player_of(job.policy, *policy_from(job.policy, job.metadata, job.arrays))
+        spec, player = player_from(job.policy, job.metadata, job.arrays)
         if job.drawn is not None:
             check_drawing(run)
         evaluation = Evaluation(run, comm, spec, player)

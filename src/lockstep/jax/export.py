@@ -45,8 +45,8 @@ def save_policy(
 
 def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     """Load a policy from a file or run directory of either backend; of a run that goes on, its newest."""
-    found, *content = read_policy(Path(path))
-    return policy_from(found.path, *content)
+    found, metadata, arrays = read_policy(Path(path))
+    return policy_from(found.path, metadata, arrays)
 
 
 def policy_from(
@@ -88,13 +88,13 @@ def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
 
     `player.act(observation)` returns its action, computed on the CPU.
     """
-    return player_of(path, *load_policy(path))
+    found, metadata, arrays = read_policy(Path(path))
+    return player_from(found.path, metadata, arrays)
 
 
-def player_of(
-    path: Path | str, policy: AnyPolicy, observation_moments: RunningMoments | None
-) -> tuple[EnvSpec, Player]:
-    """What `load_player` returns, of a policy; `path` is for messages."""
+def player_from(path: Path, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> tuple[EnvSpec, Player]:
+    """What `load_player` returns, of the metadata and arrays of the file or checkpoint `path`."""
+    policy, observation_moments = policy_from(path, metadata, arrays)
     if policy.spec is None:
         raise policy_file.no_simulator_error(path)
     actor = actor_of(policy, jax.local_devices(backend="cpu")[0])

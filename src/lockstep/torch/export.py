@@ -51,8 +51,8 @@ def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
     Raises:
         ConfigError: there is no policy, or its file is damaged.
     """
-    found, *content = read_policy(Path(path))
-    return policy_from(found.path, *content)
+    found, metadata, arrays = read_policy(Path(path))
+    return policy_from(found.path, metadata, arrays)
 
 
 def policy_from(
@@ -105,13 +105,13 @@ def load_player(path: Path | str) -> tuple[EnvSpec, Player]:
     Raises:
         ConfigError: the policy was learned from a log without a simulator.
     """
-    return player_of(path, *load_policy(path))
+    found, metadata, arrays = read_policy(Path(path))
+    return player_from(found.path, metadata, arrays)
 
 
-def player_of(
-    path: Path | str, policy: AnyPolicy, observation_moments: RunningMoments | None
-) -> tuple[EnvSpec, Player]:
-    """What `load_player` returns, of a policy on the CPU; `path` is for messages."""
+def player_from(path: Path, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> tuple[EnvSpec, Player]:
+    """What `load_player` returns, of the metadata and arrays of the file or checkpoint `path`."""
+    policy, observation_moments = policy_from(path, metadata, arrays)
     if policy.spec is None:
         raise policy_file.no_simulator_error(path)
     actor = actor_of(policy, torch.device("cpu"))

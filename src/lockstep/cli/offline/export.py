@@ -33,7 +33,7 @@ def export_command(args: argparse.Namespace) -> int:
     """`lockstep export`; returns the exit code."""
     from lockstep.session.which_policy import read_policy
 
-    found, *content = read_policy(Path(args.run), best=args.best, last=args.last, step=args.checkpoint)
+    found, metadata, arrays = read_policy(Path(args.run), best=args.best, last=args.last, step=args.checkpoint)
     to = _format(args.format, args.out)
     suffix = _SUFFIXES[to]
     out = Path(args.out) if args.out else (found.run_dir or found.path.parent) / f"{found.name}{suffix}"
@@ -41,7 +41,7 @@ def export_command(args: argparse.Namespace) -> int:
         raise ConfigError(f"--out {out} is a directory; name a file, such as {out / f'policy{suffix}'}")
     if out.exists() and not args.force:
         raise ConfigError(f"{out} exists and may hold another policy; replace it with --force, or name a file by --out")
-    print(f"{found.words}: {_exported(found, *content, out, to, args.data)}")
+    print(f"{found.words}: {_exported(found, metadata, arrays, out, to, args.data)}")
     return 0
 
 
