@@ -129,36 +129,6 @@ class PolicySignature:
     """Settings that decide the unit of values, and whether they are on; None if unknown, as of older files."""
 
 
-def notes_on_numbers(path: Path, source: EnvSpec | None, mine: EnvSpec | None) -> list[str]:
-    """Notes for the user on a run (`mine`) that starts from a policy (`source`) of other bounds, or other clipping."""
-    if source is None or mine is None:
-        return []
-    notes: list[str] = []
-    if not source.action.same_numbers(mine.action):
-        notes.append(
-            f"--init-from {path} was trained with actions {source.action.values_text}, and this task takes actions "
-            f"{mine.action.values_text}: its actions may mean something else here"
-        )
-    clipped = source.clip_observation, mine.clip_observation
-    return notes + _on_other_limits(path, "env.clip_observation", *clipped)
-
-
-def notes_on_limits(path: Path, source: RunningMoments | None, mine: RunningMoments | None) -> list[str]:
-    """As `notes_on_numbers`, for the limits of normalized observations."""
-    if source is None or mine is None:
-        return []
-    return _on_other_limits(path, "observation_limit", source.limit, mine.limit)
-
-
-def _on_other_limits(path: Path, name: str, source: float | None, mine: float | None) -> list[str]:
-    if source == mine:
-        return []
-    return [
-        f"--init-from {path} was trained with {name}={as_text(source)}, and this run has {as_text(mine)}: it observes "
-        "other numbers here, and may act otherwise"
-    ]
-
-
 def write(
     path: Path,
     parameters: Mapping[str, np.ndarray],

@@ -81,11 +81,6 @@ def read_policy(
                 raise
 
 
-def notes_on_start(path: Path, found: Found) -> list[str]:
-    """A note for the user on a run that starts from `path`, if that is a run whose newest policy is not its final."""
-    return [] if found.path in (path, path / POLICY_FILE) else [f"--init-from {path} takes {found.words}"]
-
-
 def _check_above_no_policies(path: Path) -> None:
     """Raise `ConfigError` if a folder holds several policies: a folder of runs, a sweep, the checkpoints of a run."""
     runs = sorted(found.parent for depth in ("*", "*/*") for found in path.glob(f"{depth}/{RUN_FILE}"))

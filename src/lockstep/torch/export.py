@@ -16,7 +16,8 @@ from lockstep.session import policy_file
 from lockstep.session.critic_moments import take_over
 from lockstep.session.evaluation import Player
 from lockstep.session.policy_file import PolicySignature
-from lockstep.session.which_policy import notes_on_start, read_policy
+from lockstep.session.start_policy_notes import note_on_choice, notes_on_normalizer, notes_on_spec
+from lockstep.session.which_policy import read_policy
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.networks import AnyPolicy, Policy, actor_of
 from lockstep.torch.q_networks import QPolicy
@@ -91,9 +92,12 @@ def start_from(
     policy.load_state_dict(source.state_dict())
     if moments is not None and observation_moments is not None:
         observation_moments.restore(moments.state())
-    notes = [*notes_on_start(path, found), *policy_file.notes_on_numbers(path, source.spec, policy.spec)]
-    notes += policy_file.notes_on_limits(path, moments, observation_moments)
-    return [*notes, *take_over(path, of_critic, held)]
+    return [
+        *note_on_choice(path, found),
+        *notes_on_spec(path, source.spec, policy.spec),
+        *notes_on_normalizer(path, moments, observation_moments),
+        *take_over(path, of_critic, held),
+    ]
 
 
 def load_player(path: Path | str) -> tuple[EnvSpec, Player]:

@@ -73,7 +73,7 @@ def test_starting_from_a_policy(tmp_path):
 
 
 def test_what_is_no_policy_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match=r"has no policy\.safetensors and no checkpoint"):
         load_policy(tmp_path)
     path = tmp_path / "policy.safetensors"
     path.write_bytes(b"\x80\x04 not safetensors")
