@@ -123,7 +123,7 @@ def test_they_are_not_stacked():
 
 def test_reports_describe_both():
     assert describe_network_input(12, None, [ImagePart(0, (1, 2, 3))]) == (
-        "an image of 1 channels, 2 x 3 and a vector of 6"
+        "an image of 1 channel, 2 x 3 and a vector of 6"
     )
 
 

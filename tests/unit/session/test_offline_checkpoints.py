@@ -96,7 +96,7 @@ def test_it_is_read_before_the_run_has_ended(ended, killed):
     (killed / "policy_best.safetensors").unlink()
     found = find_policy(killed)
     assert found.words == f"the checkpoint of step {3 * ROWS}, the newest of a run that has not ended"
-    (metadata, arrays), (told, final) = read(found.path), read(ended)
+    (metadata, arrays), (told, final) = read(found.path), read(ended / "policy.safetensors")
     assert metadata == told
     assert equal(arrays, final)
     first = read(killed / "checkpoints" / f"step_{ROWS}")
@@ -170,7 +170,7 @@ def test_the_best_policy_before_a_resumed_checkpoint_takes_the_place_of_a_later_
     metadata, best = read(killed / "policy_best.safetensors")
     assert equal(best, arrays)
     assert metadata.pop("evaluation") == {"step": ROWS, "return_mean": RETURNS[ROWS]}
-    assert metadata == read(killed)[0]
+    assert metadata == read(killed / "policy.safetensors")[0]
 
 
 def test_a_damaged_checkpoint_of_the_best_policy_is_named(killed, monkeypatch, capsys):
