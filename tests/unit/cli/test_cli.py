@@ -374,7 +374,7 @@ def test_recipes_are_suggested_for_unknown_tasks_alone(capsys):
         ("cartpole --max-restarts many", ["--max-restarts many", "a number"]),
         ("--task=lockstep/Reach-v0 --video", ["a video was asked for", "lockstep/Reach-v0 cannot be drawn"]),
         ("cartpole --init-from nowhere", ["--init-from nowhere", "does not exist"]),
-        ("cartpole --init-from .", ["--init-from .: policy.safetensors does not exist", "when it ends"]),
+        ("cartpole --init-from .", ["--init-from .: . has no policy.safetensors and no checkpoint", "when it ends"]),
         ("cartpole --init-from broken.py", ["--init-from broken.py", "not a Lockstep policy file"]),
         ("cartpole --ranks 2 --run-dir /proc/nowhere/a", ["run_dir=/proc/nowhere/a", "--run-dir"]),
         ("nothing.yaml", ["nothing.yaml"]),
