@@ -14,7 +14,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from lockstep.cli.report.runs import DAMAGED, damage_of, find_runs, printable, ranks_of, read_evaluations
-from lockstep.cli.report.table import print_rows
+from lockstep.cli.report.table import TRAINING_MARK, TRAINING_NOTE, print_rows
 from lockstep.cli.terminal import output_console, steps_text
 from lockstep.config import settings
 from lockstep.errors import ConfigError
@@ -161,9 +161,7 @@ def _began_at(path: Path) -> str | None:
 def _print_table(runs: Sequence[ListedRun], console: Console) -> None:
     print_rows(_HEADS, [_cells(run) for run in runs], console, left=_NUM_NAMES)
     if any(run.return_from == "training" for run in runs):
-        console.print(
-            "* mean return of the last 100 training episodes or more: no evaluation gave a return yet", highlight=False
-        )
+        console.print(TRAINING_NOTE, highlight=False)
     for run in runs:
         if run.status == DAMAGED:
             note = printable(f"{run.run} is damaged: {run.error}")
@@ -177,7 +175,7 @@ def _cells(run: ListedRun) -> list[str]:
         run.run,
         run.status,
         *(_MISSING if cell is None else str(cell) for cell in names),
-        value + "*" * (run.return_from == "training"),
+        value + TRAINING_MARK * (run.return_from == "training"),
         steps_text(run.steps, run.total_steps, run.status),
         _MISSING if run.age_s is None else age(run.age_s),
     ]

@@ -19,7 +19,11 @@ from lockstep.record.json_lines import finite
 from lockstep.record.run_dir import is_own_loop
 
 _MISSING = "-"
-_TRAINING = "*"
+TRAINING_MARK = "*"
+TRAINING_NOTE = (
+    f"{TRAINING_MARK} mean return of the last 100 training episodes or more: no evaluation gave a return yet"
+)
+"""What the mark after a return means."""
 _DOUBTFUL = "?"
 _GAP = 2
 """Spaces between columns."""
@@ -138,7 +142,7 @@ def _columns(differ: Sequence[str], several_ranks: bool) -> list[str]:
 def _cells(run: FoundRun, differ: Sequence[str], several_ranks: bool) -> list[str]:
     settings = [shown_setting(run.settings[name]) if name in run.settings else _MISSING for name in differ]
     ranks = [_MISSING if run.ranks is None else str(run.ranks)] if several_ranks else []
-    mark = _TRAINING if run.return_from == "training" else ""
+    mark = TRAINING_MARK if run.return_from == "training" else ""
     returns = [_MISSING if value is None else significant(value) + mark for value in (run.last_return, run.best_return)]
     steps = steps_text(run.steps, run.total_steps, run.status)
     speed = _MISSING if run.steps_per_second is None else f"{run.steps_per_second:.0f}"
@@ -184,7 +188,7 @@ def _subject(runs: Sequence[FoundRun]) -> str:
 
 def _notes(runs: Sequence[FoundRun]) -> Iterator[str]:
     if any(run.return_from == "training" for run in runs):
-        yield f"{_TRAINING} mean return of the last 100 training episodes or more: no evaluation gave a return yet"
+        yield TRAINING_NOTE
     if any(run.estimate for run in runs):
         yield (
             "estimate: what the log says of the policy's discounted return (weighted_sequential_dr), with interval; "
