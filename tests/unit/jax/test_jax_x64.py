@@ -7,27 +7,29 @@ from contextlib import contextmanager
 
 import pytest
 
-jax = pytest.importorskip("jax")
+pytest.importorskip("jax")
 
-from lockstep.algorithms.dqn import DQNConfig  # noqa: E402
-from lockstep.algorithms.ppo import PPOConfig  # noqa: E402
-from lockstep.algorithms.sac import SACConfig  # noqa: E402
-from lockstep.config.env import EnvConfig  # noqa: E402
-from lockstep.envs.spec import ActionSpec, EnvSpec  # noqa: E402
-from lockstep.jax.actor_critic_on_device import ReplayDeviceLoop  # noqa: E402
-from lockstep.jax.comm import Comm  # noqa: E402
-from lockstep.jax.continuous_policy import ContinuousPolicy  # noqa: E402
-from lockstep.jax.dqn import DQN  # noqa: E402
-from lockstep.jax.envs.make import make_device_env  # noqa: E402
-from lockstep.jax.envs.packed import PackedEnv  # noqa: E402
-from lockstep.jax.networks import Policy, actor_of  # noqa: E402
-from lockstep.jax.ppo import PPO  # noqa: E402
-from lockstep.jax.ppo_on_device import PPODeviceLoop  # noqa: E402
-from lockstep.jax.q_networks import QPolicy  # noqa: E402
-from lockstep.jax.sac import SAC  # noqa: E402
-from lockstep.record.progress import Progress  # noqa: E402
-from lockstep.run import NetworkConfig, Run  # noqa: E402
-from lockstep.world import World  # noqa: E402
+import jax
+
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.algorithms.sac import SACConfig
+from lockstep.config.env import EnvConfig
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.jax.actor_critic_on_device import ReplayDeviceLoop
+from lockstep.jax.comm import Comm
+from lockstep.jax.continuous_policy import ContinuousPolicy
+from lockstep.jax.dqn import DQN
+from lockstep.jax.envs.make import make_device_env
+from lockstep.jax.envs.packed import PackedEnv
+from lockstep.jax.networks import Policy, actor_of
+from lockstep.jax.ppo import PPO
+from lockstep.jax.ppo_on_device import PPODeviceLoop
+from lockstep.jax.q_networks import QPolicy
+from lockstep.jax.sac import SAC
+from lockstep.record.progress import Progress
+from lockstep.run import NetworkConfig, Run
+from lockstep.world import World
 
 DISCRETE = EnvSpec(3, ActionSpec("discrete", (2,)), "same_step", True)
 BOX = EnvSpec(3, ActionSpec("continuous", (2,), (-1.0, -1.0), (1.0, 1.0)), "same_step", True)
