@@ -1,6 +1,7 @@
 """What surrounds a loop in JAX: a run on several devices of one process, what it tells, and how it goes on."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -120,9 +121,19 @@ def test_a_run_of_several_devices_goes_on_as_one_process(tmp_path):
     trained(tmp_path, "run", run)
     found = prepare(tmp_path / "run", {})
     assert (found.world_size, found.num_shards) == (1, 4)
-    for checkpoint in (tmp_path / "run" / "checkpoints").glob("step_*"):
-        checkpoint.rename(tmp_path / checkpoint.name)
-    assert prepare(tmp_path / "run", {}).world_size == 1
+
+
+def test_a_run_of_several_devices_without_a_checkpoint_begins_as_one_process(tmp_path):
+    run = override(RUN, {"devices_per_process": 4, "num_shards": None, "total_steps": 16 * 8})
+    path = tmp_path / "run"
+    trained(tmp_path, "run", run)
+    shutil.rmtree(path / "checkpoints")
+    (path / "policy.safetensors").unlink()
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["world_size"] == 4
+    (path / "summary.json").write_text(json.dumps({**summary, "status": "interrupted"}))
+    found = prepare(path, {})
+    assert (found.world_size, found.num_shards) == (1, None)
 
 
 @pytest.mark.parametrize("other", [{"ml_framework": "torch", "devices_per_process": 1}, {"num_shards": 2}])
