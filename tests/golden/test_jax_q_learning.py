@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import q_cases
 
-jax = pytest.importorskip("jax")
+pytest.importorskip("jax")
 
-from lockstep.algorithms.dqn import DQNConfig  # noqa: E402  # not where JAX is missing
-from lockstep.envs.spec import ActionSpec, EnvSpec  # noqa: E402
-from lockstep.jax.q_networks import QPolicy  # noqa: E402
-from lockstep.jax.value_losses import (  # noqa: E402
+import jax
+
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.jax.q_networks import QPolicy
+from lockstep.jax.value_losses import (
     categorical_projection,
     chosen,
     cross_entropy,
@@ -18,8 +20,8 @@ from lockstep.jax.value_losses import (  # noqa: E402
     squared,
     td_target,
 )
-from lockstep.run import NetworkConfig  # noqa: E402
-from quick import others_slow  # noqa: E402
+from lockstep.run import NetworkConfig
+from quick import others_slow
 
 
 def given(case, *names):

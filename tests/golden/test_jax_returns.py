@@ -7,9 +7,11 @@ import gae_cases
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax")
+pytest.importorskip("jax")
 
-from lockstep.jax.returns import gae  # noqa: E402  # not where JAX is missing
+import jax
+
+from lockstep.jax.returns import gae
 
 jitted = jax.jit(gae, static_argnames=("gamma", "gae_lambda"))
 

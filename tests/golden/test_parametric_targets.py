@@ -9,19 +9,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from lockstep.algorithms.offline import OfflineDQNConfig  # noqa: E402  # not where torch is missing
-from lockstep.data.columns import Ragged  # noqa: E402
-from lockstep.data.features import Feature, Features  # noqa: E402
-from lockstep.data.info import DatasetInfo  # noqa: E402
-from lockstep.data.rows import Rows  # noqa: E402
-from lockstep.run import OfflineRun, ScoreNetworkConfig  # noqa: E402
-from lockstep.session.offline.policy_spec import OfflinePolicySpec  # noqa: E402
-from lockstep.torch.comm import Comm  # noqa: E402
-from lockstep.torch.offline.batch import LoggedBatch  # noqa: E402
-from lockstep.torch.offline.dqn import OfflineDQN  # noqa: E402
-from lockstep.torch.scoring.policy import ScoringPolicy  # noqa: E402
+import torch
+
+from lockstep.algorithms.offline import OfflineDQNConfig
+from lockstep.data.columns import Ragged
+from lockstep.data.features import Feature, Features
+from lockstep.data.info import DatasetInfo
+from lockstep.data.rows import Rows
+from lockstep.run import OfflineRun, ScoreNetworkConfig
+from lockstep.session.offline.policy_spec import OfflinePolicySpec
+from lockstep.torch.comm import Comm
+from lockstep.torch.offline.batch import LoggedBatch
+from lockstep.torch.offline.dqn import OfflineDQN
+from lockstep.torch.scoring.policy import ScoringPolicy
 
 BASE = OfflineDQNConfig(gamma=0.5, estimate=False, double=True)
 INFO = DatasetInfo(

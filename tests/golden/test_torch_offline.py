@@ -7,19 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-import made_data  # noqa: E402  # not where torch is missing
-from lockstep.algorithms.offline import OfflineDQNConfig  # noqa: E402
-from lockstep.data.dataset import Dataset  # noqa: E402
-from lockstep.run import OfflineRun, ScoreNetworkConfig  # noqa: E402
-from lockstep.torch.comm import Comm  # noqa: E402
-from lockstep.torch.offline.batch import LoggedBatch  # noqa: E402
-from lockstep.torch.offline.dqn import OfflineDQN  # noqa: E402
-from lockstep.torch.offline.losses import imitation, outcome_losses  # noqa: E402
-from lockstep.torch.scoring.choices import ActionMask  # noqa: E402
-from lockstep.world import World  # noqa: E402
-from offline_policies import policy_for  # noqa: E402
+import torch
+
+import made_data
+from lockstep.algorithms.offline import OfflineDQNConfig
+from lockstep.data.dataset import Dataset
+from lockstep.run import OfflineRun, ScoreNetworkConfig
+from lockstep.torch.comm import Comm
+from lockstep.torch.offline.batch import LoggedBatch
+from lockstep.torch.offline.dqn import OfflineDQN
+from lockstep.torch.offline.losses import imitation, outcome_losses
+from lockstep.torch.scoring.choices import ActionMask
+from lockstep.world import World
+from offline_policies import policy_for
 
 TABLES = json.loads((Path(__file__).parent / "offline_learning.json").read_text())
 ACTIONS = ("a", "b", "c")

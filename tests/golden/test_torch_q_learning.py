@@ -2,14 +2,16 @@ import numpy as np
 import pytest
 import q_cases
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from lockstep.algorithms.dqn import DQNConfig  # noqa: E402  # not where torch is missing
-from lockstep.envs.spec import ActionSpec, EnvSpec  # noqa: E402
-from lockstep.run import NetworkConfig  # noqa: E402
-from lockstep.session.shard_replays import importance_weights  # noqa: E402
-from lockstep.torch.q_networks import QPolicy  # noqa: E402
-from lockstep.torch.value_losses import (  # noqa: E402
+import torch
+
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.run import NetworkConfig
+from lockstep.session.shard_replays import importance_weights
+from lockstep.torch.q_networks import QPolicy
+from lockstep.torch.value_losses import (
     categorical_projection,
     chosen,
     cross_entropy,

@@ -2,9 +2,11 @@ import gae_cases
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from lockstep.torch.returns import gae  # noqa: E402  # not where torch is missing
+import torch
+
+from lockstep.torch.returns import gae
 
 
 def advantage(arrays, **constants):

@@ -5,19 +5,21 @@ import pytest
 
 from quick import others_slow
 
-torch = pytest.importorskip("torch")
-jax = pytest.importorskip("jax")
+pytest.importorskip("torch")
+pytest.importorskip("jax")
 
-from networks_alike import arrays, check_gradients, perturbed  # noqa: E402
+import jax
+import torch
+from networks_alike import arrays, check_gradients, perturbed
 
-from lockstep.envs.spec import ActionSpec, EnvSpec, ImagePart  # noqa: E402
-from lockstep.jax.networks import JaxActor, Policy, actor_of  # noqa: E402
-from lockstep.jax.recurrent import Sequences  # noqa: E402
-from lockstep.run import NetworkConfig  # noqa: E402
-from lockstep.torch.networks import Policy as TorchPolicy  # noqa: E402
-from lockstep.torch.networks import TorchActor  # noqa: E402
-from lockstep.torch.networks import actor_of as torch_actor_of  # noqa: E402
-from lockstep.torch.recurrent import Sequences as TorchSequences  # noqa: E402
+from lockstep.envs.spec import ActionSpec, EnvSpec, ImagePart
+from lockstep.jax.networks import JaxActor, Policy, actor_of
+from lockstep.jax.recurrent import Sequences
+from lockstep.run import NetworkConfig
+from lockstep.torch.networks import Policy as TorchPolicy
+from lockstep.torch.networks import TorchActor
+from lockstep.torch.networks import actor_of as torch_actor_of
+from lockstep.torch.recurrent import Sequences as TorchSequences
 
 ARM = EnvSpec(
     3 + 2 * 8 * 9 + 4,

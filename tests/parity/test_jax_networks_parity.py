@@ -5,15 +5,17 @@ import pytest
 
 from quick import others_slow
 
-torch = pytest.importorskip("torch")
-jax = pytest.importorskip("jax")
+pytest.importorskip("torch")
+pytest.importorskip("jax")
 
-from networks_alike import acted, arrays, check_gradients, observed, perturbed, spec_of  # noqa: E402
+import jax
+import torch
+from networks_alike import acted, arrays, check_gradients, observed, perturbed, spec_of
 
-from lockstep.jax.networks import JaxActor, LinearActor, Policy, actor_of  # noqa: E402
-from lockstep.run import NetworkConfig  # noqa: E402
-from lockstep.torch.networks import Policy as TorchPolicy  # noqa: E402
-from lockstep.torch.networks import actor_of as torch_actor_of  # noqa: E402
+from lockstep.jax.networks import JaxActor, LinearActor, Policy, actor_of
+from lockstep.run import NetworkConfig
+from lockstep.torch.networks import Policy as TorchPolicy
+from lockstep.torch.networks import actor_of as torch_actor_of
 
 PIXELS = (3, 40, 44)
 CASES = {

@@ -5,30 +5,31 @@ import dataclasses
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-jax = pytest.importorskip("jax")
+pytest.importorskip("torch")
+pytest.importorskip("jax")
 
-from networks_alike import observed, perturbed, spec_of  # noqa: E402
+import torch
+from networks_alike import observed, perturbed, spec_of
 
-from lockstep.algorithms.dqn import DQNConfig  # noqa: E402
-from lockstep.algorithms.sac import SACConfig  # noqa: E402
-from lockstep.algorithms.td3 import TD3Config  # noqa: E402
-from lockstep.cli import main as cli  # noqa: E402
-from lockstep.cli.evaluate import evaluate_run  # noqa: E402
-from lockstep.envs.make import env_spec  # noqa: E402
-from lockstep.errors import ConfigError  # noqa: E402
-from lockstep.experience.normalize import RunningMoments  # noqa: E402
-from lockstep.jax import export  # noqa: E402
-from lockstep.jax.continuous_policy import ContinuousPolicy  # noqa: E402
-from lockstep.jax.networks import Policy  # noqa: E402
-from lockstep.jax.q_networks import QPolicy  # noqa: E402
-from lockstep.run import EnvConfig, NetworkConfig, Run, dump  # noqa: E402
-from lockstep.session.policy_file import POLICY_FILE  # noqa: E402
-from lockstep.torch import export as torch_export  # noqa: E402
-from lockstep.torch.continuous_policy import ContinuousPolicy as TorchContinuousPolicy  # noqa: E402
-from lockstep.torch.networks import Policy as TorchPolicy  # noqa: E402
-from lockstep.torch.q_networks import QPolicy as TorchQPolicy  # noqa: E402
-from quick import others_slow  # noqa: E402
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
+from lockstep.cli import main as cli
+from lockstep.cli.evaluate import evaluate_run
+from lockstep.envs.make import env_spec
+from lockstep.errors import ConfigError
+from lockstep.experience.normalize import RunningMoments
+from lockstep.jax import export
+from lockstep.jax.continuous_policy import ContinuousPolicy
+from lockstep.jax.networks import Policy
+from lockstep.jax.q_networks import QPolicy
+from lockstep.run import EnvConfig, NetworkConfig, Run, dump
+from lockstep.session.policy_file import POLICY_FILE
+from lockstep.torch import export as torch_export
+from lockstep.torch.continuous_policy import ContinuousPolicy as TorchContinuousPolicy
+from lockstep.torch.networks import Policy as TorchPolicy
+from lockstep.torch.q_networks import QPolicy as TorchQPolicy
+from quick import others_slow
 
 NETWORK = NetworkConfig(hidden=(8,), features=16)
 RAINBOW = DQNConfig(value_distribution="categorical", num_atoms=5, noisy=True, dueling=True)

@@ -3,22 +3,23 @@
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("jax")
 
-from networks_alike import acted, arrays, observed, spec_of  # noqa: E402
+import torch
+from networks_alike import acted, arrays, observed, spec_of
 
-from lockstep import World  # noqa: E402
-from lockstep.algorithms.ppo import PPOConfig  # noqa: E402
-from lockstep.jax import ppo as jax_ppo  # noqa: E402
-from lockstep.jax.batch import Batch as JaxBatch  # noqa: E402
-from lockstep.jax.comm import Comm as JaxComm  # noqa: E402
-from lockstep.jax.networks import Policy as JaxPolicy  # noqa: E402
-from lockstep.run import NetworkConfig, Run  # noqa: E402
-from lockstep.torch.batch import Batch  # noqa: E402
-from lockstep.torch.comm import Comm  # noqa: E402
-from lockstep.torch.networks import Policy  # noqa: E402
-from lockstep.torch.ppo import PPO  # noqa: E402
+from lockstep import World
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.jax import ppo as jax_ppo
+from lockstep.jax.batch import Batch as JaxBatch
+from lockstep.jax.comm import Comm as JaxComm
+from lockstep.jax.networks import Policy as JaxPolicy
+from lockstep.run import NetworkConfig, Run
+from lockstep.torch.batch import Batch
+from lockstep.torch.comm import Comm
+from lockstep.torch.networks import Policy
+from lockstep.torch.ppo import PPO
 
 SPEC, ROWS = spec_of("continuous"), 6
 MEANS = [1.5, -2.0, 0.3]

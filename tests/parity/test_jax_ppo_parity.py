@@ -5,23 +5,23 @@ import pytest
 
 from quick import others_slow
 
-torch = pytest.importorskip("torch")
-jax = pytest.importorskip("jax")
+pytest.importorskip("torch")
+pytest.importorskip("jax")
 
-from networks_alike import ACTIONS, acted, observed, perturbed, spec_of  # noqa: E402
+from networks_alike import ACTIONS, acted, observed, perturbed, spec_of
 
-from lockstep import World  # noqa: E402
-from lockstep.algorithms.ppo import METRICS, PPOConfig  # noqa: E402
-from lockstep.experience.rollout import Rollout  # noqa: E402
-from lockstep.jax.comm import Comm  # noqa: E402
-from lockstep.jax.networks import Policy  # noqa: E402
-from lockstep.jax.ppo import PPO  # noqa: E402
-from lockstep.record.progress import Progress  # noqa: E402
-from lockstep.run import NetworkConfig, Run  # noqa: E402
-from lockstep.torch import ppo as torch_ppo  # noqa: E402
-from lockstep.torch.comm import Comm as TorchComm  # noqa: E402
-from lockstep.torch.networks import Policy as TorchPolicy  # noqa: E402
-from lockstep.world import stream  # noqa: E402
+from lockstep import World
+from lockstep.algorithms.ppo import METRICS, PPOConfig
+from lockstep.experience.rollout import Rollout
+from lockstep.jax.comm import Comm
+from lockstep.jax.networks import Policy
+from lockstep.jax.ppo import PPO
+from lockstep.record.progress import Progress
+from lockstep.run import NetworkConfig, Run
+from lockstep.torch import ppo as torch_ppo
+from lockstep.torch.comm import Comm as TorchComm
+from lockstep.torch.networks import Policy as TorchPolicy
+from lockstep.world import stream
 
 STEPS, ENVS, SHARDS = 16, 4, 2  # environments of one shard
 IMAGE = (3, 40, 44)

@@ -5,20 +5,22 @@ import pytest
 
 from quick import others_slow
 
-torch = pytest.importorskip("torch")
-jax = pytest.importorskip("jax")
+pytest.importorskip("torch")
+pytest.importorskip("jax")
 
-from networks_alike import arrays, check_gradients, observed, perturbed, spec_of  # noqa: E402
+import jax
+import torch
+from networks_alike import arrays, check_gradients, observed, perturbed, spec_of
 
-from lockstep.algorithms.dqn import DQNConfig  # noqa: E402
-from lockstep.jax import value_losses as losses  # noqa: E402
-from lockstep.jax.networks import JaxActor, LinearActor, actor_of  # noqa: E402
-from lockstep.jax.q_networks import QPolicy, noisy_actor  # noqa: E402
-from lockstep.run import NetworkConfig  # noqa: E402
-from lockstep.torch import value_losses as torch_losses  # noqa: E402
-from lockstep.torch.networks import actor_of as torch_actor_of  # noqa: E402
-from lockstep.torch.q_networks import QPolicy as TorchQPolicy  # noqa: E402
-from lockstep.torch.q_networks import noisy_actor as torch_noisy_actor  # noqa: E402
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.jax import value_losses as losses
+from lockstep.jax.networks import JaxActor, LinearActor, actor_of
+from lockstep.jax.q_networks import QPolicy, noisy_actor
+from lockstep.run import NetworkConfig
+from lockstep.torch import value_losses as torch_losses
+from lockstep.torch.networks import actor_of as torch_actor_of
+from lockstep.torch.q_networks import QPolicy as TorchQPolicy
+from lockstep.torch.q_networks import noisy_actor as torch_noisy_actor
 
 CPU, PIXELS = torch.device("cpu"), (3, 40, 44)
 KINDS = ("none", "categorical", "quantile")

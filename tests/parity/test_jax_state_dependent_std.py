@@ -3,18 +3,20 @@
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-jax = pytest.importorskip("jax")
+pytest.importorskip("torch")
+pytest.importorskip("jax")
 
-from networks_alike import observed, spec_of  # noqa: E402
-from torch.distributions import Independent, Normal  # noqa: E402
+import jax
+import torch
+from networks_alike import observed, spec_of
+from torch.distributions import Independent, Normal
 
-from lockstep.jax import distributions as jax_distributions  # noqa: E402
-from lockstep.jax import export as jax_export  # noqa: E402
-from lockstep.run import NetworkConfig, Run  # noqa: E402
-from lockstep.torch.distributions import StateDependentGaussian, distribution_of  # noqa: E402
-from lockstep.torch.export import load_player, load_policy, save_policy  # noqa: E402
-from lockstep.torch.networks import Policy  # noqa: E402
+from lockstep.jax import distributions as jax_distributions
+from lockstep.jax import export as jax_export
+from lockstep.run import NetworkConfig, Run
+from lockstep.torch.distributions import StateDependentGaussian, distribution_of
+from lockstep.torch.export import load_player, load_policy, save_policy
+from lockstep.torch.networks import Policy
 
 SPEC = spec_of("continuous")
 NETWORK = NetworkConfig(hidden=(8,), initial_log_std=-0.5, state_dependent_std=True)

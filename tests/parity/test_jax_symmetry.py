@@ -3,27 +3,29 @@
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-jnp = pytest.importorskip("jax.numpy")
+pytest.importorskip("torch")
+pytest.importorskip("jax.numpy")
 
-from networks_alike import acted, arrays, observed, spec_of  # noqa: E402
+import jax.numpy as jnp
+import torch
+from networks_alike import acted, arrays, observed, spec_of
 
-from lockstep import World  # noqa: E402
-from lockstep.algorithms.ppo import PPOConfig  # noqa: E402
-from lockstep.errors import ConfigError  # noqa: E402
-from lockstep.experience.rollout import Rollout  # noqa: E402
-from lockstep.jax import ppo as jax_ppo  # noqa: E402
-from lockstep.jax.batch import Batch as JaxBatch  # noqa: E402
-from lockstep.jax.comm import Comm as JaxComm  # noqa: E402
-from lockstep.jax.networks import Policy as JaxPolicy  # noqa: E402
-from lockstep.preflight.setting_paths import with_portable_paths  # noqa: E402
-from lockstep.run import NetworkConfig, Run, override  # noqa: E402
-from lockstep.torch import ppo as torch_ppo  # noqa: E402
-from lockstep.torch.batch import Batch  # noqa: E402
-from lockstep.torch.comm import Comm  # noqa: E402
-from lockstep.torch.networks import Policy  # noqa: E402
-from lockstep.torch.symmetry import Symmetry  # noqa: E402
-from quick import others_slow  # noqa: E402
+from lockstep import World
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.errors import ConfigError
+from lockstep.experience.rollout import Rollout
+from lockstep.jax import ppo as jax_ppo
+from lockstep.jax.batch import Batch as JaxBatch
+from lockstep.jax.comm import Comm as JaxComm
+from lockstep.jax.networks import Policy as JaxPolicy
+from lockstep.preflight.setting_paths import with_portable_paths
+from lockstep.run import NetworkConfig, Run, override
+from lockstep.torch import ppo as torch_ppo
+from lockstep.torch.batch import Batch
+from lockstep.torch.comm import Comm
+from lockstep.torch.networks import Policy
+from lockstep.torch.symmetry import Symmetry
+from quick import others_slow
 
 SPEC, ROWS = spec_of("continuous"), 6
 WITH_CRITIC = spec_of("continuous", critic_size=2)

@@ -6,25 +6,26 @@ import numpy as np
 import pytest
 
 pytest.importorskip("jax")
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from jax import Array  # noqa: E402
+import torch
+from jax import Array
 
-from lockstep.algorithms.ppo import PPOConfig  # noqa: E402
-from lockstep.config.env import EnvConfig  # noqa: E402
-from lockstep.distributed.timers import Timers  # noqa: E402
-from lockstep.envs.make import env_spec, make_vector_env  # noqa: E402
-from lockstep.errors import RunError  # noqa: E402
-from lockstep.experience.rollout import Collector  # noqa: E402
-from lockstep.jax.comm import Comm  # noqa: E402
-from lockstep.jax.networks import Policy, actor_of  # noqa: E402
-from lockstep.jax.ppo import PPO  # noqa: E402
-from lockstep.jax.tensor_rollout import TensorCollector, rollout_on_host  # noqa: E402
-from lockstep.run import NetworkConfig, Run  # noqa: E402
-from lockstep.torch.envs.dlpack import DLPackEnv, maker  # noqa: E402
-from lockstep.torch.envs.interface import TensorStep  # noqa: E402
-from lockstep.world import World  # noqa: E402
-from unit.torch.envs.tensor_envs import Walk  # noqa: E402
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.config.env import EnvConfig
+from lockstep.distributed.timers import Timers
+from lockstep.envs.make import env_spec, make_vector_env
+from lockstep.errors import RunError
+from lockstep.experience.rollout import Collector
+from lockstep.jax.comm import Comm
+from lockstep.jax.networks import Policy, actor_of
+from lockstep.jax.ppo import PPO
+from lockstep.jax.tensor_rollout import TensorCollector, rollout_on_host
+from lockstep.run import NetworkConfig, Run
+from lockstep.torch.envs.dlpack import DLPackEnv, maker
+from lockstep.torch.envs.interface import TensorStep
+from lockstep.world import World
+from unit.torch.envs.tensor_envs import Walk
 
 pytestmark = pytest.mark.slow
 WALK = f"{Path(__file__).parents[1] / 'unit/torch/envs/tensor_envs.py'}:Walk"

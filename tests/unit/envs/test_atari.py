@@ -5,19 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-ale_py = pytest.importorskip("ale_py")
+pytest.importorskip("ale_py")
 
-from lockstep.distributed.messages import decode, encode  # noqa: E402
-from lockstep.envs import atari_vector  # noqa: E402
-from lockstep.envs.atari_options import AtariOptions  # noqa: E402
-from lockstep.envs.atari_vector import AtariEnvs  # noqa: E402
-from lockstep.envs.atari_wrappers import single_game  # noqa: E402
-from lockstep.envs.gymnasium import SingleEnvs  # noqa: E402
-from lockstep.envs.make import make_vector_env  # noqa: E402
-from lockstep.envs.state import can_save  # noqa: E402
-from lockstep.errors import RunError  # noqa: E402
-from lockstep.run import EnvConfig  # noqa: E402
-from quick import others_slow  # noqa: E402
+import ale_py
+
+from lockstep.distributed.messages import decode, encode
+from lockstep.envs import atari_vector
+from lockstep.envs.atari_options import AtariOptions
+from lockstep.envs.atari_vector import AtariEnvs
+from lockstep.envs.atari_wrappers import single_game
+from lockstep.envs.gymnasium import SingleEnvs
+from lockstep.envs.make import make_vector_env
+from lockstep.envs.state import can_save
+from lockstep.errors import RunError
+from lockstep.run import EnvConfig
+from quick import others_slow
 
 STEADY = {"noop_max": 0, "repeat_action_probability": 0.0}
 

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax")
+pytest.importorskip("jax")
 
-from lockstep import ConfigError, World  # noqa: E402
-from lockstep.jax.checkpoint_manager import CheckpointManager  # noqa: E402
-from lockstep.jax.comm import Comm  # noqa: E402
+import jax
+
+from lockstep import ConfigError, World
+from lockstep.jax.checkpoint_manager import CheckpointManager
+from lockstep.jax.comm import Comm
 
 
 def test_arrays_come_back_with_their_bits(tmp_path):

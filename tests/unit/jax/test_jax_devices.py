@@ -9,15 +9,16 @@ from lockstep.distributed.tree import tree_sum
 from lockstep.errors import ConfigError, MismatchError, RunError
 from lockstep.world import World
 
-jax = pytest.importorskip("jax")
+pytest.importorskip("jax")
 
-import jax.numpy as jnp  # noqa: E402
+import jax
+import jax.numpy as jnp
 
-from lockstep.jax import hardware  # noqa: E402
-from lockstep.jax.collectives.callback import Callback  # noqa: E402
-from lockstep.jax.collectives.mesh import map_shards  # noqa: E402
-from lockstep.jax.comm import Comm  # noqa: E402
-from lockstep.system import nvidia  # noqa: E402
+from lockstep.jax import hardware
+from lockstep.jax.collectives.callback import Callback
+from lockstep.jax.collectives.mesh import map_shards
+from lockstep.jax.comm import Comm
+from lockstep.system import nvidia
 
 COLUMNS = 500
 SCALE = np.linspace(0.1, 3.0, COLUMNS, dtype=np.float32)

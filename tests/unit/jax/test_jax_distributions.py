@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax")
+pytest.importorskip("jax")
 
-from lockstep.envs.spec import ActionSpec  # noqa: E402
-from lockstep.experience import sampling  # noqa: E402
-from lockstep.jax.distributions import (  # noqa: E402
+import jax
+
+from lockstep.envs.spec import ActionSpec
+from lockstep.experience import sampling
+from lockstep.jax.distributions import (
     LOG_STD,
     Categorical,
     DiagonalGaussian,

@@ -5,22 +5,24 @@ import dataclasses
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax")
+pytest.importorskip("jax")
 
-import made_data  # noqa: E402
-from lockstep.algorithms.dqn import DQNConfig  # noqa: E402
-from lockstep.data.dataset import Dataset  # noqa: E402
-from lockstep.envs.spec import ActionSpec, EnvSpec  # noqa: E402
-from lockstep.errors import ConfigError, RunError  # noqa: E402
-from lockstep.experience.normalize import RunningMoments  # noqa: E402
-from lockstep.jax.export import load_player, load_policy, save_policy, start_from  # noqa: E402
-from lockstep.jax.networks import Policy  # noqa: E402
-from lockstep.jax.q_networks import QPolicy  # noqa: E402
-from lockstep.jax.scoring.offline_policy import policy_of  # noqa: E402
-from lockstep.run import NetworkConfig, OfflineRun, Run  # noqa: E402
-from lockstep.session import policy_file  # noqa: E402
-from lockstep.session.policy_file import POLICY_FILE  # noqa: E402
-from offline_policies import SMALL, spec_for  # noqa: E402
+import jax
+
+import made_data
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.data.dataset import Dataset
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.errors import ConfigError, RunError
+from lockstep.experience.normalize import RunningMoments
+from lockstep.jax.export import load_player, load_policy, save_policy, start_from
+from lockstep.jax.networks import Policy
+from lockstep.jax.q_networks import QPolicy
+from lockstep.jax.scoring.offline_policy import policy_of
+from lockstep.run import NetworkConfig, OfflineRun, Run
+from lockstep.session import policy_file
+from lockstep.session.policy_file import POLICY_FILE
+from offline_policies import SMALL, spec_for
 
 BOX = EnvSpec(4, ActionSpec("continuous", (2,), (-1.0, -np.inf), (1.0, np.inf)), "next_step", True, 100.0, 50)
 SPEC = EnvSpec(6, ActionSpec("discrete", (3,)), "same_step", True)

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax")
+pytest.importorskip("jax")
 
-from lockstep.jax.flat import FlatParameters, subtree, with_prefix  # noqa: E402
+import jax
+
+from lockstep.jax.flat import FlatParameters, subtree, with_prefix
 
 PARAMS = {
     "b.weight": np.arange(6, dtype=np.float32).reshape(2, 3),

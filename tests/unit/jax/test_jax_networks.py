@@ -6,14 +6,16 @@ import sys
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax")
+pytest.importorskip("jax")
 
-from lockstep.envs.spec import ActionSpec, EnvSpec  # noqa: E402
-from lockstep.errors import ConfigError  # noqa: E402
-from lockstep.jax.distributions import LOG_STD  # noqa: E402
-from lockstep.jax.encoders import elu  # noqa: E402
-from lockstep.jax.networks import JaxActor, LinearActor, Policy, actor_of  # noqa: E402
-from lockstep.run import NetworkConfig  # noqa: E402
+import jax
+
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.jax.distributions import LOG_STD
+from lockstep.jax.encoders import elu
+from lockstep.jax.networks import JaxActor, LinearActor, Policy, actor_of
+from lockstep.run import NetworkConfig
 
 SPEC = EnvSpec(6, ActionSpec("discrete", (3,)), "same_step", True)
 BOX = EnvSpec(6, ActionSpec("continuous", (2,), (-1.0,) * 2, (1.0,) * 2), "same_step", True)

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax")
+pytest.importorskip("jax")
 
-from lockstep.jax.permutation import _permuted, permutations  # noqa: E402
+import jax
+
+from lockstep.jax.permutation import _permuted, permutations
 
 
 def orders_of(count, size, seed=5):

@@ -15,16 +15,17 @@ from lockstep.run import NetworkConfig, Run
 from lockstep.session.non_finite import NonFiniteError, save
 from quick import others_slow
 
-jax = pytest.importorskip("jax")
+pytest.importorskip("jax")
 
-import jax.numpy as jnp  # noqa: E402
+import jax
+import jax.numpy as jnp
 
-from lockstep.jax.adam import Adam, adapted  # noqa: E402
-from lockstep.jax.batch import Batch  # noqa: E402
-from lockstep.jax.comm import Comm  # noqa: E402
-from lockstep.jax.metrics import Metrics  # noqa: E402
-from lockstep.jax.networks import Policy, actor_of  # noqa: E402
-from lockstep.jax.ppo import PPO  # noqa: E402
+from lockstep.jax.adam import Adam, adapted
+from lockstep.jax.batch import Batch
+from lockstep.jax.comm import Comm
+from lockstep.jax.metrics import Metrics
+from lockstep.jax.networks import Policy, actor_of
+from lockstep.jax.ppo import PPO
 
 SPEC = EnvSpec(3, ActionSpec("discrete", (3,)), "same_step", True)
 STEPS, ENVS, ROWS = 8, 6, 12

@@ -5,15 +5,16 @@ import math
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax")
+pytest.importorskip("jax")
 
-from lockstep.algorithms.dqn import DQNConfig  # noqa: E402
-from lockstep.envs.spec import ActionSpec, EnvSpec  # noqa: E402
-from lockstep.errors import ConfigError  # noqa: E402
-from lockstep.jax.networks import JaxActor, LinearActor, actor_of  # noqa: E402
-from lockstep.jax.q_networks import QPolicy, noisy_actor  # noqa: E402
-from lockstep.run import NetworkConfig  # noqa: E402
-from lockstep.world import stream  # noqa: E402
+
+from lockstep.algorithms.dqn import DQNConfig
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.errors import ConfigError
+from lockstep.jax.networks import JaxActor, LinearActor, actor_of
+from lockstep.jax.q_networks import QPolicy, noisy_actor
+from lockstep.run import NetworkConfig
+from lockstep.world import stream
 
 SPEC = EnvSpec(6, ActionSpec("discrete", (3,)), "same_step", True)
 PONG = EnvSpec(4 * 84 * 84, ActionSpec("discrete", (6,)), "next_step", True, image=(4, 84, 84))

@@ -7,26 +7,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax")
+pytest.importorskip("jax")
 
-from safetensors.numpy import load_file  # noqa: E402
+import jax
+from safetensors.numpy import load_file
 
-from lockstep.algorithms.ppo import PPOConfig  # noqa: E402
-from lockstep.errors import ConfigError, MismatchError, RunError  # noqa: E402
-from lockstep.jax import session as jax_session  # noqa: E402
-from lockstep.jax.export import load_policy  # noqa: E402
-from lockstep.jax.networks import Policy  # noqa: E402
-from lockstep.jax.ppo import PPO  # noqa: E402
-from lockstep.jax.session import Session  # noqa: E402
-from lockstep.jax.state import LearnerState  # noqa: E402
-from lockstep.record.progress import Progress  # noqa: E402
-from lockstep.run import NetworkConfig, Run, override  # noqa: E402
-from lockstep.session.resume import prepare  # noqa: E402
-from lockstep.session.run_state import RunState  # noqa: E402
-from lockstep.session.signals import WATCHED  # noqa: E402
-from lockstep.train import train  # noqa: E402
-from lockstep.world import World  # noqa: E402
-from quick import others_slow  # noqa: E402
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.errors import ConfigError, MismatchError, RunError
+from lockstep.jax import session as jax_session
+from lockstep.jax.export import load_policy
+from lockstep.jax.networks import Policy
+from lockstep.jax.ppo import PPO
+from lockstep.jax.session import Session
+from lockstep.jax.state import LearnerState
+from lockstep.record.progress import Progress
+from lockstep.run import NetworkConfig, Run, override
+from lockstep.session.resume import prepare
+from lockstep.session.run_state import RunState
+from lockstep.session.signals import WATCHED
+from lockstep.train import train
+from lockstep.world import World
+from quick import others_slow
 
 RUN = Run(
     task="lockstep/Corridor-v0",

@@ -6,15 +6,17 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax")
-import jax.numpy as jnp  # noqa: E402  # after what skips
+pytest.importorskip("jax")
 
-from lockstep.envs.spec import ActionSpec, EnvSpec  # noqa: E402
-from lockstep.run import EnvConfig, Run  # noqa: E402
-from lockstep.session.env_checks.before_run import check_before_run  # noqa: E402
-from lockstep.session.env_checks.episodes import Limits  # noqa: E402
-from lockstep.session.env_checks.report import Report  # noqa: E402
-from lockstep.session.env_checks.task import check_env_of_task  # noqa: E402
+import jax
+import jax.numpy as jnp
+
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.run import EnvConfig, Run
+from lockstep.session.env_checks.before_run import check_before_run
+from lockstep.session.env_checks.episodes import Limits
+from lockstep.session.env_checks.report import Report
+from lockstep.session.env_checks.task import check_env_of_task
 
 
 class State(NamedTuple):

@@ -6,11 +6,12 @@ import threading
 
 import pytest
 
-jax = pytest.importorskip("jax")
+pytest.importorskip("jax")
 
-from lockstep.jax.collectives import waker  # noqa: E402
-from lockstep.jax.comm import Comm  # noqa: E402
-from lockstep.world import World  # noqa: E402
+
+from lockstep.jax.collectives import waker
+from lockstep.jax.comm import Comm
+from lockstep.world import World
 
 # Both threads of the pool wait for `release`; a task that comes then has to wait for them.
 IN_THE_POOL = """
