@@ -13,10 +13,10 @@ COMPUTING := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 MIXED := -n $$(($(JOBS) + 1)) --dist loadfile --no-loadscope-reorder
 WAITING := -n $$(($(JOBS) * 2)) --dist loadfile --no-loadscope-reorder
 # What measures processor time runs alone.
-ALONE := $(wildcard tests/house/test_startup.py)
+ALONE := $(wildcard tests/rules/test_startup.py)
 # Of what the source and the pages say, not of what runs: `make check`; some of them `make docs`.
-PAGES := $(wildcard tests/house/test_docs.py tests/house/test_api.py)
-RULES := $(filter-out $(ALONE) $(PAGES),$(wildcard tests/house/test_*.py))
+PAGES := $(wildcard tests/rules/test_docs.py tests/rules/test_api.py)
+RULES := $(filter-out $(ALONE) $(PAGES),$(wildcard tests/rules/test_*.py))
 # The `lockstep` commands around training, and the examples: `make test-commands`. What pages show is in `make test`.
 COMMANDS := tests/unit/cli $(filter-out tests/examples/test_pages.py,$(wildcard tests/examples/test_*.py))
 # How ranks and nodes start, find each other, exchange messages, fail and restart: `make test-launch`.
@@ -128,7 +128,7 @@ dist: setup .venv-dist/.installed  ## Build wheel and sdist into dist/, and inst
 docs: setup .venv-docs/.installed  ## Build the site from the pages into site/, in English and Chinese. A dead link or an unlisted page fails.
 	$(BIN)/python -m pytest $(PAGES)
 	.venv-docs/bin/python docs/site/build.py
-	$(BIN)/python -m pytest -m slow tests/house/test_site.py
+	$(BIN)/python -m pytest -m slow tests/rules/test_site.py
 
 format: setup  ## Format the code and mend what the linter can mend.
 	$(BIN)/ruff format

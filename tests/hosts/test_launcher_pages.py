@@ -16,7 +16,7 @@ from network import NAMES, Command, Network
 from small_runs import ended_well, small
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests" / "house"))
+sys.path.append(str(ROOT / "tests" / "rules"))
 from pages import Block, blocks  # noqa: E402
 
 PAGES = sorted((ROOT / "docs" / "launchers").glob("*.md"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "house"))
+sys.path.append(str(Path(__file__).parents[1] / "rules"))
 from pages import CHINESE, PAGES, blocks, commands, missing_packages, name, needed_packages
 from test_commands import run
 

@@ -1,4 +1,4 @@
-"""The seams of data-parallel learning from logged data (docs/house.md), each on 2 ranks of either backend.
+"""The seams of data-parallel learning from logged data (docs/source-layout.md), each on 2 ranks of either backend.
 
 Each function takes `(backend, world, folder)` and returns what this rank saw; `test_offline_seams.py` checks it. What
 the backends do differently is in `torch_offline.py` and `jax_offline.py`.

@@ -1,4 +1,4 @@
-"""The layers of docs/house.md, read from the folders: imports go down only and in no circle."""
+"""The layers of docs/source-layout.md, read from the folders: imports go down only and in no circle."""
 
 import ast
 from collections.abc import Callable, Iterator
