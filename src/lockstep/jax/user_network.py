@@ -80,6 +80,12 @@ class UserNetwork:
         try:
             actual = _shapes(jax.eval_shape(self.apply, params, observations))
             learns = actual != shapes or self._has_gradient(params, observations)
+        except jax.errors.UnexpectedTracerError as error:
+            raise ConfigError(
+                f"network.module={self._path}: its apply uses what an earlier call kept, such as the state of a "
+                "recurrent layer, and JAX compiles pure functions alone; use network.recurrent without a module, or "
+                "env.frame_stack and layers that begin anew in each call"
+            ) from error
         except Exception as error:
             raise self._failure(f" failed with observations {list(observations.shape)}", error) from error
         if actual != shapes:

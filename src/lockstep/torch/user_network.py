@@ -19,13 +19,14 @@ def own_network(path: str, spec: EnvSpec, num_outputs: int, seed: int, *, trains
         spec: of the environments.
         num_outputs: that it is asked for.
         seed: of its initialisation.
-        trains: False: the network only acts, and may draw random numbers in training mode.
+        trains: False: the network only acts; it may draw random numbers in training mode, and remember earlier calls.
 
     Returns:
         The network in evaluation mode, and what it gives for 2 observations of zeros.
 
     Raises:
-        ConfigError: it cannot be made, it fails, or it cannot be trained with equal results on any number of ranks.
+        ConfigError: it cannot be made, it fails, it cannot be trained with equal results on any number of ranks, or
+            what it gives depends on earlier calls.
     """
     make = load_object(path, "network.module")
     with torch.random.fork_rng(devices=[]):  # the user's initialisation draws from the global generator
@@ -45,6 +46,7 @@ def own_network(path: str, spec: EnvSpec, num_outputs: int, seed: int, *, trains
         try:
             outputs: Any = network.eval()(observations)
             draws = trains and _draws_random_numbers(network, observations)
+            remembers = not _same(outputs, _called_again(network, observations))
         except Exception as error:
             raise ConfigError(
                 f"network.module={path} failed with observations {list(observations.shape)}: "
@@ -59,6 +61,13 @@ def own_network(path: str, spec: EnvSpec, num_outputs: int, seed: int, *, trains
             f"network.module={path} draws random numbers in its forward, as dropout does; they would depend on the "
             "number of ranks and be others after a resume: leave its dropout out (the critics of SAC and TD3 have the "
             "setting algorithm.dropout)"
+        )
+    if remembers and trains:
+        raise ConfigError(
+            f"network.module={path} gave other outputs for the same observations after a call with others: it keeps "
+            "something from call to call, such as the state of a recurrent layer, and that of one environment, episode "
+            "or minibatch would reach another; use network.recurrent without a module, or env.frame_stack and layers "
+            "that begin anew in each call"
         )
     return network, outputs
 
@@ -83,6 +92,23 @@ def _draws_random_numbers(network: nn.Module, observations: Tensor) -> bool:
             buffer.copy_(kept.get(name, buffer))
     network.eval()
     return not torch.equal(before, torch.get_rng_state())
+
+
+def _called_again(network: nn.Module, observations: Tensor) -> Any:
+    """What a network gives in evaluation mode after a call with other observations.
+
+    What it keeps of this call has no gradient: `deepcopy` refuses tensors with one, and targets and exports are copies.
+    """
+    with torch.no_grad():
+        network(torch.ones_like(observations))
+        return network(observations)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two calls gave the same numbers, up to rounding; True of what is no tensor, which is told elsewhere."""
+    if isinstance(one, tuple | list):
+        return all(map(_same, cast("list[Any]", one), cast("list[Any]", other)))
+    return not isinstance(one, Tensor) or torch.allclose(one, other, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 def _has_gradient(outputs: Any) -> bool:

@@ -114,6 +114,24 @@ class Stopped(Own):
         return jax.lax.stop_gradient(super().apply(params, observation))
 
 
+class KeepsState(Own):
+    """A recurrent network that keeps its state itself."""
+
+    state = 0.0
+
+    def apply(self, params, observation):
+        self.state = self.state + observation
+        return super().apply(params, self.state)
+
+
+class KeepsFeatures(Own):
+    """Keeps what it computed, and does not use it again."""
+
+    def apply(self, params, observation):
+        self.features = super().apply(params, observation)
+        return self.features
+
+
 class Zeros(Own):
     """Begins with zeros, which its gradient is not."""
 
@@ -248,6 +266,7 @@ def test_a_network_of_ones_own():
     assert box.params.keys() == {"network.weight", LOG_STD}
     zeros = Policy(SPEC, NetworkConfig(module=f"{__file__}:Zeros"))
     assert not zeros.params["network.weight"].any()
+    Policy(SPEC, NetworkConfig(module=f"{__file__}:KeepsFeatures"))
 
 
 @pytest.mark.parametrize(
@@ -263,6 +282,7 @@ def test_a_network_of_ones_own():
         ("Broken", r"3\) failed: ValueError: no such size"),
         ("NoLayers", r"init\(0\) failed: KeyError: 'layers'"),
         ("Transposed", r"failed with observations \[2, 6\]: TypeError"),
+        ("KeepsState", r"uses what an earlier call kept, .* use network\.recurrent without a module"),
         ("Stopped", r"gave outputs without gradients; remove jax\.lax\.stop_gradient"),
     ],
 )

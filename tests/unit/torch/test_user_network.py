@@ -85,6 +85,59 @@ class Normalized(Two):
         return self.norm(self.body(observation))
 
 
+class KeepsState(Two):
+    """A recurrent network that keeps its state itself, and begins it anew for another number of rows."""
+
+    def __init__(self, observation_size, num_outputs):
+        super().__init__(observation_size, num_outputs)
+        self.body, self.state = nn.GRUCell(observation_size, 8), None
+
+    def hidden(self, observation):
+        if self.state is None or len(self.state) != len(observation):
+            self.state = torch.zeros(len(observation), 8)
+        self.state = self.body(observation, self.state.detach())
+        return self.state
+
+
+class KeepsObservation(Two):
+    """Observes the step before, too."""
+
+    def __init__(self, observation_size, num_outputs):
+        super().__init__(2 * observation_size, num_outputs)
+        self.before = None
+
+    def hidden(self, observation):
+        before, self.before = self.before, observation
+        return super().hidden(torch.cat([observation, torch.zeros_like(observation) if before is None else before], 1))
+
+
+class KeepsMean(Two):
+    """Normalizes by a mean of its own, which each call changes."""
+
+    def __init__(self, observation_size, num_outputs):
+        super().__init__(observation_size, num_outputs)
+        self.register_buffer("mean", torch.zeros(observation_size))
+
+    def hidden(self, observation):
+        self.mean = 0.9 * self.mean + 0.1 * observation.mean(0)
+        return super().hidden(observation - self.mean)
+
+
+class KeepsFeatures(Two):
+    """Keeps what it computed, and does not use it again."""
+
+    def hidden(self, observation):
+        self.features = super().hidden(observation)
+        return self.features
+
+
+class StateOfValues(KeepsState):
+    """Outputs for DQN."""
+
+    def forward(self, observation):
+        return super().forward(observation)[0]
+
+
 class DropoutOfValues(nn.Module):
     """Outputs for DQN."""
 
@@ -160,6 +213,25 @@ def test_dropout_is_refused_in_dqn():
 
 def test_a_probability_of_0_drops_nothing():
     Policy(SPEC, own("NoDropout"))
+
+
+@pytest.mark.parametrize("name", ["KeepsState", "KeepsObservation", "KeepsMean"])
+def test_what_depends_on_earlier_calls_is_refused_in_training_and_still_acts(name):
+    with pytest.raises(
+        ConfigError, match=rf"network\.module=.*:{name} gave other outputs .* keeps something .*use network\.recurrent"
+    ):
+        Policy(SPEC, own(name))
+    actor_of(Policy(SPEC, own(name), trains=False), torch.device("cpu"))(np.ones((2, 3), np.float32))
+
+
+def test_what_depends_on_earlier_calls_is_refused_in_dqn():
+    with pytest.raises(ConfigError, match="gave other outputs for the same observations"):
+        QPolicy(SPEC, own("StateOfValues"), DQNConfig())
+
+
+@pytest.mark.parametrize("name", ["KeepsFeatures", "Normalized", "NoDropout"])
+def test_what_gives_the_same_in_each_call_is_accepted(name):
+    Policy(SPEC, own(name))
 
 
 @pytest.mark.parametrize(("name", "types"), [("Mixed", "float32 and float64"), ("Half", "bfloat16")])
