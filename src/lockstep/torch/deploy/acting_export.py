@@ -4,7 +4,6 @@ Shapes: N observations O, A actions, D dimensions of a continuous action, C part
 of a recurrent policy's state.
 """
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,7 +89,7 @@ def export_acting(policy: ActingPolicy, observation_moments: RunningMoments | No
     """Write a policy to a file, atomically, after comparing the file with the policy on 1000 random observations.
 
     Args:
-        policy: on the CPU.
+        policy: on the CPU; not to be trained afterwards. No copy is made: a network of the user's may hold anything.
         observation_moments: the normalizer of observations, if there is one.
         path: the file to write.
         to: the format.
@@ -106,7 +105,7 @@ def export_acting(policy: ActingPolicy, observation_moments: RunningMoments | No
         metadata["state_size"] = state_size
         examples["state"] = torch.zeros(2, state_size)
         outputs = (*outputs, "next_state")
-    module = GreedyPolicy(copy.deepcopy(policy), observation_moments)
+    module = GreedyPolicy(policy, observation_moments)
     program = trace(module, examples, dict.fromkeys(examples, "observations"), outputs)
     return write_program(program, path, to, metadata, lambda run: _compare(policy, observation_moments, path, run))
 

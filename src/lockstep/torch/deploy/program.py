@@ -46,10 +46,16 @@ def trace(
         try:
             exported = torch.export.export(module, (), dict(examples), dynamic_shapes=shapes)
         except Exception as error:  # a user's network may raise anything
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise RunError(
-                f"the network cannot be traced by torch.export, so there is no file of it: {reason}"
+                f"the network cannot be traced by torch.export, so there is no file of it: {_reason(error)}"
             ) from error
     for node in exported.graph.nodes:
         node.meta.pop("stack_trace", None)  # it contains paths of this machine
     return Program(exported, axes, outputs)
+
+
+def _reason(error: Exception) -> str:
+    """Why a module cannot be traced, in one line."""
+    if "specialized it to be a constant" in str(error):  # not in its first line
+        return "its forward takes the number of rows as a constant, as len(x) and int(...) do; use x.shape[0]"
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,6 +1,7 @@
 """Exported policies of environments: they map observations to the actions of an evaluation."""
 
 import json
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +23,7 @@ from lockstep.torch.deploy import acting_export
 from lockstep.torch.deploy.acting_export import export_acting
 from lockstep.torch.deploy.exported_file import run_program
 from lockstep.torch.deploy.onnx_model import run_onnx
-from lockstep.torch.export import save_policy
+from lockstep.torch.export import load_policy, save_policy
 from lockstep.torch.networks import Policy, actor_of
 from lockstep.torch.q_networks import QPolicy
 from quick import others_slow
@@ -169,6 +170,43 @@ def test_untraceable_network_raises(tmp_path):
     policy.network = Undecided()
     with pytest.raises(RunError, match=r"cannot be traced by torch.export, so there is no file of it: .+"):
         export_acting(policy, None, tmp_path / "policy.onnx", "onnx")
+
+
+class Kept(torch.nn.Module):
+    """Holds what cannot be copied: its last features, and a lock."""
+
+    def __init__(self, observation_size, num_outputs):
+        super().__init__()
+        self.body, self.head = torch.nn.Linear(observation_size, num_outputs), torch.nn.Linear(num_outputs, 1)
+        self.features, self.lock = None, threading.Lock()
+
+    def forward(self, x):
+        self.features = self.body(x)
+        return self.features, self.head(self.features).squeeze(-1)
+
+
+class Counted(Kept):
+    """Takes the number of rows by `len`, which is a constant for torch.export."""
+
+    def forward(self, x):
+        features, value = super().forward(x)
+        return features.reshape(len(x), -1), value
+
+
+def exported_own(tmp_path, name):
+    """The file of an untrained policy with a network of this module."""
+    run = Run(task="t", network=NetworkConfig(module=f"{__file__}:{name}"))
+    save_policy(tmp_path / "policy.safetensors", Policy(spec(CHOICE), run.network), None, run)
+    return export_acting(load_policy(tmp_path)[0], None, tmp_path / "policy.pt2", "torch")
+
+
+def test_a_network_that_keeps_results_in_itself_is_exported(tmp_path):
+    assert exported_own(tmp_path, "Kept").num_same_action == 1000
+
+
+def test_a_constant_number_of_rows_is_refused_with_the_way_out(tmp_path):
+    with pytest.raises(RunError, match=r"so there is no file of it: .*number of rows .*len\(x\).* use x\.shape\[0\]$"):
+        exported_own(tmp_path, "Counted")
 
 
 def test_the_command(tmp_path, capsys):
