@@ -124,6 +124,9 @@ class Jax:
             copies = {name: _copy(tensor, device) for name, tensor in tensors.items()}
             save_debug_dump(error, run_dir, comm.world.rank * len(comm.devices) + d, copies)
 
+    def compiler_failure(self, error: BaseException) -> None:
+        """None: XLA compiles within this process, and its errors are reported as they are."""
+
 
 class Session(BaseSession[Run, Comm, AnyPolicy, Learner]):
     """One run on this process, as a context manager. Collective throughout."""

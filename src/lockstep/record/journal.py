@@ -268,6 +268,16 @@ class Journal:
             self._trackers.finish(self.summary, (RUN_FILE, SUMMARY_FILE))
             self._print_result(ranks)
 
+    def interrupt(self, progress: Progress, signal: int, elapsed: float) -> None:
+        """Record the end of a run by a signal that came before the ranks could agree to stop: without their results."""
+        self.summary |= {"status": "interrupted", "error": stopped_by(signal)}
+        self._count(progress, elapsed)
+        if self._console is not None:
+            if self._begun:
+                self._run_dir.write_summary(self.summary)
+                self._trackers.finish(self.summary, (RUN_FILE, SUMMARY_FILE))
+            self._print_result([])
+
     def state(self) -> dict[str, Any]:
         """The state that all ranks share and the next log line needs."""
         return {

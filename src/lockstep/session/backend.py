@@ -8,6 +8,7 @@ import numpy as np
 
 from lockstep.distributed.comm import Comm
 from lockstep.distributed.timers import Timers
+from lockstep.errors import RunError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.preflight.compare import Flags, Forecast, Preflight
 from lockstep.preflight.cost_model import Layout
@@ -94,4 +95,8 @@ class Backend(Protocol[SomeComm, SomePolicy, SomeLearner]):
 
     def dump_error(self, error: BaseException, run_dir: Path, comm: SomeComm, tensors: Mapping[str, Any]) -> None:
         """Save the tensors or batches of a failed run's error. Never raises, so that `error` itself is reported."""
+        ...
+
+    def compiler_failure(self, error: BaseException) -> RunError | None:
+        """What to report in place of an error of the framework's compiler; None for other errors. Never raises."""
         ...

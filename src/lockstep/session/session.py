@@ -124,6 +124,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self._learner: Learner | None = None
         self._source: Source | None = None
         self._new_updates: int | None = None
+        self._updated = False
         self.solved = False
         self.stopped_by = 0
 
@@ -172,13 +173,26 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Report the error, if any, then close everything."""
+    ) -> bool | None:
+        """Report the error, if any, then close everything.
+
+        Returns:
+            Whether a signal ended the run by the error: it ended a compiler, or a rank that compiled.
+        """
+        failure, signal = None, 0
         try:
             if error is not None:
-                self._fail(error)
+                failure = self.backend.compiler_failure(error)
+                signal = self._signal_behind(error, failure)
+                if signal:
+                    self.journal.interrupt(self.progress, signal, self._elapsed_or_0)
+                else:
+                    self._fail(failure or error)
         finally:
             self._stack.__exit__(kind, error, trace)
+        if failure is not None and not signal:
+            raise failure from error
+        return signal != 0 and not isinstance(error, KeyboardInterrupt)
 
     # -- what the loop calls -------------------------------------------------------------------------------------------
 
@@ -494,6 +508,23 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         moments = self._observation_moments, self._critic_moments
         self.backend.save(path, self._policy, *moments, self.run, evaluation)
 
+    def _signal_behind(self, error: BaseException, failure: RunError | None) -> int:
+        """The signal that this rank received and that ended the run by an error; 0 for none.
+
+        The terminal, or a scheduler, signals the processes of a compiler as well, before ranks can agree to stop; the
+        ranks that wait for one which compiled then only see it end.
+        """
+        received = self.signals.received
+        lost = isinstance(error, PeerError) and not self._updated
+        if received is None or not (failure is not None or lost or isinstance(error, KeyboardInterrupt)):
+            return 0
+        return received[1]
+
+    @property
+    def _elapsed_or_0(self) -> float:
+        """The seconds of training; 0 before it starts."""
+        return self._elapsed_s if hasattr(self, "_started") else 0.0
+
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, PeerError):
             time.sleep(PEER_DELAY_S)
@@ -501,9 +532,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         rank: int | None = getattr(error, "rank", None)
         tensors = self._state.tensors() if self._state and isinstance(error, MismatchError) else {}
         self.backend.dump_error(error, self.journal.path, self.comm, tensors)
-        elapsed_s = self._elapsed_s if hasattr(self, "_started") else 0.0
         code = error.exit_code if isinstance(error, ConfigError) else 1
-        self.journal.fail(self.world.rank if rank is None else rank, message, self.progress, elapsed_s, code)
+        self.journal.fail(self.world.rank if rank is None else rank, message, self.progress, self._elapsed_or_0, code)
 
     def _open_profile(self) -> Profile | None:
         if self._profiled_updates is None or not isinstance(self.timers, RecordedTimers):

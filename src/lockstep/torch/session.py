@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from lockstep.distributed.timers import Timers
+from lockstep.errors import RunError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.preflight.compare import Flags, Forecast, Preflight
 from lockstep.preflight.cost_model import Layout
@@ -18,6 +19,7 @@ from lockstep.session.evaluation import Player
 from lockstep.session.normalizers import broadcast_moments
 from lockstep.session.session import BaseSession
 from lockstep.torch.comm import Comm
+from lockstep.torch.compiler import compiler_failure
 from lockstep.torch.envs.interface import TensorVectorEnv
 from lockstep.torch.envs.make import make_tensor_env, steps_on_device
 from lockstep.torch.export import save_policy, start_from
@@ -109,6 +111,10 @@ class Torch:
         """Save the tensors or batches of a failed run's error."""
         arrays = {name: torch.as_tensor(tensor).numpy(force=True) for name, tensor in tensors.items()}
         save_debug_dump(error, run_dir, comm.world.rank, arrays)
+
+    def compiler_failure(self, error: BaseException) -> RunError | None:
+        """What to report in place of an error of `torch.compile`; None for other errors."""
+        return compiler_failure(error)
 
 
 class Session(BaseSession[SomeRun, Comm, AnyPolicy, Learner]):
