@@ -57,12 +57,13 @@ class ObservationGroups(gymnasium.ObservationWrapper[Any, Any, Any]):
                 f"env.policy_keys={list(groups)[:1]}, say"
             )
         self.critic_size = self.image = None
+        _check_numbers("policy_keys", policy_keys, groups)
         only_image = image_shape(groups[policy_keys[0]]) if len(policy_keys) == 1 else None
         self.image_parts = _image_parts(groups, policy_keys) if only_image is None else ()
         self.critic_image_parts = ()
         self._keys = policy_keys
         if critic_keys and tuple(critic_keys) != policy_keys:
-            self.critic_size = sum(int(spaces.flatdim(groups[key])) for key in critic_keys)
+            self.critic_size = _check_numbers("critic_keys", critic_keys, groups)
             self.critic_image_parts = _image_parts(groups, critic_keys)
             self.image = only_image
             self._keys = (*policy_keys, *critic_keys)
@@ -126,6 +127,21 @@ def _check_names(setting: str, keys: Sequence[str], groups: Mapping[str, Any]) -
     for key in keys:
         if key not in groups:
             raise ConfigError(
-                f"env.{setting}={list(keys)}: there is no group {key} among {', '.join(groups)}"
+                f"env.{setting}={list(keys)}: there is no group {key!r} among {', '.join(groups)}"
                 f"{near(key, list(groups))}"
             )
+
+
+def _check_numbers(setting: str, keys: Sequence[str], groups: Mapping[str, Any]) -> int:
+    """The flat numbers of groups; refuses those that have none, or no fixed length."""
+    for key in keys:
+        if not groups[key].is_np_flattenable:
+            raise ConfigError(
+                f"env.{setting}={list(keys)}: the group {key!r} is {groups[key]}, which has no fixed length; choose "
+                "others, or make it a Box, Discrete, MultiBinary or MultiDiscrete, a Tuple or Dict of these"
+            )
+    size = sum(int(spaces.flatdim(groups[key])) for key in keys)
+    if not size:
+        of = {"policy_keys": "the policy", "critic_keys": "the value network"}[setting]
+        raise ConfigError(f"env.{setting}={list(keys)}: these groups hold no numbers for {of}; choose others")
+    return size

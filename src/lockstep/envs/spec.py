@@ -149,7 +149,12 @@ class EnvSpec:
     Whoever acts on observations of the task itself, as `load_player` and exports do, clips them too."""
 
     def __post_init__(self) -> None:
-        """Refuse images that contradict the sizes of observations, or `frames`."""
+        """Refuse a value network without observations, and images that contradict their sizes, or `frames`."""
+        if self.critic_size is not None and self.critic_size < 1:
+            raise ConfigError(
+                f"critic_size={self.critic_size}: the value network would observe nothing; leave it out to give it the "
+                "policy's observation"
+            )
         if self.image is not None:
             channels, height, width = self.image
             if channels * height * width != self.observation_size or channels % self.frames:

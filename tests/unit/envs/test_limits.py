@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.config.env import EnvConfig
 from lockstep.envs.make import env_spec, make_vector_env
+from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 
 TENSORS = f"{Path(__file__).parents[1] / 'torch' / 'envs' / 'tensor_envs.py'}:Walk"
@@ -30,6 +31,18 @@ class Grouped(gymnasium.Env):
 
     def observed(self):
         return {name: np.full(size, size, np.float32) for name, size in (("a", 1), ("b", 2), ("c", 3))}
+
+
+class Odd(Grouped):
+    """Has a group without numbers, and one without a fixed length."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "a": Grouped.observation_space["a"],
+            "graph": gymnasium.spaces.Graph(gymnasium.spaces.Box(-9, 9, (1,), np.float32), None),
+            "none": gymnasium.spaces.Box(-9, 9, (0,), np.float32),
+        }
+    )
 
 
 class Pictured(Grouped):
@@ -74,7 +87,7 @@ class Goal(gymnasium.Env):
         return {"observation": observation, "achieved_goal": np.array([5], np.float32), "desired_goal": 1}
 
 
-GROUPED, PICTURED, GOAL = (f"{__file__}:{name}" for name in ("Grouped", "Pictured", "Goal"))
+GROUPED, ODD, PICTURED, GOAL = (f"{__file__}:{name}" for name in ("Grouped", "Odd", "Pictured", "Goal"))
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -135,11 +148,20 @@ def test_goal_conditioned_observations_are_joined_in_the_order_of_their_names():
 @pytest.mark.parametrize(
     ("task", "config", "message"),
     [
-        (GROUPED, {"policy_keys": ("d",)}, "there is no group d among "),
-        (GROUPED, {"critic_keys": ("d",)}, "there is no group d"),
+        (GROUPED, {"policy_keys": ("d",)}, "there is no group 'd' among "),
+        (GROUPED, {"critic_keys": ("d",)}, "there is no group 'd'"),
         (GROUPED, {"policy_keys": ("a", "b", "a")}, "env.policy_keys=.* names a more than once; name each group once"),
         (GROUPED, {"critic_keys": ("b", "b")}, "env.critic_keys=.* names b more than once"),
         (GROUPED, {"critic_keys": ("c", "b", "a")}, r"choose those of the policy with env.policy_keys=\['a'\]"),
+        (
+            ODD,
+            {"policy_keys": ("a",), "critic_keys": ("none",)},
+            "critic_keys=.* hold no numbers for the value network",
+        ),
+        (ODD, {"policy_keys": ("none",)}, "env.policy_keys=.* hold no numbers for the policy; choose others"),
+        (ODD, {"policy_keys": ("none",), "critic_keys": ("a",)}, "env.policy_keys=.* hold no numbers"),
+        (ODD, {"policy_keys": ("graph",)}, "env.policy_keys=.*: the group 'graph' is Graph.* no fixed length; choose"),
+        (ODD, {"policy_keys": ("a",), "critic_keys": ("graph",)}, "env.critic_keys=.*: the group 'graph' is Graph"),
         ("CartPole-v1", {"critic_keys": ("a",)}, "env.critic_keys.*observations have groups"),
         ("CartPole-v1", {"policy_keys": ("a",)}, "observations have groups"),
         ("lockstep/Reach-v0", {"policy_keys": ("a",)}, "observations have groups"),
@@ -151,6 +173,11 @@ def test_goal_conditioned_observations_are_joined_in_the_order_of_their_names():
 def test_settings_that_do_not_fit_a_task_are_refused_by_name(task, config, message):
     with pytest.raises(ConfigError, match=message):
         env_spec(task, EnvConfig(**config))
+
+
+def test_a_value_network_that_would_observe_nothing_is_refused():
+    with pytest.raises(ConfigError, match="critic_size=0: the value network would observe nothing; leave it out"):
+        EnvSpec(3, ActionSpec("discrete", (2,)), "same_step", separately_seedable=True, critic_size=0)
 
 
 @pytest.mark.parametrize("name", ["clip_action", "clip_observation"])

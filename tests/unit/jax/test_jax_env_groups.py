@@ -93,10 +93,10 @@ def test_a_critic_with_the_policys_groups_has_no_observation_of_its_own(groups, 
 
 def test_groups_that_do_not_exist_and_pictures_are_refused():
     with pytest.raises(
-        ConfigError, match=r"env.critic_keys=\['privileged'\]: there is no group privileged among .*; did you"
+        ConfigError, match=r"env.critic_keys=\['privileged'\]: there is no group 'privileged' among .*; did you"
     ):
         BraxLike(Robot(), 10, (), ("privileged",))
-    with pytest.raises(ConfigError, match=r"env.policy_keys=\['x'\]: there is no group x among observation"):
+    with pytest.raises(ConfigError, match=r"env.policy_keys=\['x'\]: there is no group 'x' among observation"):
         single = Robot()
         single.observation_size = 3
         BraxLike(single, 10, ("x",))

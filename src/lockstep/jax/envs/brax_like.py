@@ -110,5 +110,6 @@ def _check_groups(setting: str, keys: Sequence[str], sizes: Mapping[str, int]) -
     for key in keys:
         if key not in sizes:
             raise ConfigError(
-                f"env.{setting}={list(keys)}: there is no group {key} among {', '.join(sizes)}{near(key, list(sizes))}"
+                f"env.{setting}={list(keys)}: there is no group {key!r} among {', '.join(sizes)}"
+                f"{near(key, list(sizes))}"
             )

@@ -165,7 +165,7 @@ def chosen_groups(
         for key in keys:
             if key not in spaces:
                 raise ConfigError(
-                    f"env.{setting}={list(keys)}: there is no group {key}; the task has {', '.join(spaces)}"
+                    f"env.{setting}={list(keys)}: there is no group {key!r}; the task has {', '.join(spaces)}"
                 )
     same = tuple(critic_keys) == tuple(policy_keys)
     return {key: spaces[key] for key in policy_keys}, {} if same else {key: spaces[key] for key in critic_keys}

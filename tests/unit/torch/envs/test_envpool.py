@@ -130,7 +130,7 @@ def test_unknown_names_are_refused(monkeypatch):
         EnvPoolEnv("Mine-v1", num_envs=2, device=CPU, nois=1)
     with pytest.raises(ConfigError, match=r"env.kwargs batch_size=1 is set by Lockstep"):
         EnvPoolEnv("Mine-v1", num_envs=2, device=CPU, batch_size=1)
-    with pytest.raises(ConfigError, match=r"there is no group goal; the task has more.goal, state"):
+    with pytest.raises(ConfigError, match=r"there is no group 'goal'; the task has more.goal, state"):
         EnvPoolEnv("Mine-v1", num_envs=2, device=CPU, policy_keys=("goal",))
     monkeypatch.setattr(envpool, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"lockstep-rl\[envpool\]"):

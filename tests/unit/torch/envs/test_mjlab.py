@@ -237,7 +237,7 @@ def test_a_task_that_follows_a_motion_asks_for_its_file(monkeypatch):
 def test_unknown_names_are_refused_with_those_that_exist():
     with pytest.raises(ConfigError, match=r"Mjlab-Mne does not exist.*did you mean Mjlab-Mine"):
         MjlabEnv("Mjlab-Mne", num_envs=3, device=CPU)
-    with pytest.raises(ConfigError, match=r"env.critic_keys=\['state'\]: there is no group state.*actor, critic"):
+    with pytest.raises(ConfigError, match=r"env.critic_keys=\['state'\]: there is no group 'state'.*actor, critic"):
         MjlabEnv("Mjlab-Mine", num_envs=3, device=CPU, critic_keys=("state",))
 
 
