@@ -46,6 +46,7 @@ from lockstep.session.profile import PROFILE_FILE, WARMUP_UPDATES, Profile
 from lockstep.session.resume import Resumption, load_resumption
 from lockstep.session.run_state import Learner, RunState, Source
 from lockstep.session.signals import WATCHED, StopSignals
+from lockstep.session.start_policy_notes import notes_on_groups
 from lockstep.session.unused_settings import warnings_of_start_policy
 from lockstep.world import World
 
@@ -297,7 +298,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             notes = self.backend.start_from(
                 self._init_from, self.comm, policy, observation_moments, self._critic_moments, learner
             )
-            for note in [*notes, *warnings_of_start_policy(self.run)]:
+            notes += [*notes_on_groups(self._init_from, self.run), *warnings_of_start_policy(self.run)]
+            for note in notes:
                 self.journal.warn(note)
         if self._spec is not None:
             player = self.backend.player(policy, self.comm, observation_moments)

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
-from lockstep.config.settings import as_text
+from lockstep.config.settings import as_text, leaves
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.normalize import RunningMoments
+from lockstep.record.run_dir import read_config
+from lockstep.run import AnyRun, Run, to_dict
 from lockstep.session.policy_file import POLICY_FILE
-from lockstep.session.which_policy import Found
+from lockstep.session.which_policy import Found, find_policy
 
 
 def note_on_choice(path: Path, found: Found) -> list[str]:
@@ -24,17 +26,34 @@ def notes_on_spec(path: Path, source: EnvSpec | None, mine: EnvSpec | None) -> l
             f"--init-from {path} was trained with actions {source.action.values_text}, and this task takes actions "
             f"{mine.action.values_text}: its actions may mean something else here"
         )
-    return notes + _on_limit(path, "env.clip_observation", source.clip_observation, mine.clip_observation)
+    return notes + _on_setting(path, "env.clip_observation", source.clip_observation, mine.clip_observation)
+
+
+def notes_on_groups(path: Path, run: AnyRun) -> list[str]:
+    """Notes if a run joins other groups of observations than the policy's run did, of the same task.
+
+    They may have the same sizes. A policy file that lies elsewhere than in its run does not tell its groups.
+    """
+    run_dir = find_policy(path).run_dir
+    if run_dir is None or not isinstance(run, Run):
+        return []
+    theirs, mine = (leaves(config) for config in (read_config(run_dir), to_dict(run)))
+    if theirs.get("task") != mine["task"]:
+        return []
+    notes: list[str] = []
+    for name in ("env.policy_keys", "env.critic_keys", "env.frame_stack"):
+        notes += _on_setting(path, name, theirs.get(name, mine[name]), mine[name])
+    return notes
 
 
 def notes_on_normalizer(path: Path, source: RunningMoments | None, mine: RunningMoments | None) -> list[str]:
     """A note if a run (`mine`) limits normalized observations otherwise than the policy (`source`)."""
     if source is None or mine is None:
         return []
-    return _on_limit(path, "observation_limit", source.limit, mine.limit)
+    return _on_setting(path, "observation_limit", source.limit, mine.limit)
 
 
-def _on_limit(path: Path, name: str, source: float | None, mine: float | None) -> list[str]:
+def _on_setting(path: Path, name: str, source: object, mine: object) -> list[str]:
     if source == mine:
         return []
     return [
