@@ -104,7 +104,8 @@ def check_algorithm_name(algo: str, algorithms: Mapping[str, type]) -> None:
     known = (item for item in VARIANTS if word in item.names.split() and _is_variant_of(item, algorithms))
     found = next(known, Variant(word, word) if word in algorithms else None)
     if found is not None:
-        settings = f" with the settings {found.settings.replace(' ', ', ')}" if found.settings else ""
+        given = found.settings.split()
+        settings = f" with the setting{'s' * (len(given) > 1)} {', '.join(given)}" if given else ""
         raise ConfigError(f"unknown algo={algo}; here it is algo={found.algo}{settings}")
 
 

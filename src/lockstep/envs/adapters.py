@@ -24,6 +24,7 @@ from lockstep.envs.joined_groups import split_groups
 from lockstep.envs.spaces import (
     Convert,
     action_spec,
+    check_spaces_set,
     flat_space,
     flatten_batch,
     flatten_observation,
@@ -212,6 +213,7 @@ class FlatEnv(gymnasium.Env[np.ndarray, Any]):
 
     def __init__(self, env: Env, index: int, task: str) -> None:
         """Flatten `env`, number `index` of its shard."""
+        check_spaces_set(env, task)
         action = action_spec(env.action_space, task)
         self.env = env
         self.metadata, self.render_mode = dict(env.metadata or {}), env.render_mode

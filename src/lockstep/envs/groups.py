@@ -82,6 +82,21 @@ class ObservationGroups(gymnasium.ObservationWrapper[Any, Any, Any]):
             return self._row(chosen)
         return chosen[0] if len(chosen) == 1 else chosen
 
+    @property
+    def named_space(self) -> Any:
+        """The observation space with groups by their names, for messages; rows of bytes have none."""
+        space: Any = self.observation_space
+        if self.image is not None:
+            return space
+        parts = space.spaces if len(self._keys) > 1 else (space,)
+        return spaces.Dict(list(zip(self._keys, parts, strict=True)))  # a list keeps its order
+
+    def named(self, observation: Any) -> Any:
+        """An observation as `named_space` has it, if it has as many parts."""
+        if self.image is not None:
+            return observation
+        return dict(zip(self._keys, observation if len(self._keys) > 1 else (observation,), strict=True))
+
     def _row(self, chosen: tuple[Any, ...]) -> np.ndarray:
         """An image and the value network's groups as a row of bytes."""
         of_policy, of_critic = self._flatten

@@ -13,6 +13,17 @@ from lockstep.errors import ConfigError
 Convert = Callable[[Any], np.ndarray]
 
 
+def check_spaces_set(env: Any, task: str) -> None:
+    """Raise `ConfigError` unless an environment sets both its spaces."""
+    for name, example in (("observation_space", "Box(low, high, shape, dtype)"), ("action_space", "Discrete(n)")):
+        space = getattr(env, name, None)
+        if not _is(space, spaces.Space):
+            found = "is not set" if space is None else f"is {space!r}"
+            raise ConfigError(
+                f"task={task}: its {name} {found}; set self.{name} = gymnasium.spaces.{example} in __init__"
+            )
+
+
 def observation_size(space: Any, task: str) -> int:
     """Length of a flat observation of `space`."""
     _refuse_unknown_parts(space, space, task)
@@ -110,6 +121,11 @@ def action_spec(space: Any, task: str) -> ActionSpec:
     if _is(space, spaces.Box) and space.dtype.kind == "f" and math.prod(space.shape) > 0:
         low, high = (tuple(bound.reshape(-1).tolist()) for bound in (space.low, space.high))
         return ActionSpec("continuous", (len(low),), low, high, shape=_unless_flat(space.shape))
+    if _is(space, spaces.Box) and space.dtype.kind in "iu":
+        raise ConfigError(
+            f"task={task} has the action space {space} of whole numbers; use MultiDiscrete(nvec, start=...), or a Box "
+            "of floats and round in step"
+        )
     raise ConfigError(
         f"task={task} has the action space {space}, which is not supported; use Discrete, MultiDiscrete, MultiBinary "
         "or Box of floats, or a wrapper (env.wrappers) that makes it one of them"

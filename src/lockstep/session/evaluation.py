@@ -72,10 +72,11 @@ class Player:
 
         Args:
             observation: as the policy was trained on it: an image [C, H, W] of bytes, else `spec.observation_size`
-                numbers. A choice of a discrete space is one-hot, and the parts of a `Dict` (by name) or `Tuple` follow
-                one another; an image among them has its channels first, and bytes are divided by 255. With
-                `env.frame_stack` the observations of the last steps follow one another, oldest first. They are clipped
-                here, if `env.clip_observation` clipped them in training.
+                numbers. A choice of a discrete space is one-hot, and the parts of a `Dict` or `Tuple` follow one
+                another, those of a `Dict` in the order of `env.policy_keys`, else of its space; an image among them
+                has its channels first, and bytes are divided by 255. With `env.frame_stack` the observations of the
+                last steps follow one another, oldest first. They are clipped here, if `env.clip_observation` clipped
+                them in training.
 
         Returns:
             The action as the environment takes it: a choice, or an array of the shape of the action space.
@@ -344,7 +345,8 @@ def _one_row(spec: EnvSpec, observation: Any) -> np.ndarray:
         raise ValueError(f"the policy observes an image {list(shape)} of bytes, channels first, not {found}")
     raise ValueError(
         f"the policy observes {list(shape)} numbers, not {found}: choices of discrete spaces are one-hot, parts of a "
-        "Dict or Tuple joined, and with env.frame_stack the observations of the last steps, oldest first"
+        "Dict (in the order of env.policy_keys) or Tuple joined, and with env.frame_stack the observations of the last "
+        "steps, oldest first"
     )
 
 

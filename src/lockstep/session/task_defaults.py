@@ -105,7 +105,8 @@ def kind_of(run: Run, spec: EnvSpec) -> tuple[Kind, str]:
     if action.kind == "continuous":
         actions = f"{action.width} real number{'s' * (action.width != 1)}"
         return "continuous", f"actions are {actions}, observations {seen}"
-    return "discrete", f"actions are {_product(action.sizes)} choices, observations {seen}"
+    choices = f"{_product(action.sizes)} choice{'s' * (action.sizes != (1,))}"
+    return "discrete", f"actions are {choices}, observations {seen}"
 
 
 def _product(sizes: Sequence[int]) -> str:

@@ -240,8 +240,8 @@ def test_settings_of_an_algorithm_by_another_name_are_accepted(variant):
     ("given", "answer"),
     [
         ("ddpg", "algo=td3 with the settings num_critics=1, policy_delay=1, target_noise=0"),
-        ("Recurrent-PPO", "algo=ppo with the settings network.recurrent=lstm"),
-        ("RecurrentPPO", "algo=ppo with the settings network.recurrent=lstm"),
+        ("Recurrent-PPO", "algo=ppo with the setting network.recurrent=lstm"),
+        ("RecurrentPPO", "algo=ppo with the setting network.recurrent=lstm"),
         ("SAC", "algo=sac"),
     ],
 )

@@ -38,6 +38,10 @@ class Counter(gymnasium.Env):
         return self._observe(), 1, self.array[1] >= self.length, False, {"ragged": 1}
 
 
+class NoSpaces(gymnasium.Env):
+    """Sets its spaces in `reset`, which is too late."""
+
+
 class Faulty(Counter):
     """Does what the file at `order` says, where its seed is named."""
 

@@ -191,7 +191,9 @@ def test_actions_reach_the_environment_in_its_own_space(space, kind, sizes, acti
         ({"observation_space": spaces.Text(3)}, "Text"),
         ({"observation_space": spaces.Dict({"a": spaces.Sequence(spaces.Discrete(2))})}, "Sequence"),
         ({"observation_space": spaces.Tuple(())}, "observes nothing"),
-        ({"action_space": spaces.Box(0, 3, (2,), np.int64)}, "Box.*int64"),
+        ({"observation_space": 3}, r"observation_space is 3; set self.observation_space = gymnasium.spaces.Box\("),
+        ({"action_space": 2}, r"action_space is 2; set self.action_space = gymnasium.spaces.Discrete\(n\)"),
+        ({"action_space": spaces.Box(0, 3, (2,), np.int64)}, "Box.*int64.* of whole numbers; use MultiDiscrete"),
         ({"action_space": spaces.Tuple((spaces.Discrete(2),))}, "Tuple"),
     ],
 )
@@ -363,6 +365,11 @@ def test_images_are_those_of_bytes_in_three_dimensions():
         space = spaces.Box(0, 1, shape, dtype)
         spec = own_spec(observation_space=space, observation=np.zeros(shape, dtype))
         assert (spec.image, spec.observation_size) == (image, int(np.prod(shape)))
+
+
+def test_an_environment_without_spaces_is_told_so():
+    with pytest.raises(ConfigError, match=r"its observation_space is not set; set self\.observation_space = "):
+        env_spec("own_envs:NoSpaces", EnvConfig())
 
 
 def own_spec(**kwargs):

@@ -172,6 +172,21 @@ class TwoKeys(KeysAreMissing):
         return {"cell": self.cell, "steps": self.steps}
 
 
+class GroupOfDoubles(Grid):
+    """Without a fault, but one group has another type than its space says."""
+
+    def __init__(self):
+        super().__init__()
+        seen = self.observation_space
+        self.observation_space = spaces.Dict(
+            {"cells": seen, "count": spaces.Box(0, 50, (1,), np.float32), "seen": seen}
+        )
+
+    def observe(self):
+        seen = super().observe()
+        return {"cells": seen, "count": np.array([self.steps], np.float64), "seen": seen}
+
+
 class NanSeen(Grid):
     def observe(self):
         return np.array([self.cell, np.nan], np.float32)

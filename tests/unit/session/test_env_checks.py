@@ -50,7 +50,7 @@ def test_the_report_has_the_sizes_of_the_policy_s_and_of_the_critic_s_observatio
     [
         ("NoObservationSpace", "observation_space is not set; set self.observation_space = gymnasium.spaces.Box("),
         ("ActionSpaceIsANumber", "action_space is 2; set self.action_space = gymnasium.spaces.Discrete(n)"),
-        ("ActionsAreWords", "the action space Text(1, 3, charset="),
+        ("ActionsAreWords", "the task has the action space Text(1, 3, charset="),
         ("ResetWithoutInfo", "reset returned an array of shape (2,) and type float32; return two values, observation"),
         ("ResetWithoutSeed", "reset takes no argument seed and no options; write def reset(self, *, seed=None, opt"),
         ("ResetRaises", "reset raised ZeroDivisionError: division by zero ("),
@@ -189,6 +189,16 @@ def test_a_group_that_is_left_out_need_not_be_supported():
     assert checked("WithText", config).faults == []
     (fault,) = checked("WithText", EnvConfig(max_episode_steps=10)).faults
     assert "Text(" in fault
+
+
+def test_faults_and_facts_of_chosen_groups_have_the_names_of_the_task():
+    config = EnvConfig(policy_keys=("seen", "count"), critic_keys=("cells",))
+    report = checked("GroupOfDoubles", config)
+    assert report.warnings[0].startswith("reset returned an observation['count'] of type float64, and observation_spa")
+    assert report.facts[0].startswith("observations: Dict('seen': Box(")
+    assert "'count': Box(" in report.facts[0] and "'cells': Box(" in report.facts[0]
+    alone = checked("GroupOfDoubles", EnvConfig(policy_keys=("count",))).warnings
+    assert alone[0].startswith("reset returned an observation['count'] of type float64")
 
 
 @pytest.mark.slow

@@ -52,6 +52,8 @@ def test_the_spec_decides_the_kind(task, env, spec, kind):
 def test_one_number_is_not_called_numbers():
     single = dataclasses.replace(ROBOT, observation_size=1)
     assert kind_of(Run(task="My-v0"), single)[1] == "actions are 3 real numbers, observations 1 number"
+    alone = dataclasses.replace(single, action=ActionSpec("discrete", (1,)))
+    assert kind_of(Run(task="My-v0"), alone)[1] == "actions are 1 choice, observations 1 number"
 
 
 @pytest.mark.parametrize(("algo", "kind"), [(algo, kind) for algo, kinds in BY_ALGORITHM.items() for kind in kinds])

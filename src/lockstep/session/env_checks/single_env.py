@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
-from lockstep.envs.groups import observation_fields
+from lockstep.envs.groups import ObservationGroups, observation_fields
 from lockstep.envs.spaces import action_spec, restore_action
 from lockstep.errors import ConfigError
 from lockstep.session.env_checks.episodes import EnvDriver, Limits, Outcome, check_episodes, random_action
@@ -60,13 +60,14 @@ def _check_support(env: Env, task: str, report: Report) -> None:
         action_spec(env.action_space, task)
         observed = observation_fields(env, task)
     except ConfigError as error:
-        report.fatal(str(error).removeprefix(f"task={task} has "))
+        report.fatal(str(error).replace(f"task={task} ", "the task ", 1))
     seen = describe_network_input(observed["observation_size"], observed["image"], observed["image_parts"])
     if (critic_size := observed.get("critic_size")) is not None:
         of_critic = describe_network_input(critic_size, None, observed["critic_image_parts"])
         seen = f"{seen} for the policy, {of_critic} for the critic"
-    check_inputs(env.observation_space, report)
-    report.facts += describe_spaces(env.observation_space, env.action_space, seen)
+    space = env.named_space if isinstance(env, ObservationGroups) else env.observation_space
+    check_inputs(space, report)
+    report.facts += describe_spaces(space, env.action_space, seen)
 
 
 def _check_signature(env: Env, report: Report) -> None:
@@ -92,7 +93,8 @@ class SingleEnvDriver(EnvDriver):
 
     def __init__(self, env: Env, limit: int | None, report: Report) -> None:
         super().__init__(env, limit, report)
-        self._space: Any = env.observation_space
+        self._groups = env if isinstance(env, ObservationGroups) else None
+        self._space: Any = env.observation_space if self._groups is None else self._groups.named_space
         try:
             self._action = action_spec(env.action_space, "")
             self._restore_action = restore_action(env.action_space, self._action)
@@ -104,7 +106,7 @@ class SingleEnvDriver(EnvDriver):
         """Start a new episode."""
         returned = self.report.call("reset", lambda: self._env.reset(seed=seed, options=None))
         observation = check_reset_values(returned, self.report)
-        check_observation(observation, self._space, "reset", self.report)
+        self._check_observation(observation, "reset")
         return self._copy(observation)
 
     def act(self, generator: np.random.Generator) -> Any:
@@ -122,7 +124,7 @@ class SingleEnvDriver(EnvDriver):
         observation, reward, terminated, truncated = check_step_values(
             report.call("step", lambda: self._env.step(action)), report
         )
-        check_observation(observation, self._space, "step", report)
+        self._check_observation(observation, "step")
         number = check_reward(reward, report)
         ended = check_flag(terminated, "terminated", report) | check_flag(truncated, "truncated", report)
         seen = self._copy(observation)
@@ -142,6 +144,10 @@ class SingleEnvDriver(EnvDriver):
     def close(self) -> None:
         """Close it; an error is a warning."""
         _close(self._env, self.report)
+
+    def _check_observation(self, observation: Any, method: str) -> None:
+        named = observation if self._groups is None else self._groups.named(observation)
+        check_observation(named, self._space, method, self.report)
 
     def _copy(self, observation: Any) -> Any:
         """Copy the observation, and check that the previous one was not changed in place."""
