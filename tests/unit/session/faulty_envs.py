@@ -187,6 +187,12 @@ class GroupOfDoubles(Grid):
         return {"cells": seen, "count": np.array([self.steps], np.float64), "seen": seen}
 
 
+class OneAction(Grid):
+    def __init__(self):
+        super().__init__()
+        self.action_space = spaces.Discrete(1)
+
+
 class NanSeen(Grid):
     def observe(self):
         return np.array([self.cell, np.nan], np.float32)

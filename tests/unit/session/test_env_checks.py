@@ -132,6 +132,7 @@ def test_a_fault_is_one_line(name, words):
         ("Numbers", "step returned 0 as terminated; return bool(terminated)"),
         ("NoInfo", "step returned None as info, which is not read; return a dict"),
         ("Masked", "step returned an action_mask in info, which is not read: a policy chooses among all actions"),
+        ("OneAction", "Discrete(1) holds one action: there is nothing to learn"),
         ("HalfAState", "state is there and restore(state) is not: both are needed"),
     ],
 )

@@ -57,7 +57,7 @@ def check_single(
 
 def _check_support(env: Env, task: str, report: Report) -> None:
     try:
-        action_spec(env.action_space, task)
+        action = action_spec(env.action_space, task)
         observed = observation_fields(env, task)
     except ConfigError as error:
         report.fatal(str(error).replace(f"task={task} ", "the task ", 1))
@@ -67,6 +67,8 @@ def _check_support(env: Env, task: str, report: Report) -> None:
         seen = f"{seen} for the policy, {of_critic} for the critic"
     space = env.named_space if isinstance(env, ObservationGroups) else env.observation_space
     check_inputs(space, report)
+    if action.kind != "continuous" and set(action.sizes) == {1}:
+        report.warn(f"{' '.join(str(env.action_space).split())} holds one action: there is nothing to learn")
     report.facts += describe_spaces(space, env.action_space, seen)
 
 
