@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lockstep.record.metric_means import check_sums, find_columns
+
 
 class Metrics:
     """Weighted means of a fixed set of names; values must be summed over all ranks before they are added.
@@ -24,10 +26,16 @@ class Metrics:
     def add(
         self, table: Array | np.ndarray, names: Sequence[str], sums: Array | np.ndarray, weight: Array | float
     ) -> Array:
-        """Add `sums` [len(names)] over rows of total weight `weight`; `names` must be consecutive."""
-        first = self._column[names[0]]
+        """Add `sums` [len(names)] over rows of total weight `weight`, in any order, to a table, which is returned.
+
+        Raises:
+            ConfigError: a name is not one of the set, or given twice; or there is not one sum for each.
+        """
+        check_sums(names, np.size(sums))
+        columns = find_columns(self._column, names)
         added = jnp.stack([sums, jnp.full_like(sums, weight)])
-        return jnp.asarray(table).at[:, first : first + len(names)].add(added)
+        where = columns if isinstance(columns, slice) else np.array(columns)
+        return jnp.asarray(table).at[:, where].add(added)
 
     def read(self, table: np.ndarray) -> dict[str, float]:
         """The means by name; names of weight 0 are absent."""

@@ -9,6 +9,7 @@ from safetensors import safe_open
 from lockstep import World
 from lockstep.algorithms.ppo import METRICS, PPOConfig
 from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.errors import ConfigError
 from lockstep.experience.rollout import NonFiniteValue, Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import NetworkConfig, Run
@@ -151,6 +152,26 @@ def test_metrics_are_weighted_means_of_what_was_added():
     table = metrics.add(metrics.zeros(), ("a", "b"), jnp.asarray([6.0, 1.0]), 2.0)
     table = metrics.add(table, ("b",), jnp.asarray([4.0]), jnp.asarray(3.0))
     assert metrics.read(np.asarray(table)) == {"a": 3.0, "b": 1.0}
+
+
+def test_metrics_are_named_in_any_order():
+    metrics = Metrics(("a", "b", "c"))
+    table = metrics.add(metrics.zeros(), ("a", "c"), jnp.asarray([1.0, 3.0]), 1.0)
+    table = metrics.add(table, ("b", "a"), jnp.asarray([2.0, 1.0]), 1.0)
+    assert metrics.read(np.asarray(table)) == {"a": 1.0, "b": 2.0, "c": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("d",), "there is no metric d; the known ones: a, b, c"),
+        (("a", "b"), "sums given: 1; needed: 2, one for each of a, b"),
+    ],
+)
+def test_sums_that_belong_to_no_metric_are_refused(names, message):
+    metrics = Metrics(("a", "b", "c"))
+    with pytest.raises(ConfigError, match=message):
+        metrics.add(metrics.zeros(), names, jnp.asarray([1.0]), 1.0)
 
 
 # -- updates -----------------------------------------------------------------------------------------------------------
