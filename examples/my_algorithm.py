@@ -34,7 +34,7 @@ class A2C:
             self.flat.zero_gradient_()  # not zero_grad(): gradients are views of one buffer
             loss, sums = self.loss(rollout)
             loss.backward()
-            self.flat.store_shard(k, sums)
+            self.flat.store_shard(k, sums)  # of every shard, zeros for one without rows
         sums = self.comm.average_gradients_(self.flat)  # divides by the weight of all ranks, so clip after it
         self.flat.gradient.mul_((0.5 / (self.flat.gradient.norm() + 1e-6)).clamp_(max=1.0))
         self.optimizer.step()

@@ -300,6 +300,7 @@ class Comm:
     def _average_flat(self, flat: FlatParameters, tag: str) -> Tensor:
         """`average_gradients_` of flat parameters. Returns the sums over all shards."""
         flat.check_views()
+        flat.check_stored()
         buckets = self._buckets.get(flat)
         if buckets is None or not buckets.started:
             total = self._sum_rows(flat.rows, tag, flat.layout)

@@ -4,10 +4,12 @@ One gradient is then one message, one norm and one optimizer step.
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
@@ -75,6 +77,8 @@ class FlatParameters:
         self._views = [(self.values, self.gradient), *((p, cast(Tensor, p.grad)) for p in parameters)]
         self._places = _places(module, parameters)
         self._next_place = -1
+        self._stored: set[int] | None = None
+        """The local shards that `store_shard` stored since the last step; None where it is not in use."""
 
     def zero_gradient_(self) -> None:
         """Set the gradient to 0; the views stay."""
@@ -105,11 +109,48 @@ class FlatParameters:
             parameter.register_post_accumulate_grad_hook(partial(_call, computed, number))
 
     def store_shard(self, shard: int, sums: Tensor) -> None:
-        """After `backward()`: store the gradient of local shard `shard` and its `sums` [num_sums]."""
-        row = self.rows[shard]
-        if len(self.rows) > 1:
-            row[: self.num_parameters] = self.gradient
-        row[self.num_parameters :] = sums
+        """After `backward()`: store the gradient of local shard `shard` and its `sums` [num_sums].
+
+        Store every local shard before each `average_gradients_`. For one without rows, the gradient is that of
+        `zero_gradient_()` and the sums are zeros.
+
+        Raises:
+            ConfigError: there is no such shard, or there are not `num_sums` sums.
+        """
+        num_shards, num_sums = len(self.rows), self.rows.shape[1] - self.num_parameters
+        if not 0 <= shard < num_shards:
+            raise ConfigError(f"shard={shard} is no local shard: there are {num_shards}, counted from 0")
+        if math.prod(np.shape(sums)) != num_sums:
+            raise ConfigError(f"sums has shape {list(np.shape(sums))}, and FlatParameters has num_sums={num_sums}")
+        # A graph that the user captures stores shards without this method.
+        is_captured = self.rows.is_cuda and torch.cuda.is_current_stream_capturing()
+        self._stored = None if is_captured else {*(self._stored or ()), shard}
+        write_shard(self, shard, sums)
+
+    def check_stored(self) -> None:
+        """Raise `ConfigError` if `store_shard` left out a local shard since the last call: it would count again.
+
+        Where nothing ever called `store_shard`, shards are stored by other means, and nothing is known.
+        """
+        if self._stored is None:
+            return
+        missing = sorted({*range(len(self.rows))} - self._stored)
+        self._stored = set()
+        if missing:
+            num_sums = self.rows.shape[1] - self.num_parameters
+            raise ConfigError(
+                f"no gradient was stored for local shard {', '.join(map(str, missing))} since the last step, whose "
+                "gradient would count again; for a shard without rows: flat.zero_gradient_(), then "
+                f"flat.store_shard(shard, torch.zeros({num_sums}))"
+            )
+
+
+def write_shard(flat: FlatParameters, shard: int, sums: Tensor) -> None:
+    """`store_shard` unchecked: of a step that is captured, Python runs once, which `check_stored` would miss."""
+    row = flat.rows[shard]
+    if len(flat.rows) > 1:
+        row[: flat.num_parameters] = flat.gradient
+    row[flat.num_parameters :] = sums
 
 
 def _places(module: nn.Module, parameters: list[nn.Parameter]) -> list[Place]:

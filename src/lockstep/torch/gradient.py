@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lockstep.torch.flat import FlatParameters
+from lockstep.torch.flat import FlatParameters, write_shard
 
 _MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs"}
 """torch's names. Its modes with CUDA graphs are left out: `capture` makes them, of the whole gradient step."""
@@ -77,7 +77,7 @@ class LossGradient:
             self._flat.zero_gradient_()
             loss, sums, *more = self._loss(*inputs)
             loss.backward()
-        self._flat.store_shard(shard, _joined(sums, extra))
+        write_shard(self._flat, shard, _joined(sums, extra))
         return more
 
     def _store_row(self, row: Tensor, inputs: Sequence[Any], extra: Tensor | None) -> Sequence[Tensor]:

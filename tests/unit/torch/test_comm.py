@@ -156,6 +156,31 @@ def test_the_gradient_of_flat_parameters_is_divided_by_the_weight(comm):
     assert flat.gradient.tolist() == [3.0, 3.0, 3.0]
 
 
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_a_shard_that_is_left_out_does_not_send_an_earlier_gradient_again(num_shards):
+    with Comm(World().with_shards(num_shards), device="cpu") as comm:
+        flat = FlatParameters(module := nn.Linear(2, 1), num_shards, num_sums=2)
+
+        def step(*with_rows):
+            for k in range(num_shards):
+                flat.zero_gradient_()
+                if k not in with_rows:
+                    continue
+                module(torch.ones(4, 2)).sum().backward()
+                flat.store_shard(k, torch.tensor([4.0, 7.0]))
+            return comm.average_gradients_(flat)
+
+        step(*range(num_shards))
+        last = num_shards - 1
+        message = (
+            rf"local shard {last} since .*zero_gradient_\(\), then flat.store_shard\(shard, torch.zeros\(2\)\)"
+        )
+        with pytest.raises(ConfigError, match=message):
+            step(*range(last))
+        assert step(*range(num_shards)).tolist() == [4.0 * num_shards, 7.0 * num_shards]
+        assert flat.gradient.tolist() == [1.0, 1.0, 1.0]
+
+
 def test_backends_and_devices_that_cannot_be_are_refused(monkeypatch):
     with pytest.raises(ConfigError, match="backend=nccl needs GPUs"):
         Comm(World(), device="cpu", backend="nccl")

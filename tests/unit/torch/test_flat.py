@@ -56,6 +56,30 @@ def test_one_shard_sends_its_gradient_from_where_it_is_made():
     assert flat.gradient.data_ptr() == flat.rows.data_ptr()
 
 
+@pytest.mark.parametrize(
+    ("shard", "sums", "message"),
+    [
+        (2, torch.zeros(3), "shard=2 is no local shard: there are 2, counted from 0"),
+        (-1, torch.zeros(3), "shard=-1 is no local shard"),
+        (0, torch.tensor(4.0), r"sums has shape \[\], and FlatParameters has num_sums=3"),
+        (0, torch.ones(1), r"sums has shape \[1\], and FlatParameters has num_sums=3"),
+        (0, torch.ones(4), r"sums has shape \[4\], and FlatParameters has num_sums=3"),
+    ],
+)
+def test_what_belongs_to_no_shard_is_not_stored(shard, sums, message):
+    flat = FlatParameters(nn.Linear(1, 1), 2, num_sums=3)
+    with pytest.raises(ConfigError, match=message):
+        flat.store_shard(shard, sums)
+    assert not flat.rows.any()
+
+
+@pytest.mark.parametrize("sums", [torch.tensor(4.0), torch.tensor([4.0]), 4.0])
+def test_a_weight_alone_may_be_one_number(sums):
+    flat = FlatParameters(nn.Linear(1, 1), 2)
+    flat.store_shard(1, sums)
+    assert flat.rows[:, -1].tolist() == [0.0, 4.0]
+
+
 REPLACEMENTS = {
     "assigned": lambda module: module.load_state_dict(network().state_dict(), assign=True),
     "set": lambda module: setattr(module[2], "bias", nn.Parameter(torch.zeros(2))),
