@@ -57,9 +57,9 @@ class A2C:
         return total, torch.stack([torch.ones_like(weight), policy_loss, value_loss, entropy]).detach() @ weight
 
     def shared_tensors(self) -> dict[str, torch.Tensor]:
-        """State that is equal on all ranks: compared while training, saved, and written into by a resumed run."""
-        optimizer = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
-        return self.policy.state_dict() | optimizer | {"metrics": self.metrics.table}
+        """State that is equal on all ranks: compared, saved, filled by a resumed run; `evaluate` reads `policy.*`."""
+        parts = ("policy", self.policy.state_dict()), ("optimizer", self.optimizer.state())
+        return {f"{part}.{k}": v for part, state in parts for k, v in state.items()} | {"metrics": self.metrics.table}
 
     def shard_state(self, k: int) -> dict:
         """State of one shard besides that of its environments; here none."""
@@ -93,7 +93,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=1, choices=(1, 2))
     parser.add_argument("--total-steps", type=int, default=300_000)
-    parser.add_argument("--resume", type=Path, help="a run directory; `lockstep train --resume` would go on with PPO")
+    parser.add_argument("--resume", type=Path, help="a run directory of this script")
     args = parser.parse_args()
     a2c = PPOConfig(num_steps=8, learning_rate=2e-3, gae_lambda=0.95)  # it reads these, gamma and two coefs
     run = Run(task="CartPole-v1", num_envs=16, num_shards=2, total_steps=args.total_steps, algorithm=a2c, device="cpu")

@@ -6,8 +6,9 @@ from pathlib import Path
 import my_algorithm
 import pytest
 
-from lockstep import Run, RunError, spawn
+from lockstep import ConfigError, Run, RunError, spawn
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.cli.evaluate import evaluate_run
 from lockstep.run import override
 
 
@@ -43,6 +44,23 @@ def test_a_stopped_run_is_resumed_to_the_same_bits(examples, tmp_path):
     resumed = my_algorithm.train(0, pinned(), resume=tmp_path / "part")
     assert resumed["updates"] == 20
     assert resumed["params_fingerprint"] == whole["params_fingerprint"]
+
+
+def test_the_policy_of_a_checkpoint_is_evaluated(examples, tmp_path, monkeypatch):
+    my_algorithm.train(0, pinned(total_steps=2 * 64), tmp_path / "run")
+    assert evaluate_run(tmp_path / "run", episodes=2, step=128)["eval_episodes"] == 2
+
+    named = my_algorithm.A2C.shared_tensors
+    monkeypatch.setattr(
+        my_algorithm.A2C, "shared_tensors", lambda a2c: {f"net.{name}": t for name, t in named(a2c).items()}
+    )
+    my_algorithm.train(0, pinned(total_steps=2 * 64), tmp_path / "other")
+    words = (
+        r"step_128 was written by my_algorithm\.A2C, whose state has no tensors named policy\.NAME; .*evaluate .*other$"
+    )
+    with pytest.raises(ConfigError, match=words):
+        evaluate_run(tmp_path / "other", episodes=2, step=128)
+    assert evaluate_run(tmp_path / "other", episodes=2)["eval_episodes"] == 2
 
 
 def test_the_script_names_its_run_for_the_algorithm(examples, python):

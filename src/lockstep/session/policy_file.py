@@ -204,6 +204,12 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     run = load(run_dir / RUN_FILE) if (run_dir / RUN_FILE).is_file() else from_dict(manifest["run"])
     tensors = state["tensors"]
     arrays = {name.removeprefix("policy."): tensors[name] for name in tensors if name.startswith("policy.")}
+    if not arrays:
+        raise ConfigError(
+            f"{path} was written by {manifest.get('learner', 'an algorithm of your own')}, whose state has no tensors "
+            "named policy.NAME; the policy file of the run holds those of its end: lockstep evaluate "
+            f"{shlex.quote(str(run_dir))}"
+        )
     if isinstance(run, OfflineRun):
         return _metadata_of_offline_policy(path, state, run_dir), arrays
     if isinstance(run.algorithm, PPOConfig):
