@@ -103,7 +103,7 @@ def list_run(path: Path) -> ListedRun:
         status=status,
         error=summary.get("error") if status == "failed" else None,
         task=config.get("task") or config.get("data") or summary.get("task"),
-        algo=config.get("algo") or summary.get("algo"),
+        algo=summary.get("algo") or config.get("algo"),
         ml_framework=config.get("ml_framework") or summary.get("ml_framework"),
         ranks=whole_number_of(summary.get("world_size")) or _planned_ranks(path, config),
         seed=config.get("seed", summary.get("seed")),

@@ -14,6 +14,7 @@ from lockstep.record.journal import Journal
 from lockstep.record.progress import Progress
 from lockstep.record.run_dir import EVALUATIONS_FILE
 from lockstep.run import AnyRun, to_dict
+from lockstep.session.loop_checks import check_learner
 from lockstep.session.policy_file import BEST_POLICY_FILE, evaluation_in, evaluation_of_best, read, write
 from lockstep.session.resume import Resumption
 from lockstep.session.run_state import RunState
@@ -53,20 +54,27 @@ class Checkpoints:
         """Whether this rank is still writing one; local: combine it over all ranks before `take_if_due`."""
         return self._writer.busy
 
-    def begin(self, state: RunState, progress: Progress) -> float:
+    def begin(self, state: RunState, progress: Progress, learner_name: str) -> float:
         """Register the state of the run, and restore it if the run is resumed; *collective*.
+
+        Args:
+            state: of the run.
+            progress: global counters.
+            learner_name: `loop_checks.name_of` its learner.
 
         Returns:
             Seconds of training before the checkpoint.
         """
         self._state = state
         self._progress = progress
+        self._learner_name = learner_name
         self._resumed_at = self._evaluated_at = -1
         found = self._writer.load(self._resumed.exact) if self._resumed is not None else None
         elapsed_s = 0.0
         if found is not None:
             manifest, shared, shards = found
             self.run_before = manifest["run"]
+            check_learner(manifest.get("learner"), learner_name, self._journal.path)
             exact = state.restore(shared, shards)
             shards.clear()  # frees the memory of the replay buffers for the copy of the next checkpoint
             self._comm.check_equal(state.tensors())
@@ -163,6 +171,7 @@ class Checkpoints:
             "world_size": world.size,
             "eval_return_mean": summary["eval_return_mean"],
             "versions": summary["versions"],
+            "learner": self._learner_name,
             "run": to_dict(self._run),
         }
         self._writer.take(manifest, {**self._state.shared(), "elapsed_s": elapsed_s}, self._state.shards())

@@ -40,7 +40,7 @@ from lockstep.session.checkpoints import Checkpoints
 from lockstep.session.checks import check_agents
 from lockstep.session.evaluation import Evaluation
 from lockstep.session.gradient_schedule import updates_before_learning
-from lockstep.session.loop_checks import check_totals, known, metrics_of
+from lockstep.session.loop_checks import check_totals, is_of_lockstep, metrics_of, name_of, required
 from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
 from lockstep.session.profile import PROFILE_FILE, WARMUP_UPDATES, Profile
 from lockstep.session.resume import Resumption, load_resumption
@@ -281,7 +281,9 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         Args:
             policy: evaluated, and written to policy files.
             learner: checkpointed by its `shared_tensors`, into which a resumed run writes (JAX: `shared_arrays`,
-                `load_shared` and, for several devices, `state`), `shard_state` and `restore_shard`.
+                `load_shared` and, for several devices, `state`), `shard_state` and `restore_shard`. There, the names of
+                the policy's tensors begin with `policy.`: `lockstep evaluate RUN --checkpoint N` reads these. Only a
+                learner of the same class resumes the run.
             observation_moments: normalizer of the policy's observations, if any.
             critic_moments: normalizers of what its value network learns from, by name: `critic_observations`,
                 `returns`, `values`.
@@ -291,6 +293,9 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self._observation_moments = observation_moments
         self._critic_moments = critic_moments or {}
         self._learner = self.backend.restorable(learner, self.comm)
+        self._learner_name = name_of(learner)
+        if not is_of_lockstep(self._learner_name):
+            self.summary["algo"] = self._learner_name
         if isinstance(run := self.run, Run):
             add_forecast(self._preflight, self._forecast(run, learner))
         self._preflight.report(self.journal)
@@ -312,12 +317,12 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
     @contextlib.contextmanager
     def training(self, progress: Progress, source: Source) -> Generator[None]:
         """Context of the training loop: restores the checkpoint and starts the clocks, and writes the results after."""
-        learner = known(self._learner, "training", "begin(policy, learner)")
+        learner = required(self._learner, "training", "begin(policy, learner)")
         self.progress = progress
         self._source = source
         about, action = self._policy_metadata, self._spec and self._spec.action
         self._state = RunState(self.world, learner, source, self.journal, progress, about, action)
-        elapsed_s = self._checkpoints.begin(self._state, progress)
+        elapsed_s = self._checkpoints.begin(self._state, progress, self._learner_name)
         before = self._checkpoints.run_before
         if before is not None:
             self.journal.judge_again(progress, self._stop_return, self._threshold(before.get("stop_return")), elapsed_s)
@@ -343,7 +348,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
     def local_statistics(self) -> np.ndarray:
         """Statistics of a rollout to sum over shards, [K, M]: episodes, returns, lengths, pending writes, signals."""
-        source = known(self._source, "local_statistics()", "training(progress, source)")
+        source = required(self._source, "local_statistics()", "training(progress, source)")
         statistics = np.zeros((len(self.world.shards), NUM_STATISTICS))
         for k, episodes in enumerate(source.episodes):
             statistics[k, _EPISODES] = len(episodes.returns), episodes.returns.sum(), episodes.lengths.sum()
@@ -363,7 +368,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         """
         num_steps = whole(num_steps, "num_steps")
         check_totals(totals, NUM_STATISTICS)
-        source = known(self._source, "advance(...)", "training(progress, source)")
+        source = required(self._source, "advance(...)", "training(progress, source)")
         for k, episodes in enumerate(source.episodes):
             self.journal.episodes[k].add(self.progress.updates, len(episodes.returns), float(episodes.returns.sum()))
         self.progress.env_steps += num_steps
@@ -449,7 +454,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
     def checkpoint_if_due(self, num_steps: int) -> None:
         """After an iteration of `num_steps` global steps: check that ranks agree and write a checkpoint, when due."""
-        new_updates = known(self._new_updates, "log_evaluate_checkpoint(...)", "advance(num_steps, totals)")
+        new_updates = required(self._new_updates, "log_evaluate_checkpoint(...)", "advance(num_steps, totals)")
         if self.progress.updates % self.run.check_every < new_updates:
             self._check_in_sync()
         self._checkpoints.take_if_due(num_steps, self._elapsed_s, any_busy=self._any_writes)
@@ -488,8 +493,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
     def _threshold(self, stop_return: float | None) -> float | None:
         """The return that solves the task, by this setting."""
-        known = self.spec.reward_threshold if isinstance(self.run, Run) else None
-        return known if stop_return is None else stop_return
+        of_task = self.spec.reward_threshold if isinstance(self.run, Run) else None
+        return of_task if stop_return is None else stop_return
 
     @property
     def _policy_metadata(self) -> dict[str, Any] | None:

@@ -172,9 +172,7 @@ def test_a_shard_that_is_left_out_does_not_send_an_earlier_gradient_again(num_sh
 
         step(*range(num_shards))
         last = num_shards - 1
-        message = (
-            rf"local shard {last} since .*zero_gradient_\(\), then flat.store_shard\(shard, torch.zeros\(2\)\)"
-        )
+        message = rf"local shard {last} since .*zero_gradient_\(\), then flat.store_shard\(shard, torch.zeros\(2\)\)"
         with pytest.raises(ConfigError, match=message):
             step(*range(last))
         assert step(*range(num_shards)).tolist() == [4.0 * num_shards, 7.0 * num_shards]

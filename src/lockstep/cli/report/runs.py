@@ -149,6 +149,8 @@ def found_run(
 ) -> FoundRun:
     """The state and results of a run from the content of its files."""
     config = settings.leaves(read_config(path))
+    if "algo" in config:
+        config["algo"] = summary.get("algo") or config["algo"]  # the summary names an algorithm of one's own
     last, best, source = _returns(metrics, evaluations, summary)
     running = is_running(path)
     counted: Mapping[str, Any] = {} if running else summary
