@@ -60,7 +60,14 @@ def render() -> str:
 
 
 def _load() -> Any:
-    return griffe.load("lockstep", search_paths=[SOURCE], docstring_parser="google", resolve_aliases=True)
+    one_result: Any = {"returns_multiple_items": False}  # else each line of a result would be one
+    return griffe.load(
+        "lockstep",
+        search_paths=[SOURCE],
+        docstring_parser="google",
+        docstring_options=one_result,
+        resolve_aliases=True,
+    )
 
 
 def _stub_names(package: str) -> Iterator[str]:
@@ -106,7 +113,7 @@ def _describe(key: str, member: Any) -> list[str]:
         lines += ["```py", signature, "```", ""]
     for one in _documented(member):
         for paragraph in _paragraphs(one):
-            lines += [paragraph, ""]
+            lines += [paragraph, ""] * (paragraph not in lines)  # a base may say the same
         lines += [*_sections(one, ""), ""]
     if not member.is_class:
         return lines

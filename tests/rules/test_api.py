@@ -32,6 +32,19 @@ def test_the_page_is_up_to_date():
     assert api.PAGE.read_text() == api.render(), "docs/api.md is out of date; write it anew: make api"
 
 
+def test_a_sentence_over_several_lines_is_one_result():
+    cut = [line for line in api.PAGE.read_text().splitlines() if re.match(r" *- [a-z]", line)]
+    assert not cut, "items that begin within a sentence"
+
+
+def test_no_name_is_described_twice_in_the_same_words():
+    described = api.PAGE.read_text().split("\n### ")[1:]
+    for text in described:
+        paragraphs = [part for part in text.partition("\nMethods:\n")[0].split("\n\n") if part[0].isupper()]
+        twice = {part for part in paragraphs if paragraphs.count(part) > 1 and not part.endswith(":")}
+        assert not twice, text.partition("\n")[0]
+
+
 @pytest.mark.parametrize("module", [module for module in PUBLIC if module != "lockstep.jax"])
 def test_every_public_name_can_be_imported(module):
     assert all(hasattr(__import__(module, fromlist=["*"]), key) for key in PUBLIC[module])
