@@ -33,7 +33,7 @@ class Adam:
         betas: b1 and b2.
     """
 
-    def __init__(self, eps: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
+    def __init__(self, eps: float = 1e-8, betas: tuple[float, float] = (0.9, 0.999)) -> None:
         self._adam = optax.scale_by_adam(b1=betas[0], b2=betas[1], eps=eps)
 
     def init(self, values: Array) -> AdamState:

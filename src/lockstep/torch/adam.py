@@ -28,7 +28,7 @@ class Adam:
         gradient: Tensor,
         learning_rate: Tensor,
         *,
-        eps: float,
+        eps: float = 1e-8,
         betas: tuple[float, float] = (0.9, 0.999),
         l2_decay: float = 0.0,
     ) -> None:

@@ -133,6 +133,14 @@ def test_the_adaptive_rate_keeps_the_kl_near_what_is_wanted(kl, factor):
     assert float(adapted(jnp.asarray(1e-6), jnp.asarray(1.0), 0.01)) == pytest.approx(1e-6)
 
 
+def test_eps_of_adam_is_that_of_torch_unless_given():
+    one, other, values, gradient = Adam(), Adam(1e-8), jnp.zeros(2), jnp.asarray([1e-8, -3e-9])
+    step = jnp.asarray(0.1), jnp.asarray(False)
+    mine, _ = one.step(one.init(values), values, gradient, *step)
+    assert np.array_equal(mine, other.step(other.init(values), values, gradient, *step)[0])
+    np.testing.assert_allclose(mine, [-0.05, 0.1 * 3 / 13], rtol=1e-3)
+
+
 @pytest.mark.parametrize("poison", [1.0, np.nan, np.inf])
 def test_a_step_of_adam_that_is_left_out_never_was(poison):
     adam, values, rate = Adam(1e-5), jnp.arange(3.0), jnp.asarray(0.1)

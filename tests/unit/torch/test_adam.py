@@ -24,9 +24,17 @@ def test_same_bits_as_torchs_fused_adam():
     assert not torch.equal(ours, before)
 
 
+def test_eps_is_torchs_unless_given():
+    ours, gradient, theirs = torch.zeros(2), torch.tensor([1e-8, -3e-9]), torch.nn.Parameter(torch.zeros(2))
+    theirs.grad = gradient.clone()
+    Adam(ours, gradient, torch.tensor(0.1)).step()
+    torch.optim.Adam([theirs], lr=torch.tensor(0.1), fused=True).step()
+    assert torch.equal(ours, theirs.detach())
+
+
 def test_learning_rate_may_change_between_steps():
     values, gradient, learning_rate = torch.zeros(3), torch.ones(3), torch.tensor(0.1)
-    adam = Adam(values, gradient, learning_rate, eps=1e-8)
+    adam = Adam(values, gradient, learning_rate)
     adam.step()
     torch.testing.assert_close(values, torch.full((3,), -0.1))
     learning_rate.fill_(0.0)
