@@ -44,8 +44,8 @@ from lockstep.world import stream, stream_seed
 class PPO:
     """Clipped-surrogate policy gradient with a learned value baseline.
 
-    `state`, the normalizers and each shard's minibatch stream persist across updates. `loss` and `learn` are pure
-    functions that other compiled loops may call.
+    `state`, the normalizers, and of each shard its minibatch stream and the state of a recurrent critic, persist across
+    updates. `loss` and `learn` are pure functions that other compiled loops may call.
     """
 
     def __init__(self, run: Run, policy: Policy, comm: Comm, *, in_loop: bool = False) -> None:

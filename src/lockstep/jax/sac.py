@@ -80,6 +80,8 @@ class SAC(ActorCritic[SACConfig]):
 
         L_pi    = alpha log pi(b|s) - min_c Q_c(s, b),  b ~ pi(.|s)
         L_alpha = -log alpha (log pi(b|s) + target entropy)
+
+        With `target_critics`, the mean over all critics c replaces the minimum.
         """
         policy, batch, precision = self.policy, part.batch, self._precision
         parameters = policy.parameters(actor, batch.observation, precision)
