@@ -34,7 +34,7 @@ from lockstep.torch.metrics import Metrics
 from lockstep.torch.non_finite import LossReader
 from lockstep.torch.transfer import CopyStream, to_device
 from lockstep.torch.transitions import TransitionBatch, priorities_to_host
-from lockstep.torch.warmup import warmup
+from lockstep.torch.warmup import warmup_step
 
 SomeConfig = TypeVar("SomeConfig", bound=SACConfig | TD3Config)
 SomeTarget = TypeVar("SomeTarget", bound=nn.Module)
@@ -255,11 +255,11 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self.metrics.add(("optim/skipped",), num_skipped, replayed.due)
         self.metrics.add(("optim/learning_rate",), self.learning_rates[:1], 1.0)
 
-    def warmup(self, rows: int) -> Callable[[], object]:
+    def warmup_step(self, rows: int) -> Callable[[], object]:
         """Return a function that takes a gradient step on `rows` rows of zeros, without messages or effects."""
         batch = TransitionBatch.blank(self.policy.spec, rows, self.comm.device, self._num_actions)
         weights = torch.zeros_like(self._one_hot_shard[0])
-        return warmup([self.critic_adam, self.policy_adam], lambda: self._backward(0, [batch, True], weights))
+        return warmup_step([self.critic_adam, self.policy_adam], lambda: self._backward(0, [batch, True], weights))
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """State that is equal on all ranks, by name; a resumed run writes into these tensors."""

@@ -39,7 +39,7 @@ from lockstep.torch.q_networks import QPolicy, noisy_actor
 from lockstep.torch.session import Session
 from lockstep.torch.transfer import CopyStream, to_device
 from lockstep.torch.transitions import TransitionBatch, priorities_to_host
-from lockstep.torch.warmup import warmup
+from lockstep.torch.warmup import warmup_step
 from lockstep.world import block, stream, stream_seed
 
 
@@ -241,7 +241,7 @@ class DQN:
         with in_training(self.policy.network):
             return locate_non_finite_replayed(self.comm, rollouts, batches, progress, reader)
 
-    def warmup(self, rows: int) -> Callable[[], object]:
+    def warmup_step(self, rows: int) -> Callable[[], object]:
         """Return a function that takes a gradient step on `rows` rows of zeros, without messages or effects."""
         batch = TransitionBatch.blank(self.policy.spec, rows, self.comm.device)
 
@@ -250,7 +250,7 @@ class DQN:
             self._backward(0, [batch], self._one_hot_shard[0])
             self.policy.resample(None)
 
-        return warmup([self.optimizer], accumulate)
+        return warmup_step([self.optimizer], accumulate)
 
     def copy_to_target(self) -> None:
         """Make the target network equal to the online network, with its frozen parameters."""
@@ -308,7 +308,7 @@ def train(session: Session[Run]) -> None:
     collector = session.make_collector(actor, explorer, noise_per_env=True, report_non_finite=True)
     announce_capture(session.journal, run, comm, dqn.flat)
     if run.compile:
-        dqn.warmup(dqn.rows)()
+        dqn.warmup_step(dqn.rows)()
     progress = Progress(run.total_steps)
     new_steps = run.num_envs * config.num_steps
     read_metrics = watch_support(session.journal, config, dqn.metrics.read)

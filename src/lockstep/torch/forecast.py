@@ -36,7 +36,7 @@ class Learner(Protocol):
         """All parameters."""
         ...
 
-    def warmup(self, rows: int) -> Callable[[], object]:
+    def warmup_step(self, rows: int) -> Callable[[], object]:
         """Return a function that takes a gradient step on `rows` rows, without messages or effects."""
         ...
 
@@ -105,10 +105,10 @@ def _measured(run: Run, comm: Comm, learner: Learner, layout: Layout, message_s:
             env.close()
     share_cores(world, rows * multiplications(policy))  # as training will
     part = max(1, rows // 8)
-    gradients = [(part, _seconds(learner.warmup(part)))]
+    gradients = [(part, _seconds(learner.warmup_step(part)))]
     whole = min(rows, int(part * max(1.0, _FOR_S / gradients[0][1])))  # as many rows as fit in the time
     other = whole if whole > part else max(1, part // 4)
-    gradients.append((other, _seconds(learner.warmup(other))))
+    gradients.append((other, _seconds(learner.warmup_step(other))))
     fixed = world.pinned or world.num_shards != world.size
     work = Work.of(run, num_bytes=4 * num_parameters, num_shards=world.num_shards if fixed else None)
     costs, layout = measured(layout, steps, gradients, message_s)

@@ -35,14 +35,15 @@ from lockstep.torch.non_finite import LossReader
 from lockstep.torch.session import Session
 from lockstep.torch.symmetry import Symmetry, augmented
 from lockstep.torch.transfer import to_device
-from lockstep.torch.warmup import warmup
+from lockstep.torch.warmup import warmup_step
 from lockstep.world import stream_seed
 
 
 class PPO:
     """Clipped-surrogate policy gradient with a learned value baseline.
 
-    State across updates: `policy`, `optimizer`, the normalizers and each shard's minibatch stream.
+    State across updates: `policy`, `optimizer`, the learning rate, the normalizers, sums of metrics, and of each shard
+    its minibatch stream and the state of a recurrent critic.
     """
 
     def __init__(self, run: Run, policy: Policy, comm: Comm) -> None:
@@ -160,13 +161,13 @@ class PPO:
         with in_training(self.policy.network):
             return locate_non_finite(self.comm, on_host, [(batch,) for batch in batches], progress, reader, self.rows)
 
-    def warmup(self, rows: int) -> Callable[[], object]:
+    def warmup_step(self, rows: int) -> Callable[[], object]:
         """Return a function that takes a gradient step on `rows` rows of weight 0, without messages or effects."""
         batch = Batch.blank(self.policy.spec, rows, self.comm.device, self.policy.state_size, self.sequence_length)
         if self._symmetry is not None:
             raw = [batch.observation, *([] if batch.critic is None else [batch.critic])]
             batch = self._symmetry.mirrored(batch, raw, [Tensor.contiguous] * len(raw))
-        return warmup([self.optimizer], lambda: self._backward(0, [batch]))
+        return warmup_step([self.optimizer], lambda: self._backward(0, [batch]))
 
     def _accumulate_gradients(self, parts: Sequence[Batch]) -> None:
         """Compute the gradient and the sums of every shard's part [N] of a minibatch."""
@@ -357,7 +358,7 @@ def train(session: Session[Run]) -> None:
     collector = make_collector(session, ppo)
     announce_capture(session.journal, run, comm, ppo.flat)
     if run.compile:
-        ppo.warmup(ppo.rows)()
+        ppo.warmup_step(ppo.rows)()
     progress = Progress(run.total_steps)
     new_steps = run.num_envs * run.algorithm.num_steps
     with session.training(progress, collector):

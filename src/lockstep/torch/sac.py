@@ -101,6 +101,8 @@ class SAC(ActorCritic[SACConfig, Critics]):
 
         L_pi    = alpha log pi(b|s) - min_c Q_c(s, b),  b ~ pi(.|s)
         L_alpha = -log alpha (log pi(b|s) + target entropy)
+
+        With `target_critics`, the mean over all critics c replaces the minimum.
         """
         assert batch.noise is not None
         with self._precision:
@@ -141,7 +143,7 @@ def train(session: Session[Run]) -> None:
     collector = session.make_collector(actor, explorer, report_non_finite=True)
     announce_capture(session.journal, run, comm, sac.flat)
     if run.compile:
-        sac.warmup(sac.rows)()
+        sac.warmup_step(sac.rows)()
     progress = Progress(run.total_steps)
     new_steps = run.num_envs * config.num_steps
     with session.training(progress, collector):

@@ -8,7 +8,7 @@ from lockstep.torch.adam import Adam
 from lockstep.torch.sgd import Sgd
 
 
-def warmup(optimizers: Sequence[Adam | Sgd], accumulate: Callable[[], object]) -> Callable[[], object]:
+def warmup_step(optimizers: Sequence[Adam | Sgd], accumulate: Callable[[], object]) -> Callable[[], object]:
     """Return a function that takes a gradient step without messages or effects.
 
     Args:

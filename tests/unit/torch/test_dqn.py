@@ -243,7 +243,7 @@ def test_warmup_changes_nothing():
     dqn = learner(noisy=True)
     update(dqn, rollouts())
     before = {name: tensor.clone() for name, tensor in dqn.shared_tensors().items()}
-    dqn.warmup(8)()
+    dqn.warmup_step(8)()
     assert all((before[name] == tensor).all() for name, tensor in dqn.shared_tensors().items())
     assert all(layer.noise is None for layer in dqn.policy._noisy)
 

@@ -53,9 +53,9 @@ class OfflineLearner(Generic[SomePolicy]):
         shape = (len(rows), num_normal, batch.action.shape[1])
         return batch, Noise.draw(self._seed, shard, step, shape, self.comm.device, num_uniform=num_uniform)
 
-    def warmup(self, rows: Rows) -> Callable[[], object]:
+    def warmup_step(self, rows: Rows) -> Callable[[], object]:
         """Return a function that takes a gradient step, without messages or effects."""
-        return self.optimizer.warmup(self.part_of(rows, 0, 0))
+        return self.optimizer.warmup_step(self.part_of(rows, 0, 0))
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """The state that is equal on all ranks, without a copy: writing to these tensors restores a run."""

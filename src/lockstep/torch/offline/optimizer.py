@@ -27,7 +27,7 @@ from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.networks import OutcomeNetwork, ScoreNetwork
 from lockstep.torch.sgd import Sgd
 from lockstep.torch.transfer import to_device
-from lockstep.torch.warmup import warmup
+from lockstep.torch.warmup import warmup_step
 
 STEP_METRICS = ("optim/grad_norm", "optim/skipped", "optim/learning_rate", "data/epoch")
 Loss = Callable[..., tuple[Tensor, Tensor]]
@@ -206,10 +206,10 @@ class OfflineOptimizer:
         weight = torch.cat([1.0 - totals[-1:], self._ones])
         metrics.add(STEP_METRICS, torch.cat([totals[-2:], self._schedule]), weight)
 
-    def warmup(self, batch: Sequence[RowBatch]) -> Callable[[], object]:
+    def warmup_step(self, batch: Sequence[RowBatch]) -> Callable[[], object]:
         """Return a function that takes a gradient step on a batch, without messages or effects."""
         extra = torch.zeros(MAX_EXTRA_SUMS, device=self._comm.device)
-        return warmup([self.optimizer], lambda: self._backward(0, batch, extra))
+        return warmup_step([self.optimizer], lambda: self._backward(0, batch, extra))
 
     def state(self) -> dict[str, Tensor]:
         """The tensors beside the parameters that a checkpoint holds and that are equal on all ranks."""

@@ -152,11 +152,11 @@ class TD3BC(OfflineLearner[ActorPolicy]):
         self._copy.load_state_dict(self.actor.state_dict())
         self.actor_target.move(1.0)
 
-    def warmup(self, rows: Rows) -> Callable[[], object]:
+    def warmup_step(self, rows: Rows) -> Callable[[], object]:
         """Return a function that takes a gradient step of all networks, without messages or effects."""
         batches = self.part_of(rows, 0, 0)
-        critics = self.optimizer.warmup(batches)
-        policy = self.actor_optimizer.warmup(batches)
+        critics = self.optimizer.warmup_step(batches)
+        policy = self.actor_optimizer.warmup_step(batches)
         return lambda: (critics(), policy())
 
     def shared_tensors(self) -> dict[str, Tensor]:

@@ -52,7 +52,7 @@ def train(session: Session) -> None:
     candidates = isinstance(policy, ScoringPolicy) and policy.action is not None
     announce_capture(session.journal, run, comm, learner.optimizer.flat, candidates=candidates)
     if run.compile:
-        learner.warmup(dataset.rows(np.zeros(config.rows(comm.world.num_shards), np.int64)))()
+        learner.warmup_step(dataset.rows(np.zeros(config.rows(comm.world.num_shards), np.int64)))()
     progress = Progress(reader.total_rows)
     with session.training(progress, reader):
         while not session.over:

@@ -192,7 +192,7 @@ def test_compiled_learner_equals_eager(dataset, config):
     compiled = learner(dataset, config, compile=True)
     before = {name: value.clone() for name, value in compiled.shared_tensors().items()}
     rows = part(dataset, np.zeros(ROWS, np.int64))
-    compiled.warmup(rows)()
+    compiled.warmup_step(rows)()
     for name, value in compiled.shared_tensors().items():
         assert torch.equal(value, before[name]), f"the warmup changed {name}"
     found, plain = learn(compiled, dataset), learn(learner(dataset, config), dataset)
