@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import polars as pl
@@ -289,6 +290,16 @@ def test_invalid_logs_are_refused(tmp_path, changes, options, message):
     rows[2] |= changes
     with pytest.raises(ConfigError, match=message):
         prepared(tmp_path, rows, **options)
+
+
+@pytest.mark.parametrize("text", ["[0.1, -0.2]", " [0, 1]", '{"7": 0.1}'])
+def test_a_list_or_a_map_in_quotes_is_no_name_of_an_action(tmp_path, text):
+    """So `json.dumps` writes a row of a CSV; there would be as many named actions as rows."""
+    rows = [row(0, "left"), row(1, text)]
+    said = f"row 2: action is the text {text!r}; write the list or map without quotes around it"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        prepared(tmp_path, rows)
+    assert prepared(tmp_path, rows, "named", actions=("left", text))[0].info.actions == ("left", text)
 
 
 def test_numbers_without_range_or_with_gaps_are_refused(tmp_path):

@@ -139,6 +139,10 @@ class ActionDecoder:
         if isinstance(value, list):
             return one_hot(cast("list[Any]", value), self._names, where, row, column)
         if isinstance(value, str):
+            if self._names.names is None and isinstance(_decoded(value.encode()), list | dict):
+                where.refuse(
+                    row, f"{column} is the text {value[:80]!r}; write the list or map without quotes around it"
+                )
             self._names.check_no_numbers(value, where, row, column)
             return value or None
         return None if value is None else self._names.of_index(value, where, row, column)
