@@ -265,6 +265,22 @@ def test_a_missing_number_says_why_actions_are_candidates(tmp_path, suffix):
     assert any("since 1 of 4 have no number 8; if they are continuous, complete the log" in line for line in printed)
 
 
+def test_a_density_beside_a_missing_number_says_why_it_counts_as_a_probability(tmp_path):
+    rows = [row(i, {"7": 1.0 + i, "8": float(i)}, log_probability=0.5) for i in range(4)]
+    assert prepared(tmp_path, rows)[0].info.kind == "continuous"
+    rows[2]["action"]["8"] = None
+    said = (
+        r"row 1: log_probability 0\.5 is above 0, and a probability is at most 1; actions count as candidates "
+        r"\(parametric\), since 1 of 4 have no number 8; .* --kind continuous names the first such row$"
+    )
+    with pytest.raises(ConfigError, match=said):
+        prepared(tmp_path, rows, "gap")
+    with pytest.raises(
+        ConfigError, match=r"at most 1; of continuous actions \(--kind continuous\) it is the logarithm"
+    ):
+        prepared(tmp_path, rows, "asked", kind="parametric")
+
+
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [

@@ -235,13 +235,8 @@ class Preparation:
             lines += done_lines(self.counts, self._rules.max_episode_steps)
         if "metric:reward" in logged:
             lines.append("the metric reward is left out: estimates call the column reward so; give it another name")
-        if self.schema.kind == "parametric" and not has_lists and not self._kind_is_given:
-            name, known = min(self._scan.contents.action_counts.items(), key=lambda item: item[1])
-            total = self._scan.contents.num_actions
-            lines.append(
-                f"actions count as candidates (parametric), since {total - known} of {total} have no number {name}; if "
-                "they are continuous, complete the log: --kind continuous names the first such row"
-            )
+        if why := self._why_parametric():
+            lines.append(why)
         if self.schema.continuous and self.schema.action is not None:
             bounds = ", ".join(
                 f"{name} in [{feature.min_value:g}, {feature.max_value:g}]"
@@ -249,6 +244,18 @@ class Preparation:
             )
             lines.append(f"bounds of actions (--set action_bounds, or --action-features, sets others): {bounds}")
         return lines
+
+    def _why_parametric(self) -> str:
+        """Why actions of numbers count as candidates; empty if they are none, or the user said so, by lists or kind."""
+        contents = self._scan.contents
+        if self.schema.kind != "parametric" or contents.columns & set(LISTS) or self._kind_is_given:
+            return ""
+        name, known = min(contents.action_counts.items(), key=lambda item: item[1])
+        total = contents.num_actions
+        return (
+            f"actions count as candidates (parametric), since {total - known} of {total} have no number {name}; if "
+            "they are continuous, complete the log: --kind continuous names the first such row"
+        )
 
     def check_rows(self) -> dict[str, NDArray[Any]]:
         """Raw values of some rows."""
@@ -283,7 +290,7 @@ class Preparation:
         if self.schema.continuous:
             self._check_numbers(block, where)
         elif "log_probability" in block.columns:
-            _check_probabilities(block, where)
+            _check_probabilities(block, where, self._why_parametric())
         successors = next_rows(block, self._rules, where, self._hashes)
         sums = self._digest.sums(block, key, np.flatnonzero(successors.following < 0))
         found = decisions(block, successors, self.schema, key)
@@ -343,12 +350,13 @@ class Preparation:
         return Lists(lists.index, lists.offsets, self._items(lists.items))
 
 
-def _check_probabilities(block: Block, where: Callable[[int], str]) -> None:
+def _check_probabilities(block: Block, where: Callable[[int], str], why_parametric: str) -> None:
     """Refuse the logarithm of a probability above 1: of candidates there is no density."""
     above = block.columns["log_probability"] > LOG_PROBABILITY_ROUNDING
     if above.any():
         row = int(above.argmax())
+        way = why_parametric or "of continuous actions (--kind continuous) it is the logarithm of a density"
         raise ConfigError(
             f"{where(row)}: log_probability {block.columns['log_probability'][row]} is above 0, and a probability is "
-            "at most 1; of continuous actions (--kind continuous) it is the logarithm of a density"
+            f"at most 1; {way}"
         )
