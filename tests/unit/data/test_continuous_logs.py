@@ -326,6 +326,10 @@ def test_numbers_without_range_or_with_gaps_are_refused(tmp_path):
     gaps = [row(i, {"7": 1.0 + i, "8": None if i == 2 else float(i)}) for i in range(4)]
     with pytest.raises(ConfigError, match="row 3: action has no number 8; a continuous action has all of them"):
         prepared(tmp_path, gaps, "gaps", kind="continuous")
+    extra = [row(i, {"7": 1.0 + i} | ({"z": 0.5} if i == 3 else {})) for i in range(4)]
+    said = r"extra\.jsonl: 3 of 4 actions have no number z, which is 0\.5 in the others; a continuous action has all of"
+    with pytest.raises(ConfigError, match=said):
+        prepared(tmp_path, extra, "extra", kind="continuous")
     names = [row(i, "left", log_probability=0.5) for i in range(4)]
     with pytest.raises(ConfigError, match=r"log_probability 0\.5 is above 0"):
         prepared(tmp_path, names, "names")

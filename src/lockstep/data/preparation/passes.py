@@ -82,9 +82,24 @@ def scan_log(log: Any, directory: Path | None, num_samples: int, memory: int, pr
             f"{log.paths[0]} lists possible actions, and continuous actions are any numbers within bounds; "
             "leave --kind continuous out, or possible_actions"
         )
+    if continuous:
+        _check_rare_numbers(log, contents)
     _check_named_alike(log, contents, encoder)
     _check_next_ids(log, contents)
     return Scan(encoder, contents, sample, spill, num_samples, num_rows, continuous)
+
+
+def _check_rare_numbers(log: Any, contents: LogContents) -> None:
+    """Refuse a number of continuous actions that few rows have, all with one value, as after a misspelled name.
+
+    Other missing numbers are refused with their rows when these are prepared; this one would first lack bounds.
+    """
+    for name, (low, high) in contents.action_bounds.items():
+        if low == high and (missing := contents.num_actions - contents.action_counts[name]):
+            raise ConfigError(
+                f"{log.paths[0]}: {missing} of {contents.num_actions} actions have no number {name}, which is {low:g} "
+                "in the others; a continuous action has all of its numbers"
+            )
 
 
 def _check_named_alike(log: Any, contents: LogContents, encoder: Encoder) -> None:
