@@ -31,7 +31,7 @@ class IQLConfig(OfflineConfigBase):
     max_weight: float = 100.0
     """Largest of these weights."""
     policy: Literal["greedy", "sampled"] = "greedy"
-    """The policy to estimate and export: the mean of the Gaussian, or a sample of it."""
+    """The policy to estimate: the mean of the Gaussian, or a sample of it. An exported file acts by the mean."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -110,7 +110,8 @@ class CQLConfig(OfflineConfigBase):
     initial_alpha: float = 1.0
     """Temperature, the weight of the entropy, at the start; it is learned (Haarnoja et al., 2018b)."""
     policy: Literal["greedy", "sampled"] = "greedy"
-    """The policy to estimate and export: tanh of the mean of the Gaussian, or a sample of it."""
+    """The policy to estimate: tanh of the mean of the Gaussian, or a sample of it. An exported file acts by tanh of the
+    mean."""
 
     def __post_init__(self) -> None:
         """Check the values."""

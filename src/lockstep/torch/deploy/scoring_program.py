@@ -110,8 +110,9 @@ class ContinuousActor(nn.Module):
             state_presence: which of them are present [N, F], bool.
 
         Returns:
-            `action` [N, K], within the bounds of the log; `parameters` [N, P] of its distribution, for actions scaled
-            to [-1, 1]: means and log standard deviations, or the action of a deterministic policy.
+            `action` [N, K], that of the mean, within the bounds of the log; `parameters` [N, P] of the distribution of
+            actions scaled to [-1, 1]: means and log standard deviations, of CQL before tanh and not clamped yet, or the
+            action of a deterministic policy.
         """
         policy = self.policy
         parameters = policy.network.actor(policy.state(state_value, state_presence))
