@@ -2,7 +2,7 @@
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from lockstep.record import checkpoint
 from lockstep.record.follow import read_json
 from lockstep.record.readable import check_readable
 from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, SWEEP_FILE, is_own_loop
-from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE, evaluation_of_best, read
+from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE, evaluation_in, evaluation_of_best, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Found:
     """Description for the user."""
     name: str
     """Stem of exported files."""
+    step: int | None = None
+    """Steps of the training that it has learned from; None if nothing tells."""
 
 
 def find_policy(path: Path, *, best: bool = False, last: bool = False, step: str | int | None = None) -> Found:
@@ -95,15 +97,16 @@ def _check_above_no_policies(path: Path) -> None:
 
 
 def _of_file(path: Path) -> Found:
-    folder = path.parent
-    return Found(path, folder if (folder / RUN_FILE).is_file() else None, str(path), path.stem)
+    folder, found = path.parent, evaluation_in(path)
+    known = folder if (folder / RUN_FILE).is_file() else None
+    return Found(path, known, str(path), path.stem, found and found.step)
 
 
 def _of_checkpoint(path: Path) -> Found:
     run_dir = Path(os.path.relpath(path.absolute().parent.parent))
     step = checkpoint.read_manifest(path)["step"]
     known = run_dir if (run_dir / RUN_FILE).is_file() else None
-    return Found(path, known, f"the checkpoint of step {step}", f"policy_step_{step}")
+    return Found(path, known, f"the checkpoint of step {step}", f"policy_step_{step}", step)
 
 
 def _of_step(run_dir: Path, step: str) -> Found:
@@ -121,7 +124,8 @@ def _best(run_dir: Path) -> Found:
             f"--best: {run_dir} has no {path.name}; a run writes it when an evaluation is its best so far"
         )
     found = evaluation_of_best(run_dir)
-    return Found(path, run_dir, "the best policy" + (f", of step {found.step}" if found else ""), path.stem)
+    words = "the best policy" + (f", of step {found.step}" if found else "")
+    return Found(path, run_dir, words, path.stem, found and found.step)
 
 
 def _last(run_dir: Path) -> Found:
@@ -134,13 +138,13 @@ def _last(run_dir: Path) -> Found:
                 found = _of_checkpoint(newest)
                 how = "failed" if summary.get("status") == "failed" else "has not ended"
                 words = f"{found.words}, the newest of a run that {how}"
-                return Found(found.path, run_dir, words, found.name)
+                return replace(found, run_dir=run_dir, words=words)
     if not path.is_file():
         other = "; --best takes that of its best evaluation" if (run_dir / BEST_POLICY_FILE).is_file() else ""
         raise ConfigError(
             f"{run_dir} has no {path.name} and no checkpoint; a run writes its policy when it ends, and checkpoints "
             f"every checkpoint_every steps{other}"
         )
-    step = f", step {summary['env_steps']}" if ended and "env_steps" in summary else ""
+    step = summary.get("env_steps") if ended else None
     known = run_dir if (run_dir / RUN_FILE).is_file() else None
-    return Found(path, known, f"the final policy{step}", path.stem)
+    return Found(path, known, "the final policy" + (f", step {step}" if step is not None else ""), path.stem, step)

@@ -11,6 +11,7 @@ import made_data
 from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.cli.evaluate import evaluate_run
 from lockstep.cli.main import main
+from lockstep.cli.request import requested_ranks
 from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
 from lockstep.run import OfflineRun, ScoreNetworkConfig, load
@@ -20,6 +21,7 @@ from lockstep.session.policy_file import evaluation_in, read
 from lockstep.session.resume import prepare
 from lockstep.session.start_policy import check_start_policy
 from lockstep.session.which_policy import find_policy
+from lockstep.system.exit_signals import exit_on_signal
 from lockstep.train import train
 
 ROWS = 200
@@ -122,7 +124,31 @@ def test_the_newest_is_judged_by_a_log_before_the_run_has_ended(ended, killed, c
         newest = f"the estimates are of the checkpoint of step {3 * ROWS}, the newest of a run that has not ended"
         assert (newest in said.err) == (path == killed)
         assert json.loads((path / "estimates.json").read_text()) == judged[path]
+        assert judged[path]["step"] == 3 * ROWS, "as training writes it"
     assert judged[killed] == judged[ended]
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_one_that_is_removed_once_it_was_read_is_judged(killed, monkeypatch, capsys, ranks):
+    """Ranks take seconds to start, in which a fast run replaces all of its checkpoints."""
+
+    def removed_before(*given):
+        shutil.rmtree(killed / "checkpoints")
+        return requested_ranks(*given)
+
+    monkeypatch.setattr("lockstep.cli.request.requested_ranks", removed_before)
+    assert main(["offline", "evaluate", str(killed), "--ranks", ranks]) == 0
+    assert f"the checkpoint of step {3 * ROWS}" in capsys.readouterr().err
+
+
+def test_one_that_is_removed_once_it_was_read_is_recorded(killed, tmp_path, monkeypatch, capsys):
+    def removed_before():
+        shutil.rmtree(killed / "checkpoints")
+        return exit_on_signal()
+
+    monkeypatch.setattr("lockstep.system.exit_signals.exit_on_signal", removed_before)
+    assert main(["offline", "record", str(killed), "--out", str(tmp_path / "log.jsonl"), "--steps", "20"]) == 0
+    assert f"the log is of the checkpoint of step {3 * ROWS}" in capsys.readouterr().err
 
 
 def test_a_chosen_one_is_judged_by_a_log_and_its_estimates_are_printed_alone(ended, capsys):
@@ -139,6 +165,7 @@ def test_a_chosen_one_is_judged_by_a_log_and_its_estimates_are_printed_alone(end
         assert main(["offline", "evaluate", *words, "--json"]) == 0
         judged.append(json.loads(capsys.readouterr().out))
     assert judged[2] == judged[3] != judged[0]
+    assert (judged[0]["step"], judged[2]["step"]) == (ROWS, 3 * ROWS)
     assert (ended / "estimates.json").read_text() == before
 
 

@@ -4,12 +4,14 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.flags import add_policy_choice
 from lockstep.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from lockstep.estimators.result import Estimates
     from lockstep.run import OfflineRun
 
@@ -41,11 +43,11 @@ def evaluate_command(args: argparse.Namespace) -> int:
     from lockstep.session.checks import check_package
     from lockstep.session.offline.data_notes import time_note
     from lockstep.session.policy_file import POLICY_FILE
-    from lockstep.session.which_policy import find_policy
+    from lockstep.session.which_policy import read_policy
     from lockstep.world import World
 
     path = Path(args.run)
-    policy = find_policy(path, best=args.best, last=args.last, step=args.checkpoint)
+    policy, metadata, arrays = read_policy(path, best=args.best, last=args.last, step=args.checkpoint)
     if policy.run_dir is None:
         raise ConfigError(f"{path} has no run.yaml beside it, which says how to judge; give a directory below runs/")
     run = load(policy.run_dir / RUN_FILE)
@@ -64,15 +66,16 @@ def evaluate_command(args: argparse.Namespace) -> int:
     if world.launcher != "none" and args.ranks is not None:
         raise ConfigError(f"--ranks {args.ranks}: {world.launcher} started these ranks already; leave --ranks out")
     if world.launcher == "none" and ranks > 1:
-        estimates = spawn(_evaluate, ranks, (run, policy.path, data))[0]
+        estimates = spawn(_evaluate, ranks, (run, policy.path, metadata, arrays, data))[0]
     else:
-        estimates = _evaluate(world.rank, run, policy.path, data)
+        estimates = _evaluate(world.rank, run, policy.path, metadata, arrays, data)
     if world.rank == 0:
         if policy.path.name != POLICY_FILE:
             print(f"lockstep: note: the estimates are of {policy.words}", file=sys.stderr)
         if note := time_note(run, Dataset.open(data)):
             print(f"lockstep: note: {note}", file=sys.stderr)
-        as_json = json.dumps(estimates.to_dict(), indent=2)
+        step = {} if policy.step is None else {"step": policy.step}
+        as_json = json.dumps(step | estimates.to_dict(), indent=2)
         print(as_json if args.json else estimates.text())
         if path == policy.run_dir and not (args.best or args.checkpoint):
             _write(path / ESTIMATES_FILE, as_json + "\n")
@@ -88,11 +91,13 @@ def _write(path: Path, text: str) -> None:
         raise RunError(f"{path} could not be written: {error.strerror}") from error
 
 
-def _evaluate(rank: int, run: "OfflineRun", policy: Path, data: str) -> "Estimates":
+def _evaluate(
+    rank: int, run: "OfflineRun", policy: Path, metadata: dict[str, Any], arrays: "dict[str, np.ndarray]", data: str
+) -> "Estimates":
     from lockstep.world import World
 
     if run.ml_framework == "jax":
         from lockstep.jax.offline.evaluate import evaluate_run
     else:
         from lockstep.torch.offline.evaluate import evaluate_run
-    return evaluate_run(run, policy, data, World.from_environment())
+    return evaluate_run(run, policy, metadata, arrays, data, World.from_environment())

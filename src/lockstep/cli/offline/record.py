@@ -34,7 +34,7 @@ def record_command(args: argparse.Namespace) -> int:
     from lockstep.record.console import counted
     from lockstep.session.checks import check_package
     from lockstep.session.policy_file import POLICY_FILE
-    from lockstep.session.which_policy import find_policy
+    from lockstep.session.which_policy import read_policy
 
     if args.episodes is not None and args.steps is not None:
         raise ConfigError(f"--episodes {args.episodes} and --steps {args.steps} both say how many; leave one out")
@@ -49,10 +49,10 @@ def record_command(args: argparse.Namespace) -> int:
     path, policy, record = Path(args.source), None, record_at_random
     if _names_a_policy(path):
         check_package("torch", what="to record the policy of a run", either=False)
+        policy, metadata, arrays = read_policy(path, best=args.best, last=args.last, step=args.checkpoint)
         from lockstep.torch.offline.record import record as record_policy
 
-        policy = find_policy(path, best=args.best, last=args.last, step=args.checkpoint)
-        record = partial(record_policy, policy=policy)
+        record = partial(record_policy, policy=policy, metadata=metadata, arrays=arrays)
     elif given := [f"--{name}" for name in ("best", "last", "checkpoint") if getattr(args, name)]:
         raise ConfigError(
             f"{given[0]} chooses among the policies of a run, and {path} is no run directory; give runs/NAME, or leave "

@@ -1,14 +1,18 @@
 """Evaluate the policy of a run on logged data, in JAX."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ConfigError
 from lockstep.estimators.result import Estimates
 from lockstep.jax.comm import Comm
-from lockstep.jax.export import load_policy
+from lockstep.jax.export import policy_from
 from lockstep.jax.hardware import pin
 from lockstep.jax.offline.scorer import PolicyScorer
 from lockstep.jax.scoring.offline_policy import OfflinePolicy
@@ -18,12 +22,21 @@ from lockstep.session.offline.policy_spec import check_fits
 from lockstep.world import World
 
 
-def evaluate_run(run: OfflineRun, path: Path, data: str, world: World) -> Estimates:
+def evaluate_run(
+    run: OfflineRun,
+    path: Path,
+    metadata: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    data: str,
+    world: World,
+) -> Estimates:
     """All estimates of a policy from prepared data; *collective*.
 
     Args:
         run: its config.
-        path: a policy file, or the folder of a checkpoint.
+        path: a policy file, or the folder of a checkpoint, for messages.
+        metadata: of that policy.
+        arrays: of that policy, by name.
         data: a folder of prepared data.
         world: the ranks.
 
@@ -39,7 +52,7 @@ def evaluate_run(run: OfflineRun, path: Path, data: str, world: World) -> Estima
         timeout_s=run.timeout_s,
         startup_timeout_s=run.startup_timeout_s,
     ) as comm:  # first: it decides where JAX computes
-        policy, _ = load_policy(path)
+        policy, _ = policy_from(path, metadata, arrays)
         if not isinstance(policy, OfflinePolicy):
             raise ConfigError(
                 f"{path} holds a policy that did not learn from a log; lockstep evaluate {shlex.quote(str(path))} "

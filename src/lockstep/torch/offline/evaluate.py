@@ -1,8 +1,12 @@
 """Evaluate the policy of a run on logged data."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ConfigError
@@ -11,26 +15,35 @@ from lockstep.run import OfflineRun
 from lockstep.session.offline.estimate import estimate
 from lockstep.session.offline.policy_spec import check_fits
 from lockstep.torch.comm import Comm
-from lockstep.torch.export import load_policy
+from lockstep.torch.export import policy_from
 from lockstep.torch.hardware import pin
 from lockstep.torch.offline.scorer import PolicyScorer
 from lockstep.torch.scoring.offline_policy import OfflinePolicy
 from lockstep.world import World
 
 
-def evaluate_run(run: OfflineRun, path: Path, data: str, world: World) -> Estimates:
+def evaluate_run(
+    run: OfflineRun,
+    path: Path,
+    metadata: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    data: str,
+    world: World,
+) -> Estimates:
     """All estimates of a policy from prepared data; *collective*.
 
     Args:
         run: its config.
-        path: a policy file, or the folder of a checkpoint.
+        path: a policy file, or the folder of a checkpoint, for messages.
+        metadata: of that policy.
+        arrays: of that policy, by name.
         data: a folder of prepared data.
         world: the ranks.
 
     Raises:
         ConfigError: the data do not exist or do not fit the policy.
     """
-    policy, _ = load_policy(path)
+    policy, _ = policy_from(path, metadata, arrays)
     if not isinstance(policy, OfflinePolicy):
         raise ConfigError(
             f"{path} holds a policy that did not learn from a log; lockstep evaluate {shlex.quote(str(path))} plays it"

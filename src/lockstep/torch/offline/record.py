@@ -4,6 +4,7 @@ Shapes: B environments, O observation, A actions, D dimensions of a continuous a
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -22,15 +23,19 @@ from lockstep.session.offline.policy_spec import as_prepared, bound_margin, leas
 from lockstep.session.offline.recording import Choice, Names, Recording, draw, names_of
 from lockstep.session.which_policy import Found
 from lockstep.torch.distributions import Categorical, SquashedGaussian
-from lockstep.torch.export import load_policy
+from lockstep.torch.export import policy_from
 from lockstep.torch.networks import Policy, actor_of
 from lockstep.torch.scoring.actor_policy import ActionsOfActor
 from lockstep.torch.scoring.offline_policy import OfflinePolicy
 from lockstep.world import stream
 
 
-def record(recording: Recording, policy: Found) -> dict[str, Any]:
-    """Write the log of a run's policy. Returns what `lockstep.session.offline.recording.record` does.
+def record(
+    recording: Recording, policy: Found, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """Write the log of a run's policy, as `read_policy` gives it.
+
+    Returns what `lockstep.session.offline.recording.record` does.
 
     Raises:
         ConfigError: the run cannot be played, or its task or actions cannot be logged.
@@ -42,7 +47,7 @@ def record(recording: Recording, policy: Found) -> dict[str, Any]:
     run = load(policy.run_dir / RUN_FILE)
     if run.task is None:
         raise ConfigError(f"{source} learned from a log and has no task to play; train it with --set task=ID")
-    loaded, observation_moments = load_policy(policy.path)
+    loaded, observation_moments = policy_from(policy.path, metadata, arrays)
     return logs.record(
         recording,
         run.task,

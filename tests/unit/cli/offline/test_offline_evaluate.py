@@ -10,8 +10,11 @@ import pytest
 import made_data
 from lockstep.cli import main as cli
 from lockstep.data.dataset import Dataset
-from lockstep.run import OfflineRun, Run, ScoreNetworkConfig, dump, override
+from lockstep.envs.spec import ActionSpec, EnvSpec
+from lockstep.run import NetworkConfig, OfflineRun, Run, ScoreNetworkConfig, dump, override
 from lockstep.session.offline.policy_spec import OfflinePolicySpec
+from lockstep.torch.export import save_policy
+from lockstep.torch.networks import Policy
 from lockstep.torch.scoring.offline_policy import save_offline_policy
 from lockstep.torch.scoring.policy import ScoringPolicy
 
@@ -171,8 +174,10 @@ MISTAKES = {
 def of_environments(here):
     path = here / "online"
     path.mkdir()
-    (path / "run.yaml").write_text(dump(Run(task="CartPole-v1")))
-    (path / "policy.safetensors").touch()
+    run = Run(task="CartPole-v1")
+    (path / "run.yaml").write_text(dump(run))
+    policy = Policy(EnvSpec(4, ActionSpec("discrete", (2,)), "same_step", True), NetworkConfig(hidden=(8,)))
+    save_policy(path / "policy.safetensors", policy, None, run)
     return path
 
 

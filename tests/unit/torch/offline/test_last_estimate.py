@@ -7,6 +7,7 @@ import pytest
 import made_data
 from lockstep import World
 from lockstep.run import OfflineRun, ScoreNetworkConfig, load, override
+from lockstep.session.policy_file import read
 from lockstep.session.resume import prepare
 from lockstep.torch.offline.evaluate import evaluate_run
 from lockstep.train import train
@@ -34,7 +35,8 @@ def run(here):
 def is_of_final_policy(path, summary):
     """Whether `summary.json` and `estimates.json` have the estimates of the policy that the run left."""
     run = load(path / "run.yaml")
-    whole = evaluate_run(run, path / "policy.safetensors", run.data, World()).to_dict()
+    policy = path / "policy.safetensors"
+    whole = evaluate_run(run, policy, *read(policy), run.data, World()).to_dict()
     written = json.loads((path / "estimates.json").read_text())
     return summary["estimates"] == whole and written == {"step": ROWS + BATCH, **json.loads(json.dumps(whole))}
 

@@ -22,7 +22,7 @@ from lockstep.run import EnvConfig, NetworkConfig, OfflineRun, Run, dump
 from lockstep.session.offline.policy_spec import OfflinePolicySpec
 from lockstep.session.offline.recording import Recording, _uniform, record_at_random
 from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
-from lockstep.session.which_policy import find_policy
+from lockstep.session.which_policy import read_policy
 from lockstep.torch.export import load_policy, save_policy
 from lockstep.torch.networks import Policy
 from lockstep.torch.offline.record import record
@@ -56,7 +56,7 @@ def a_run(path, task="CartPole-v1", algo="ppo", normalized=False, epsilon=0.25, 
 
 def recorded(path, source, **options):
     recording = Recording(source=str(source), out=path, **options)
-    told = record(recording, find_policy(source)) if Path(source).is_dir() else record_at_random(recording)
+    told = record(recording, *read_policy(source)) if Path(source).is_dir() else record_at_random(recording)
     return told, made_logs.table(path)
 
 
@@ -217,9 +217,7 @@ def test_recording_uses_names_of_training_log(tmp_path):
 
 
 def test_a_policy_without_a_simulator(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.yaml").write_text(dump(OfflineRun(data="data")))
-    (tmp_path / "run" / POLICY_FILE).touch()
+    (a_run(tmp_path / "run") / "run.yaml").write_text(dump(OfflineRun(data="data")))
     with pytest.raises(ConfigError, match="learned from a log and has no task to play; train it with --set task=ID"):
         recorded(tmp_path / "a.jsonl", tmp_path / "run", episodes=1)
 

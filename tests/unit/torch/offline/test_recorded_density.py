@@ -20,7 +20,7 @@ from lockstep.run import OfflineRun, dump, override
 from lockstep.session.offline.policy_spec import OfflinePolicySpec, as_prepared, bound_margin, least_at_bound
 from lockstep.session.offline.recording import Recording
 from lockstep.session.policy_file import POLICY_FILE
-from lockstep.session.which_policy import find_policy
+from lockstep.session.which_policy import read_policy
 from lockstep.torch.distributions import SquashedGaussian
 from lockstep.torch.export import save_policy
 from lockstep.torch.offline.record import _by_policy, _log_density, record
@@ -124,7 +124,7 @@ def test_ratios_of_a_policy_to_its_own_log_are_one(tmp_path, algo, mean, log_std
     run, policy = a_run(tmp_path, algo, mean, log_std)
     log = tmp_path / "log.jsonl"
     recording = Recording(source=str(tmp_path / "run"), out=log, steps=300, how="sampled")
-    record(recording, find_policy(tmp_path / "run"))
+    record(recording, *read_policy(tmp_path / "run"))
     assert '"log_probability":null' not in log.read_text().replace(" ", "")
     prepared = prepare_dataset([log], tmp_path / "prepared", PrepareOptions(norm={"action_bounds": [-1, 1]}))
     dataset = Dataset.open(prepared)
