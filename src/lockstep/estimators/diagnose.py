@@ -153,8 +153,8 @@ def _weight_warnings(sums: Sums, statistics: LogStatistics) -> list[str]:
         )
     if mean_ratio_is_off(sums):
         found.append(
-            f"weights of rows are {_mean_ratio(sums)[0]:.3g} on average, where 1 is expected: the log hardly ever "
-            "takes what the policy takes, or its propensities are wrong"
+            f"weights of rows are {_mean_ratio(sums)[0]:.3g} on average, where 1 is expected: "
+            f"{why_mean_ratio_is_off(statistics)}"
         )
     if statistics.certain == statistics.rows:
         found.append(
@@ -178,6 +178,12 @@ def mean_ratio_is_off(sums: Sums) -> bool:
     """Whether the mean ratio of rows differs from 1 by more than its sampling error explains."""
     mean, error = _mean_ratio(sums)
     return abs(mean - 1) > max(_MAX_MEAN_ERROR, 3 * error)
+
+
+def why_mean_ratio_is_off(statistics: LogStatistics) -> str:
+    """The two reasons for it, in words."""
+    logged = "densities" if statistics.continuous else "propensities"
+    return f"the log hardly ever takes what the policy takes, or its {logged} are wrong"
 
 
 def _mean_ratio(sums: Sums) -> tuple[float, float]:

@@ -12,9 +12,11 @@ from lockstep.estimators.diagnose import (
     is_small,
     mean_ratio_is_off,
     too_few,
+    why_mean_ratio_is_off,
 )
 from lockstep.estimators.importance import DECISION, TRAJECTORY
 from lockstep.estimators.trajectories import Sums
+from lockstep.record.console import counted
 
 _PREFERRED: Mapping[str, tuple[str, ...]] = {
     "trajectory": ("weighted_sequential_dr", "per_decision_snips", "snips"),
@@ -122,7 +124,7 @@ def _reason_against(
             "too much from the log, or the log is too short"
         )
     if mean_ratio_is_off(sums):
-        return "the weights do not average 1, so that the propensities may be wrong"
+        return f"the weights do not average 1: {why_mean_ratio_is_off(statistics)}"
     return None
 
 
@@ -141,7 +143,7 @@ def disagreements(level: str, column: str, found: Mapping[str, Any]) -> list[str
     named = "; ".join(
         f"{short(a)} {with_interval(of[a])} and {short(b)} {with_interval(of[b])}" for a, b in pairs[:_MAX_PAIRS]
     )
-    more = f"; and {len(pairs) - _MAX_PAIRS} pairs more" if len(pairs) > _MAX_PAIRS else ""
+    more = f"; and {counted(len(pairs) - _MAX_PAIRS, 'more pair')}" if len(pairs) > _MAX_PAIRS else ""
     return [
         f"{column} {_OF[level]}: estimators disagree, since their intervals do not meet, so at least one of each pair "
         f"is wrong: {named}{more}"

@@ -52,7 +52,16 @@ CASES = {
     ),
     "no overlap": ({"ratio": np.zeros}, {}, "the policy hardly ever takes what the log took"),
     "few in effect": ({"ratio": lambda n: np.eye(1, n, 5)[0] * n}, {}, "effective sample size 1.0 of 200 rows, fewer"),
-    "wrong propensities": ({"ratio": lambda n: np.full(n, 0.5)}, {}, "the weights do not average 1"),
+    "wrong propensities": (
+        {"ratio": lambda n: np.full(n, 0.5)},
+        {},
+        "the weights do not average 1: the log hardly ever takes what the policy takes, or its propensities are wrong",
+    ),
+    "a policy wider than the log": (
+        {"ratio": lambda n: np.full(n, 0.5)},
+        {"continuous": True},
+        "the weights do not average 1: the log hardly ever takes what the policy takes, or its densities are wrong",
+    ),
     "deterministic": (
         {"ratio": lambda n: np.arange(n) % 2 * 1.0},
         {"certain": 200},
@@ -138,7 +147,7 @@ def test_compared_with_what_the_log_earned(moved, wanted):
     assert f"{wanted} " in line and "that the log earned" in line
 
 
-def test_estimators_whose_intervals_do_not_meet_disagree():
+def test_estimators_whose_intervals_do_not_meet_disagree(monkeypatch):
     found = found_of(large(), ("reward", "clicks"))
     assert "disagree" not in words(found)
     for name in ("ips", "snips"):
@@ -147,9 +156,11 @@ def test_estimators_whose_intervals_do_not_meet_disagree():
     (line,) = disagreements("trajectory", "clicks", found)
     assert line.startswith("clicks of a trajectory: estimators disagree, since their intervals do not meet")
     assert "fitted_q" in line and "ips 99 [98, 100]" in line
-    assert line.endswith("; and 8 pairs more"), "six others with each of two, four of which are named"
+    assert line.endswith("; and 8 more pairs"), "six others with each of two, four of which are named"
     assert "magic" not in line
     assert disagreements("decision", "clicks", found) == []
+    monkeypatch.setattr("lockstep.estimators.recommendation._MAX_PAIRS", 11)
+    assert disagreements("trajectory", "clicks", found)[0].endswith("; and 1 more pair")
 
 
 def test_sample_size_widening_and_normalized_are_explained():
