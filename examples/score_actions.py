@@ -8,23 +8,36 @@ Of continuous actions it prints the action. Policies that were learned in an env
 
 import json
 import sys
+from typing import Any
 
 import numpy as np
 import onnxruntime
 
 if len(sys.argv) < 3:
     sys.exit(__doc__)
-session = onnxruntime.InferenceSession(sys.argv[1])
-about = json.loads(session.get_modelmeta().custom_metadata_map["lockstep"])
+try:
+    session = onnxruntime.InferenceSession(sys.argv[1])
+    about = json.loads(session.get_modelmeta().custom_metadata_map["lockstep"])
+except Exception as error:  # a wrong path, or a file of another program
+    sys.exit(f"{sys.argv[1]} is not a policy that `lockstep export --format onnx` wrote: {error}")
 features = about.get("state_features") or sys.exit("a policy for observations, not for a log: see my_service.py")
 continuous = about["kind"] == "continuous"
+
+
+def state_of(text: str) -> dict[str, Any]:
+    """A state from its JSON, with numbers as such: whole ones and those in quotes, too."""
+    try:
+        state = json.loads(text)
+        return state | {name: float(state[name]) for name in {*features}.intersection(state) if state[name] is not None}
+    except (TypeError, ValueError):
+        sys.exit(f'{text} is not a state; write a map of numbers in JSON, such as {{"{features[0]}": 0.5}}')
 
 
 def raw(rows: list[dict[str, float]], features: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """Values [rows, features], and which of them a row has: absent and null ones need no value."""
     if unknown := sorted({name for row in rows for name in row} - set(features)):
         sys.exit(f"unknown feature {', '.join(unknown)}; this policy knows {', '.join(features)}")
-    value = np.array([[row.get(name) or 0.0 for name in features] for row in rows], np.float64)  # also whole numbers
+    value = np.array([[row.get(name) or 0.0 for name in features] for row in rows], np.float64)
     return value, np.array([[row.get(name) is not None for name in features] for row in rows])
 
 
@@ -35,7 +48,7 @@ def marked(chosen: list[str]) -> list[bool]:
     return [name in chosen for name in about["actions"]]
 
 
-states, inputs = [json.loads(text) for text in sys.argv[2:]], {}
+states, inputs = [state_of(text) for text in sys.argv[2:]], {}
 if about.get("needs_possible_actions"):  # some actions of the log were not possible everywhere; without a list, all are
     possible = [marked(state.pop("possible_actions", about["actions"])) for state in states]
     inputs["possible_actions"] = np.array(possible)
@@ -48,5 +61,5 @@ if about["kind"] == "parametric":  # actions are features: every state is offere
 outputs = session.run(["action" if continuous else "scores"], inputs)[0].reshape(len(states), -1)
 names = about.get("actions") or (about["action_features"] if continuous else list(map(json.dumps, about["candidates"])))
 for row in outputs:  # a score of -1e9: an action that is left out
-    value_by_name = {name: round(float(number), 4) for name, number in zip(names, row, strict=True)}
+    value_by_name = {name: float(f"{number:.6g}") for name, number in zip(names, row, strict=True)}
     print(value_by_name, *([] if continuous else ["->", names[row.argmax()] if row.max() > -1e9 else "nothing"]))

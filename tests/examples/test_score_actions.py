@@ -147,7 +147,7 @@ def test_continuous_actions_are_printed(examples, tmp_path):
     assert done.returncode == 0, done.stderr
     with torch.no_grad():
         action = policy.unscaled(policy.act(torch.tensor([[0.02, 0, 0, -1.5]])))[0].tolist()
-    assert ast.literal_eval(done.stdout) == pytest.approx({"100": action[0], "101": action[1]}, abs=1e-4)
+    assert ast.literal_eval(done.stdout) == pytest.approx({"100": action[0], "101": action[1]}, rel=2e-6)
 
 
 @pytest.mark.slow
@@ -173,6 +173,21 @@ def test_the_service_refuses_other_policies_in_one_line(examples, discrete, envi
         assert done.returncode == 1 and done.stderr.strip().endswith(wanted) and "\n" not in done.stderr.strip()
 
 
+@pytest.mark.parametrize("state", ["{0: 0.02}", '{"0": 0.02', "[0.02]", "0.02", '{"0": "fast"}', '{"0": [1]}'])
+def test_a_state_that_is_no_map_of_numbers_is_refused_in_one_line(examples, discrete, state):
+    done = called(examples, discrete[1], '{"1": 0.3}', state)
+    wanted = f'{state} is not a state; write a map of numbers in JSON, such as {{"0": 0.5}}'
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (1, "", wanted)
+
+
+def test_a_file_that_is_no_policy_is_refused_in_one_line(examples, tmp_path):
+    (tmp_path / "other.onnx").write_text("not a model")
+    for name in ("nowhere.onnx", "other.onnx"):
+        done = called(examples, tmp_path / name, '{"0": 0.02}')
+        assert (done.returncode, done.stdout) == (1, "") and "\n" not in done.stderr.strip()
+        assert done.stderr.startswith(f"{tmp_path / name} is not a policy that `lockstep export --format onnx` wrote: ")
+
+
 def test_without_a_policy_and_states_it_says_how_it_is_called(examples):
     done = called(examples, "policy.onnx")
     assert (done.returncode, done.stdout) == (1, "")
@@ -184,4 +199,4 @@ def test_it_is_short(examples):
     code = [
         line for line in text.split('"""', 2)[2].splitlines() if line and not re.match(r"\s*(#|\"\"\"|import)", line)
     ]
-    assert len(code) <= 30
+    assert len(code) <= 40
