@@ -3,6 +3,7 @@
 import bz2
 import codecs
 import re
+import shlex
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from lockstep.data.dataset_files import DESCRIPTION, STATE_FEATURES
 from lockstep.data.packages import import_optional
 from lockstep.errors import ConfigError
+from lockstep.record.run_dir import METRICS_FILE, RUN_FILE
 
 COMPRESSIONS = (".gz", ".bz2", ".zst")
 _KINDS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
@@ -41,6 +43,11 @@ def find_files(paths: Sequence[Path]) -> tuple[list[Path], set[Path]]:
             files.append(path)
         elif (path / DESCRIPTION).is_file() and (path / STATE_FEATURES).is_file():
             raise ConfigError(f"{path} is prepared data, not a log; name what it was prepared from")
+        elif (path / RUN_FILE).is_file() and (path / METRICS_FILE).is_file():
+            raise ConfigError(
+                f"{path} is a run directory, not a log; its policy makes one: lockstep offline record "
+                f"{shlex.quote(str(path))} --out log.jsonl"
+            )
         elif path.is_dir():
             found = _logs_in(path)
             if not found:

@@ -198,9 +198,13 @@ def test_prepared_data_and_files_named_twice_are_rejected(tmp_path):
         read_log([tmp_path / "prepared"])
     (tmp_path / "log").mkdir()
     file = write(tmp_path / "log" / "dataset.json", [row()])  # a log may have this name
+    (tmp_path / "log" / "run.yaml").touch()
     assert len(read_log([tmp_path / "log"]).paths) == 1
     with pytest.raises(ConfigError, match=r"dataset\.json is named twice, or lies in a folder"):
         read_log([tmp_path / "log", file])
+    (tmp_path / "log" / "metrics.jsonl").touch()
+    with pytest.raises(ConfigError, match="log is a run directory, not a log; its policy makes one: lockstep offline"):
+        read_log([tmp_path / "log"])
 
 
 def test_missing_file_is_rejected(tmp_path):
