@@ -204,9 +204,10 @@ def _features(sample: FeatureSample, options: PrepareOptions, show: Show | None)
         elif file is not None:
             features = _given_features(file)
             bounds = sample.action_bounds if name == "action" else None
-            _compare(features.ids, ids, name, file, None if bounds is not None else show)
+            given = f"--{name}-features {file}" if options.metrics is None else f"--like {file.parent}"
+            _compare(features.ids, ids, name, file, given, None if bounds is not None else show)
             if bounds is not None:
-                _check_bounded(features, bounds, file, show)
+                _check_bounded(features, bounds, file, given, show)
             found.append(features)
         elif name == "action" and sample.action_bounds is not None:
             found.append(bounded(sample.action_bounds, params))
@@ -255,7 +256,7 @@ def _check_overrides(sample: FeatureSample, options: PrepareOptions, params: Nor
 
 
 def _check_bounded(
-    features: Features, logged: Mapping[str, tuple[float, float]], file: Path, show: Show | None
+    features: Features, logged: Mapping[str, tuple[float, float]], file: Path, given: str, show: Show | None
 ) -> None:
     """Refuse features that are not the bounds of all numbers of the log; show which numbers of the log exceed them.
 
@@ -263,21 +264,21 @@ def _check_bounded(
     """
     if unknown := [name for name in logged if name not in features.ids]:
         raise ConfigError(
-            f"actions of the log have {len(logged)} numbers, and --action-features {file} has no {unknown[0]}, but "
-            f"only {', '.join(features.ids[:8])}; a continuous action has the same numbers in both: correct the log, "
-            "or leave --like or --action-features out"
+            f"actions of the log have {len(logged)} numbers, and {given} has no {unknown[0]}, but only "
+            f"{', '.join(features.ids[:8])}; a continuous action has the same numbers in both: correct the log, or "
+            f"leave {given.partition(' ')[0]} out"
         )
     for name, feature in features.items():
         if feature.type != "continuous_action":
             raise ConfigError(
-                f"--action-features {file}: {name} is {feature.type}, and continuous actions have bounds; use "
+                f"{given}: {name} is {feature.type}, and continuous actions have bounds; use "
                 "type=continuous_action with min_value and max_value"
             )
         low, high = logged.get(name, (math.inf, -math.inf))
         assert feature.min_value is not None and feature.max_value is not None
         if max(-feature.min_value, feature.max_value) > LARGEST:
             raise ConfigError(
-                f"--action-features {file}: the bounds [{feature.min_value:g}, {feature.max_value:g}] of {name} are "
+                f"{given}: the bounds [{feature.min_value:g}, {feature.max_value:g}] of {name} are "
                 f"too large for 32 bits; give bounds within ±{LARGEST:.2g}"
             )
         if show is not None and exceeds(low, high, feature.min_value, feature.max_value):
@@ -295,11 +296,13 @@ def _check_metrics(logged: tuple[str, ...], wanted: tuple[str, ...] | None, path
         )
 
 
-def _compare(known: tuple[str, ...], logged: tuple[str, ...], name: str, file: Path, show: Show | None) -> None:
+def _compare(
+    known: tuple[str, ...], logged: tuple[str, ...], name: str, file: Path, given: str, show: Show | None
+) -> None:
     if not set(known) & set(logged):
         raise ConfigError(
-            f"--{name}-features {file} has none of the features of the log ({', '.join(logged[:5])}, ...); "
-            "was it made from another log?"
+            f"{given} has none of the {name} features of the log ({', '.join(logged[:5])}, ...); was it made from "
+            "another log?"
         )
     if show is None:
         return

@@ -127,6 +127,11 @@ def test_log_probabilities_of_names_become_propensities(tmp_path):
     assert any("propensities raised to 1.18e-38, the least that is kept: 3 decisions." in one for one in printed)
 
 
+def test_bounds_are_printed_with_the_digits_that_tell_them_apart(tmp_path):
+    _, printed = prepared(tmp_path, [row(i, [1e8 + 0.5 * i, 0.5 * i]) for i in range(4)])
+    assert any("action_0 in [100000000, 100000001.5], action_1 in [0, 1.5]" in line for line in printed), printed
+
+
 def test_bounds_can_be_given(tmp_path):
     rows = [row(i, action) for i, action in enumerate(ACTIONS)]
     data, _ = prepared(tmp_path, rows, norm={"action_bounds": "[-8, 8]"})
@@ -150,6 +155,12 @@ def test_actions_with_more_numbers_than_the_named_features_are_refused(tmp_path)
     with pytest.raises(ConfigError, match=said):
         prepared(tmp_path, longer, "other", **like)
     assert not (tmp_path / "other").exists()
+    said = r" 3 numbers, and --like .*/data has no action_2, .*: correct the log, or leave --like out$"
+    with pytest.raises(ConfigError, match=said):
+        prepared(tmp_path, longer, "other", **like, metrics=())
+    of_names = [one | {"action": {"x": 0.1, "y": 0.2 * i}} for i, one in enumerate(longer)]
+    with pytest.raises(ConfigError, match=r"^--like .*/data has none of the action features of the log \(x, y, "):
+        prepared(tmp_path, of_names, "other", **like, metrics=())
 
 
 def test_bounds_of_a_file_that_no_policy_could_take_are_refused(tmp_path):

@@ -403,7 +403,9 @@ def test_features_missing_from_the_file_are_skipped_and_reported(tmp_path):
     assert data.info.state_features == ("1", "2")
     assert any(line.startswith("state features that") and line.endswith("left out: 3") for line in printed)
     assert any(line.startswith("state features of") and line.endswith("no row has: 2") for line in printed)
-    with pytest.raises(ConfigError, match=r"state.json has none of the features of the log \(5"):
+    with pytest.raises(
+        ConfigError, match=r"--state-features .*state.json has none of the state features of the log \(5"
+    ):
         prepare(tmp_path, [row("x", 0, {"5": 1.0}, "a")], "other")
 
 

@@ -254,7 +254,7 @@ class Preparation:
             lines.append(why)
         if self.schema.continuous and self.schema.action is not None:
             bounds = ", ".join(
-                f"{name} in [{feature.min_value:g}, {feature.max_value:g}]"
+                f"{name} in {_interval(feature.min_value, feature.max_value)}"
                 for name, feature in self.schema.action.items()
             )
             lines.append(f"bounds of actions (--set action_bounds, or --action-features, sets others): {bounds}")
@@ -363,6 +363,13 @@ class Preparation:
             discrete = self.schema.action is None
             return no_lists(len(block), np.zeros(0, np.int32) if discrete else self._items(np.zeros((0, 0))))
         return Lists(lists.index, lists.offsets, self._items(lists.items))
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    """`[low, high]` with as many digits as tell both apart."""
+    assert low is not None and high is not None
+    digits = next((count for count in (6, 10) if f"{low:.{count}g}" != f"{high:.{count}g}"), 17)
+    return f"[{low:.{digits}g}, {high:.{digits}g}]"
 
 
 def _check_probabilities(block: Block, where: Callable[[int], str], why_parametric: str) -> None:
