@@ -35,9 +35,10 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Data
     eval_dataset = dataset if run.eval_data is None else _opened("eval_data", run.eval_data, verify, like=run.data)
     info = dataset.info
     if run.algo not in _ALGORITHMS_OF[info.kind]:
+        cloning = "; td3_bc with alpha=0 clones" if run.algo == "bc" else ""  # refused of these alone
         raise ConfigError(
             f"algo={run.algo} cannot learn from {run.data}: its actions are {info.kind}; use "
-            f"{_one_of(_ALGORITHMS_OF[info.kind])}"
+            f"{_one_of(_ALGORITHMS_OF[info.kind])}{cloning}"
         )
     for name in ("kind", "state_features", "actions", "action_features", "metrics"):
         if getattr(info, name) != getattr(eval_dataset.info, name):

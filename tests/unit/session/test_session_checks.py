@@ -289,6 +289,8 @@ def test_the_algorithms_that_fit_are_listed(tmp_path):
     data = str(made_data.continuous(tmp_path / "data"))
     with pytest.raises(ConfigError, match=r"its actions are continuous; use iql, td3_bc or cql$"):
         check_data(OfflineRun(data=data))
+    with pytest.raises(ConfigError, match=r"use iql, td3_bc or cql; td3_bc with alpha=0 clones$"):
+        check_data(OfflineRun(data=data, algo="bc"))
 
 
 def test_a_folder_named_like_a_framework_is_none(tmp_path, monkeypatch):
