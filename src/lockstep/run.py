@@ -10,12 +10,18 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-from lockstep.algorithms.dqn import DQNConfig
-from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
-from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
+from lockstep.algorithms.all import (
+    ALGORITHMS,
+    CONTINUOUS_LOGS,
+    JAX_OFFLINE_ALGORITHMS,
+    OFFLINE_ALGORITHMS,
+    AlgorithmConfig,
+    AlgorithmName,
+    OfflineConfig,
+    OfflineName,
+)
+from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.algorithms.ppo import PPOConfig
-from lockstep.algorithms.sac import SACConfig
-from lockstep.algorithms.td3 import TD3Config
 from lockstep.config import settings
 from lockstep.config.env import EnvConfig
 from lockstep.config.network import NetworkConfig, ScoreNetworkConfig, default_network, default_score_network
@@ -26,36 +32,12 @@ from lockstep.config.renamed import (
     known_settings,
     renaming_error,
 )
-from lockstep.config.run_base import RunBase
+from lockstep.config.run_base import RunBase, check_followed
 from lockstep.distributed.ranges import listed
 from lockstep.errors import ConfigError
 from lockstep.system.files import read_text
 from lockstep.world import World
 
-AlgorithmConfig = PPOConfig | DQNConfig | SACConfig | TD3Config
-"""The settings of an algorithm that learns in environments."""
-ALGORITHMS: Mapping[str, type[AlgorithmConfig]] = {
-    "ppo": PPOConfig,
-    "dqn": DQNConfig,
-    "sac": SACConfig,
-    "td3": TD3Config,
-}
-"""The settings class of each algorithm."""
-OfflineConfig = OfflineDQNConfig | CloningConfig | IQLConfig | TD3BCConfig | CQLConfig
-"""The settings of an algorithm that learns from logged data."""
-OFFLINE_ALGORITHMS: Mapping[str, type[OfflineConfig]] = {
-    "dqn": OfflineDQNConfig,
-    "parametric_dqn": OfflineDQNConfig,
-    "bc": CloningConfig,
-    "iql": IQLConfig,
-    "td3_bc": TD3BCConfig,
-    "cql": CQLConfig,
-}
-"""The settings class of each algorithm that learns from logged data."""
-CONTINUOUS_LOGS = (IQLConfig, TD3BCConfig, CQLConfig)
-"""Those for logged data with continuous actions."""
-JAX_OFFLINE_ALGORITHMS = ("dqn", "iql")
-"""Those of them that JAX has."""
 _OF_SIMULATOR = ("evaluate_every", "evaluate_episodes", "evaluate_video", "stop_return")
 """Settings of runs on logged data that need a task."""
 
@@ -66,7 +48,7 @@ class Run(RunBase):
 
     task: str
     """A Gymnasium id, a built-in `lockstep/...` id, or `module:Class` of your own environment."""
-    algo: Literal["ppo", "dqn", "sac", "td3"] = "ppo"
+    algo: AlgorithmName = "ppo"
     """Algorithm; decides what `algorithm` holds."""
     num_envs: int = 8
     """Environments stepped in parallel, all ranks together."""
@@ -88,6 +70,12 @@ class Run(RunBase):
         for name in ("num_envs", "total_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.ml_framework not in self.algorithm.FRAMEWORKS:
+            raise ConfigError(
+                f"algo={self.algo} does not exist with ml_framework={self.ml_framework}; use --ml-framework "
+                f"{' or '.join(sorted(self.algorithm.FRAMEWORKS))}, or another algorithm"
+            )
+        check_followed(self, self.algorithm.FOLLOWS, f"algo={self.algo} does not follow this setting")
         if self.ml_framework == "jax" and self.network.channels_last:
             raise ConfigError(
                 "network.channels_last=true is for ml_framework=torch: JAX's compiler chooses the layout; leave it out"
@@ -139,7 +127,7 @@ class OfflineRun(RunBase):
     """Prepared data that estimates are made on; `null`: the data to learn from."""
     task: str | None = None
     """A simulator, where there is one, to evaluate the policy in: a Gymnasium id."""
-    algo: Literal["dqn", "parametric_dqn", "bc", "iql", "td3_bc", "cql"] = "dqn"
+    algo: OfflineName = "dqn"
     """Algorithm; decides what `algorithm` holds. `bc` is behaviour cloning; the last three learn from continuous
     actions."""
     epochs: int = 100

@@ -126,6 +126,16 @@ def test_a_learner_without_its_methods_is_named(examples, tmp_path, monkeypatch)
         train(tmp_path, monkeypatch, Bare)
 
 
+@pytest.mark.parametrize("setting", [{"precision": "bfloat16"}, {"non_finite": "skip"}], ids=str)
+def test_a_setting_that_the_loop_does_not_follow_is_refused(examples, tmp_path, monkeypatch, setting):
+    monkeypatch.setattr(my_algorithm, "A2C", A2C)
+    run, name = replace(RUN, **setting), next(iter(setting))
+    with pytest.raises(ConfigError, match=rf"^{name}=\w+: A2C does not name it in FOLLOWS, .*; leave {name} out$"):
+        my_algorithm.train(0, run, run_dir=tmp_path / "refused")
+    monkeypatch.setattr(A2C, "FOLLOWS", frozenset({name}), raising=False)
+    my_algorithm.train(0, run, run_dir=tmp_path / "run")
+
+
 def loop(session, mistake):
     """One iteration, with a mistake."""
     policy = Policy(session.spec, RUN.network, seed=stream_seed(0, "init"))

@@ -18,11 +18,12 @@ from offline_runs import OfflineJob, small_offline, train_one
 from seam_world import run_listed
 
 from lockstep import World
+from lockstep.algorithms.all import JAX_OFFLINE_ALGORITHMS, OfflineConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
 from lockstep.data.dataset import Dataset
 from lockstep.record.progress import Progress
-from lockstep.run import JAX_OFFLINE_ALGORITHMS, OfflineConfig, OfflineRun
+from lockstep.run import OfflineRun
 from offline_policies import SMALL, part
 
 ROWS = 16

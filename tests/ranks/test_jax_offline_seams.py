@@ -4,7 +4,7 @@ import pytest
 import test_offline_seams as seams
 from offline_seams import KINDS, LEARNERS
 
-from lockstep.run import JAX_OFFLINE_ALGORITHMS
+from lockstep.algorithms.all import JAX_OFFLINE_ALGORITHMS
 
 pytest.importorskip("jax")
 

@@ -10,24 +10,23 @@ import pytest
 import yaml
 from pages import CHINESE, PAGES, ROOT, blocks, commands, name, prose, tables
 
-from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.all import ALGORITHMS, OFFLINE_ALGORITHMS
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
 from lockstep.algorithms.ppo import PPOConfig
-from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.task_defaults import BY_TASK, DQN, PPO
-from lockstep.algorithms.td3 import TD3Config
 from lockstep.config import settings
 from lockstep.config.run_base import RunBase
 from lockstep.data.preparation.identify import NormParams
 from lockstep.recipes import pong
 from lockstep.record.summary import empty_summary
-from lockstep.run import OFFLINE_ALGORITHMS, EnvConfig, NetworkConfig, OfflineRun, Run, ScoreNetworkConfig
+from lockstep.run import EnvConfig, NetworkConfig, OfflineRun, Run, ScoreNetworkConfig
 
 GUIDES = sorted(page for page in ROOT.glob("docs/guides/*.md") if not page.name.endswith(CHINESE))
 TRANSLATED = [ROOT / "README.md", ROOT / "docs/robot-workflows.md", *GUIDES]
 SIDE = {".md": ", each rank", CHINESE: "，每个 rank"}
 REQUIRED = ("task", "data")
+LISTS = ("README.md", "docs/settings.md", "docs/metrics.md")
 PARTS = (("", Run), ("", PPOConfig), ("network.", NetworkConfig), ("env.", EnvConfig))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 DEFINED = re.compile(r"(?<=def )\w+|(?<=self\.)\w+|^    \w+(?=:)", re.MULTILINE)
@@ -87,10 +86,7 @@ def test_the_translation_is_chinese(page):
 @pytest.mark.parametrize(
     ("page", "config"),
     [
-        ("docs/algorithms/ppo.md", PPOConfig()),
-        ("docs/algorithms/dqn.md", DQNConfig()),
-        ("docs/algorithms/sac.md", SACConfig()),
-        ("docs/algorithms/td3.md", TD3Config()),
+        *((f"docs/algorithms/{algo}.md", config()) for algo, config in ALGORITHMS.items()),
         ("docs/networks.md", NetworkConfig()),
         ("docs/settings.md", Run(task="any")),
         ("docs/settings.md", EnvConfig()),
@@ -117,6 +113,15 @@ def test_every_setting_is_documented_with_its_default(page, config):
             assert yaml.safe_load(default.strip("`")) == settings.plain(config)[field.name], field.name
 
 
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_pages_list_every_algorithm(algo):
+    readme, settings_page, metrics = ((ROOT / page).read_text() for page in LISTS)
+    assert f"algorithms/{algo}.md" in readme
+    assert f"algorithms/{algo}.md" in settings_page
+    assert f"`{algo}`" in next(line for line in settings_page.splitlines() if line.startswith("| `algo` |"))
+    assert algo in re.findall(r"\w+", " ".join(re.findall("^### .*", metrics, re.MULTILINE)).lower())
+
+
 @pytest.mark.parametrize("algo", OFFLINE_ALGORITHMS)
 def test_settings_page_has_the_defaults_on_logged_data(algo):
     column = 1 + list(OFFLINE_ALGORITHMS).index(algo)
@@ -137,10 +142,7 @@ def test_settings_of_preparing_have_their_defaults():
 @pytest.mark.parametrize(
     ("page", "configs"),
     [
-        ("docs/algorithms/ppo.md", [PPOConfig]),
-        ("docs/algorithms/dqn.md", [DQNConfig]),
-        ("docs/algorithms/sac.md", [SACConfig]),
-        ("docs/algorithms/td3.md", [TD3Config]),
+        *((f"docs/algorithms/{algo}.md", [config]) for algo, config in ALGORITHMS.items()),
         ("docs/networks.md", [NetworkConfig]),
         ("docs/settings.md", [Run, EnvConfig]),
         ("docs/algorithms/offline.md", [OfflineDQNConfig, CloningConfig]),
@@ -156,7 +158,7 @@ def test_no_setting_is_documented_that_does_not_exist(page, configs):
 
 
 @pytest.mark.parametrize(
-    "page", [f"docs/algorithms/{name}.md" for name in ("ppo", "dqn", "sac", "td3", "offline", "offline-continuous")]
+    "page", [f"docs/algorithms/{name}.md" for name in (*ALGORITHMS, "offline", "offline-continuous")]
 )
 def test_equations_stand_in_the_code(page):
     rows = tables((ROOT / page).read_text(), "equation")

@@ -2,16 +2,18 @@
 
 import ast
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from sources import tree_of
 
-from lockstep.algorithms import dqn, offline, ppo, sac, td3
+from lockstep.algorithms import offline
+from lockstep.algorithms.all import ALGORITHMS
 from lockstep.cli.sweep.sweep_file import metric_names
 from lockstep.distributed.timers import PHASES
 from lockstep.estimators import result as told
-from lockstep.run import ALGORITHMS, OfflineRun, Run
+from lockstep.run import OfflineRun, Run
 
 ROOT = Path(__file__).parents[2]
 # A metric by its whole name between backticks, such as `loss/policy`; paths and commands have a dot, a space or more.
@@ -24,7 +26,9 @@ def documented(text: str) -> set[str]:
 
 def emitted() -> set[str]:
     """Names of the algorithms' tables, and the keys written in record/: `metrics["..."] = `, the phases' filled in."""
-    names = {*ppo.METRICS, *dqn.METRICS, *sac.METRICS, *td3.METRICS, *offline.METRICS, *told.METRICS}
+    names = {*offline.METRICS, *told.METRICS}
+    for algo in ALGORITHMS:
+        names |= {*import_module(f"lockstep.algorithms.{algo}").METRICS}
     for path in (ROOT / "src/lockstep/record").glob("*.py"):
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Assign):

@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lockstep.algorithms import checks
+from lockstep.algorithms.interface import ALL_SETTINGS
 from lockstep.algorithms.replay import VALUE_METRICS, ReplayConfig
 from lockstep.errors import ConfigError
 
@@ -22,6 +23,20 @@ METRICS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DQNConfig(ReplayConfig):
     """Deep Q-learning. Every count is global: summed over all ranks. Scaling out changes no number here."""
+
+    FRAMEWORKS: ClassVar[frozenset[str]] = frozenset({"torch", "jax"})
+    FOLLOWS: ClassVar[frozenset[str]] = ALL_SETTINGS
+    SAVED: ClassVar[tuple[str, ...]] = (
+        "dueling",
+        "value_distribution",
+        "num_atoms",
+        "v_min",
+        "v_max",
+        "num_quantiles",
+        "noisy",
+        "noisy_std",
+        "epsilon_end",
+    )
 
     updates_per_step: float = 0.25
     """Gradient steps per environment step of all ranks together."""

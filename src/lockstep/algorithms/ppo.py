@@ -1,9 +1,10 @@
 """Config and metric names of PPO, shared by all backends."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lockstep.algorithms import checks
+from lockstep.algorithms.interface import ALL_SETTINGS
 from lockstep.errors import SHARDS, ConfigError
 
 LOSS_METRICS = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")
@@ -28,6 +29,10 @@ BOUND = 1.1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPOConfig:
     """Every count is global: summed over all ranks. Scaling out changes no number here."""
+
+    FRAMEWORKS: ClassVar[frozenset[str]] = frozenset({"torch", "jax"})
+    FOLLOWS: ClassVar[frozenset[str]] = ALL_SETTINGS
+    SAVED: ClassVar[tuple[str, ...]] = ()
 
     num_steps: int = 128
     """Steps of each environment in one rollout (T)."""

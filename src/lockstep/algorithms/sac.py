@@ -5,9 +5,10 @@ sent in one message; then all parameters move, and the target critics follow the
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lockstep.algorithms import checks
+from lockstep.algorithms.interface import ALL_SETTINGS
 from lockstep.algorithms.replay import VALUE_METRICS, ReplayConfig
 from lockstep.errors import ConfigError
 
@@ -36,6 +37,10 @@ class SACConfig(ReplayConfig):
 
     In the first `learning_starts` steps actions are uniformly random within their bounds.
     """
+
+    FRAMEWORKS: ClassVar[frozenset[str]] = frozenset({"torch", "jax"})
+    FOLLOWS: ClassVar[frozenset[str]] = ALL_SETTINGS
+    SAVED: ClassVar[tuple[str, ...]] = ("num_critics", "layer_norm", "alpha")
 
     learning_rate: float = 3e-4
     """Adam's step size of the policy and of the temperature, at the start."""

@@ -5,9 +5,10 @@ critics move, and, in every `policy_delay`-th step, the policy and both target n
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lockstep.algorithms import checks
+from lockstep.algorithms.interface import ALL_SETTINGS
 from lockstep.algorithms.replay import VALUE_METRICS, ReplayConfig
 
 POLICY_METRICS = ("loss/policy",)
@@ -34,6 +35,10 @@ class TD3Config(ReplayConfig):
     DDPG is `num_critics=1`, `policy_delay=1`, `target_noise=0`. In the first `learning_starts` steps actions are
     uniformly random within their bounds.
     """
+
+    FRAMEWORKS: ClassVar[frozenset[str]] = frozenset({"torch", "jax"})
+    FOLLOWS: ClassVar[frozenset[str]] = ALL_SETTINGS
+    SAVED: ClassVar[tuple[str, ...]] = ("num_critics", "layer_norm", "exploration_noise")
 
     learning_rate: float = 3e-4
     """Adam's step size of the policy at the start."""

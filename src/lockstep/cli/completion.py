@@ -107,8 +107,9 @@ def _run(args: argparse.Namespace) -> Any:
         from lockstep.data.preparation.identify import NormParams
 
         return NormParams()
+    from lockstep.algorithms.all import ALGORITHMS
     from lockstep.cli.unknown_arguments import run_of
-    from lockstep.run import ALGORITHMS, Run
+    from lockstep.run import Run
 
     if ".py" in (getattr(args, "target", None) or ""):
         return Run(task="any", algo=args.algo if args.algo in ALGORITHMS else "ppo")

@@ -62,8 +62,9 @@ def _split_argument(word: str, given: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _is_switch(flag: str) -> bool:
+    from lockstep.algorithms.all import ALGORITHMS
     from lockstep.config.renamed import is_switch, known_settings
-    from lockstep.run import ALGORITHMS, Run
+    from lockstep.run import Run
 
     known: dict[str, Any] = {}
     for algo in ALGORITHMS:
@@ -78,8 +79,9 @@ def run_of(args: argparse.Namespace, *, task_defaults: bool = True) -> "AnyRun":
         args: of the command line.
         task_defaults: as of `requested_run`, which makes an environment for them.
     """
+    from lockstep.algorithms.all import ALGORITHMS, OFFLINE_ALGORITHMS
     from lockstep.cli.request import requested_run
-    from lockstep.run import ALGORITHMS, OFFLINE_ALGORITHMS, OfflineRun, Run
+    from lockstep.run import OfflineRun, Run
 
     if getattr(args, "part", None) is not None:
         return OfflineRun(data="any", algo=args.algo if args.algo in OFFLINE_ALGORITHMS else "dqn")

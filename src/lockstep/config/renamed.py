@@ -7,12 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, cast
 
-from lockstep.algorithms.dqn import DQNConfig
-from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
-from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
-from lockstep.algorithms.ppo import PPOConfig
-from lockstep.algorithms.sac import SACConfig
-from lockstep.algorithms.td3 import TD3Config
+from lockstep.algorithms.all import ALGORITHMS, OFFLINE_ALGORITHMS
 from lockstep.config.absent import ABSENT
 from lockstep.config.settings import as_text
 from lockstep.config.synonyms import SYNONYMS, Known, Synonym
@@ -29,10 +24,7 @@ _BY_NAME: dict[str, list[Synonym]] = {}
 for _synonym in SYNONYMS:
     for _name in _synonym.names.split():
         _BY_NAME.setdefault(_name, []).append(_synonym)
-_ONLINE = (PPOConfig, DQNConfig, SACConfig, TD3Config)
-_OFFLINE = (OfflineDQNConfig, CloningConfig, IQLConfig, TD3BCConfig, CQLConfig)
-_ALGORITHMS = (*_ONLINE, *_OFFLINE)
-_OF_ALGORITHMS = {item.name for cls in _ALGORITHMS for item in fields(cls)}
+_OF_ALGORITHMS = {item.name for cls in (*ALGORITHMS.values(), *OFFLINE_ALGORITHMS.values()) for item in fields(cls)}
 
 
 def check_names(run: object, given: Mapping[str, Any], how: How) -> None:

@@ -1,9 +1,12 @@
 """The settings of every run."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from lockstep.algorithms.interface import LEFT_TO_LOOPS
+from lockstep.config.settings import as_text
 from lockstep.errors import SHARDS, ConfigError
 from lockstep.world import World
 
@@ -159,3 +162,17 @@ class RunBase:
                 f"shard_threads={self.shard_threads}: ml_framework=jax computes a pinned shard on one thread; leave it "
                 "out, or use --ml-framework torch"
             )
+
+
+def check_followed(run: RunBase, follows: Collection[str], reason: str) -> None:
+    """Raise `ConfigError` for a setting that only the code of an algorithm can follow, if it does not.
+
+    Args:
+        run: the config.
+        follows: the settings in `LEFT_TO_LOOPS` that the code follows.
+        reason: says of another one that it is not followed, for the message.
+    """
+    for name, neutral in LEFT_TO_LOOPS.items():
+        value = getattr(run, name)
+        if name not in follows and value not in neutral:
+            raise ConfigError(f"{name}={as_text(value)}: {reason}; leave {name} out")

@@ -32,7 +32,8 @@ _FEW = 12
 @functools.cache
 def _hints(node: type) -> dict[str, Any]:
     """The types of a dataclass' fields by name."""
-    return get_type_hints(node)
+    hints = get_type_hints(node)
+    return {item.name: hints[item.name] for item in fields(node)}
 
 
 def parse(text: str, where: str) -> Any:

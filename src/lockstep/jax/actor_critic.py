@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lockstep.algorithms.interface import ALL_SETTINGS
 from lockstep.algorithms.replay import VALUE_METRICS
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
@@ -84,6 +85,8 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         flat_critics: layout of the parameters of the critics.
         flat_target: layout of the parameters of the target networks.
     """
+
+    FOLLOWS = ALL_SETTINGS
 
     def __init__(  # noqa: PLR0913  # of subclasses alone, which name what is theirs
         self,

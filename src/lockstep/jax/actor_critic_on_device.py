@@ -319,9 +319,9 @@ def train(session: Session) -> None:
     """Collect and learn on the devices until all ranks together have taken `run.total_steps` steps."""
     run, comm, timers = session.run, session.comm, session.timers
     check_task(run, session.spec)
-    make = SAC if run.algo == "sac" else TD3
     config = run.algorithm
     assert isinstance(config, SACConfig | TD3Config)
+    make = SAC if isinstance(config, SACConfig) else TD3
     session.check_shards(run.num_envs)
     policy = ContinuousPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init"))
     learner = make(run, policy, comm, on_device=True)

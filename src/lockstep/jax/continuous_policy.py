@@ -18,13 +18,13 @@ from jax import Array, lax
 
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
+from lockstep.config.network import NetworkConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.sampling import NoisyDeterministic
 from lockstep.jax.distributions import SquashedGaussian
 from lockstep.jax.encoders import ACTIVATIONS, InitStreams, Mlp, cast_inputs, init_streams, orthogonal, uniform_layer
 from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.jax.products import batched_product, product
-from lockstep.run import NetworkConfig
 
 LOG_ALPHA = "temperature.log_alpha"
 """Name of the logarithm of a learned temperature among a policy's parameters."""

@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.algorithms.dqn import METRICS, DQNConfig
+from lockstep.algorithms.interface import ALL_SETTINGS
 from lockstep.algorithms.replay import VALUE_METRICS
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.acting import ActorWithState
@@ -78,6 +79,8 @@ class DQN:
     State across updates: `state`, each shard's replay buffer and random stream, and `counters`: gradient steps
     taken, the environment step at which learning may start, and the pending fraction of a gradient step.
     """
+
+    FOLLOWS = ALL_SETTINGS
 
     def __init__(self, run: Run, policy: QPolicy, comm: Comm) -> None:
         config = run.algorithm

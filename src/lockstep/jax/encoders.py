@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from lockstep.config.network import NetworkConfig
 from lockstep.envs.spec import EnvSpec, ImagePart, number_columns
 from lockstep.jax.flat import Params, subtree, with_prefix
-from lockstep.run import NetworkConfig
 from lockstep.session.encoder_choice import CONVOLUTIONS, check_encoder, encoder_of
 from lockstep.world import stream
 

@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, assert_never, cast
 
 import jax
 import numpy as np
 
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
+from lockstep.config.network import NetworkConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.normalize import RunningMoments
 from lockstep.jax.continuous_policy import ContinuousPolicy
@@ -16,7 +20,7 @@ from lockstep.jax.networks import ActingPolicy, AnyPolicy, Policy, actor_of
 from lockstep.jax.q_networks import QPolicy
 from lockstep.jax.scoring.offline_policy import OfflinePolicy, offline_policy_from_file, save_offline_policy
 from lockstep.record.evaluations import Evaluated
-from lockstep.run import AnyRun, NetworkConfig, Run
+from lockstep.run import AnyRun, Run
 from lockstep.session import policy_file
 from lockstep.session.critic_moments import take_over
 from lockstep.session.evaluation import Player
@@ -107,11 +111,15 @@ def player_from(path: Path, metadata: Mapping[str, Any], arrays: Mapping[str, np
 
 def _policy_of(about: PolicySpec) -> ActingPolicy:
     """A new policy of the kind that a file describes."""
-    if about.algorithm is None:
-        return Policy(about.spec, about.network)
-    if isinstance(about.algorithm, DQNConfig):
-        return QPolicy(about.spec, about.network, about.algorithm)
-    return ContinuousPolicy(about.spec, about.network, about.algorithm)
+    match about.algorithm:
+        case PPOConfig():
+            return Policy(about.spec, about.network, algorithm=about.algorithm)
+        case DQNConfig():
+            return QPolicy(about.spec, about.network, about.algorithm)
+        case SACConfig() | TD3Config():
+            return ContinuousPolicy(about.spec, about.network, about.algorithm)
+        case _:
+            assert_never(about.algorithm)
 
 
 def _signature(

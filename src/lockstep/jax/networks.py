@@ -12,6 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lockstep.algorithms.all import AlgorithmConfig
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.config.network import NetworkConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.numpy_actor import Layer, NumpyActor, NumpyCell, RecurrentNumpyActor
 from lockstep.experience.rollout import Sampler
@@ -33,7 +36,6 @@ from lockstep.jax.q_networks import QNetwork, QPolicy
 from lockstep.jax.recurrent import RecurrentLayers, Sequences
 from lockstep.jax.scoring.offline_policy import OfflinePolicy
 from lockstep.jax.user_network import UserNetwork
-from lockstep.run import NetworkConfig
 from lockstep.session.checks import check_critic_observation
 
 
@@ -175,6 +177,7 @@ class Policy:
 
     Attributes:
         spec: of the environments.
+        algorithm: by which it learns, for its policy file; without one given, PPO with default settings.
         network: the network.
         distribution: of actions.
         sampler: samples actions on the host.
@@ -183,9 +186,12 @@ class Policy:
         actor_state_size: A.
     """
 
-    def __init__(self, spec: EnvSpec, config: NetworkConfig, seed: int = 0) -> None:
+    def __init__(
+        self, spec: EnvSpec, config: NetworkConfig, seed: int = 0, *, algorithm: AlgorithmConfig | None = None
+    ) -> None:
         check_critic_observation(config, spec)
         self.spec = spec
+        self.algorithm = algorithm or PPOConfig()
         self.distribution = distribution_of(
             spec.action, self._log_std, config.initial_log_std, state_dependent_std=config.state_dependent_std
         )

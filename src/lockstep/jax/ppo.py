@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lockstep.algorithms.interface import ALL_SETTINGS
 from lockstep.algorithms.ppo import BOUND, LOSS_METRICS, METRICS, PPOConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.envs.joined_groups import split_groups
@@ -47,6 +48,8 @@ class PPO:
     `state`, the normalizers, and of each shard its minibatch stream and the state of a recurrent critic, persist across
     updates. `loss` and `learn` are pure functions that other compiled loops may call.
     """
+
+    FOLLOWS = ALL_SETTINGS
 
     def __init__(self, run: Run, policy: Policy, comm: Comm, *, in_loop: bool = False) -> None:
         """`in_loop`: `learn` is called within a compiled loop."""

@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.config.network import NetworkConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.exploration import EpsilonGreedy, NoisyActor
 from lockstep.jax.encoders import (
@@ -29,7 +30,6 @@ from lockstep.jax.encoders import (
 )
 from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.jax.user_network import UserNetwork
-from lockstep.run import NetworkConfig
 from lockstep.session.checks import check_custom_heads
 
 Noise = Sequence[tuple[Array, Array]]

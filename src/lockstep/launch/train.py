@@ -30,7 +30,7 @@ from lockstep.record.pending_run import PendingRun
 from lockstep.record.summary import signal_of
 from lockstep.run import AnyRun, OfflineRun, Run, check_setting_names, override
 from lockstep.session.env_checks.before_run import check_before_run
-from lockstep.session.placement import learns_on_device
+from lockstep.session.placement import JAX_DEVICE_LOOPS, learns_on_device
 from lockstep.session.profile import check_profile
 from lockstep.session.resume import ended_summary, load_resumption, nothing_left, prepare
 from lockstep.session.run_checks import check_run
@@ -233,7 +233,7 @@ def _loop_of(run: AnyRun) -> tuple[Callable[..., "AnySession"], Callable[[Any], 
         return _offline_loop_of(run)
     framework, loop = run.ml_framework, run.algo
     if framework == "jax" and learns_on_device(run):
-        loop = "ppo_on_device" if loop == "ppo" else "actor_critic_on_device"
+        loop = JAX_DEVICE_LOOPS[loop]
     session = import_module(f"lockstep.{framework}.session").Session
     return session, import_module(f"lockstep.{framework}.{loop}").train
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.algorithms.replay import ReplayConfig
 from lockstep.envs.load import absolute, portable
 from lockstep.run import OfflineRun, Run, SomeRun
 
@@ -45,6 +46,6 @@ def _with_folders(run: SomeRun, change: Callable[[str], str]) -> SomeRun:
     if isinstance(run, OfflineRun):
         given = {"data": run.data, "eval_data": run.eval_data, "model_path": run.model_path}
         renamed = {name: path and change(path) for name, path in given.items()}
-    elif not isinstance(run.algorithm, PPOConfig) and run.algorithm.replay_path is not None:
+    elif isinstance(run.algorithm, ReplayConfig) and run.algorithm.replay_path is not None:
         renamed["algorithm"] = replace(run.algorithm, replay_path=change(run.algorithm.replay_path))
     return replace(run, **renamed)

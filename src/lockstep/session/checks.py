@@ -2,7 +2,7 @@
 
 import warnings
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import SHORTEST_SEQUENCE, PPOConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
+from lockstep.config.network import NetworkConfig
 from lockstep.config.settings import as_text
 from lockstep.envs.drawing import other_mujoco_gl, picture_of
 from lockstep.envs.make import make_vector_env
@@ -17,7 +18,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.exploration import EpsilonGreedy
 from lockstep.record.trackers.open import check_trackers
-from lockstep.run import AnyRun, NetworkConfig, Run
+from lockstep.run import AnyRun, Run
 from lockstep.session.encoder_choice import check_encoder, only_convolves
 from lockstep.session.placement import check_placement, learns_on_device
 
@@ -58,25 +59,15 @@ def check_task(run: Run, spec: EnvSpec) -> None:
         )
     check_agents(run.num_envs, run.num_shards or 1, spec)
     check_placement(run)
-    if isinstance(config, DQNConfig):
-        if run.env.critic_keys:
-            raise ConfigError(f"env.critic_keys={list(run.env.critic_keys)}: algo=dqn has no critic; leave it out")
-        if run.network.module is not None:
-            check_custom_heads(run.network.module, config)
-        try:
-            EpsilonGreedy(spec.action)
-        except ConfigError as error:
-            raise ConfigError(f"task={run.task}: {error}") from None
-    elif isinstance(config, SACConfig | TD3Config):
-        _check_actor_critic(run, spec)
-    elif config.bounds_loss_coef > 0 and spec.action.kind != "continuous":
-        raise ConfigError(
-            f"bounds_loss_coef={config.bounds_loss_coef} is for continuous actions; those of task={run.task} are "
-            f"{spec.action.kind}: use 0"
-        )
-    elif config.normalize_observation and spec.image is not None:
-        raise ConfigError("normalize_observation=true is for vectors; the network scales images: set it false")
-    _check_kl_reference(run, spec)
+    match config:
+        case PPOConfig():
+            _check_ppo(run, config, spec)
+        case DQNConfig():
+            _check_dqn(run, config, spec)
+        case SACConfig() | TD3Config():
+            _check_actor_critic(run, spec)
+        case _:
+            assert_never(config)
     check_encoder(run.network, spec)
     check_critic_observation(run.network, spec)
     _check_heads(run, spec)
@@ -94,6 +85,30 @@ def check_agents(num_envs: int, num_shards: int, spec: EnvSpec) -> None:
             f"num_envs={num_envs} counts agents, and each of {num_shards} shards needs whole environments of "
             f"{spec.num_agents} agents; use {f'{below} or ' if below else ''}{above}"
         )
+
+
+def _check_ppo(run: Run, config: PPOConfig, spec: EnvSpec) -> None:
+    """Raise `ConfigError` for a task that settings of PPO do not fit."""
+    if config.bounds_loss_coef > 0 and spec.action.kind != "continuous":
+        raise ConfigError(
+            f"bounds_loss_coef={config.bounds_loss_coef} is for continuous actions; those of task={run.task} are "
+            f"{spec.action.kind}: use 0"
+        )
+    if config.normalize_observation and spec.image is not None:
+        raise ConfigError("normalize_observation=true is for vectors; the network scales images: set it false")
+    _check_kl_reference(run, config.kl_reference, spec)
+
+
+def _check_dqn(run: Run, config: DQNConfig, spec: EnvSpec) -> None:
+    """Raise `ConfigError` for a task or a network that DQN does not support."""
+    if run.env.critic_keys:
+        raise ConfigError(f"env.critic_keys={list(run.env.critic_keys)}: algo=dqn has no critic; leave it out")
+    if run.network.module is not None:
+        check_custom_heads(run.network.module, config)
+    try:
+        EpsilonGreedy(spec.action)
+    except ConfigError as error:
+        raise ConfigError(f"task={run.task}: {error}") from None
 
 
 def _check_actor_critic(run: Run, spec: EnvSpec) -> None:
@@ -177,10 +192,9 @@ def check_critic_observation(config: NetworkConfig, spec: EnvSpec) -> None:
         )
 
 
-def _check_kl_reference(run: Run, spec: EnvSpec) -> None:
-    if not isinstance(run.algorithm, PPOConfig) or run.algorithm.kl_reference == "rollout":
+def _check_kl_reference(run: Run, reference: str, spec: EnvSpec) -> None:
+    if reference == "rollout":
         return
-    reference = run.algorithm.kl_reference
     if run.ml_framework == "jax":
         raise ConfigError(f"kl_reference={reference} is not available in JAX; use rollout")
     if spec.action.kind != "continuous":

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from lockstep.config.network import NetworkConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
-from lockstep.run import NetworkConfig
 
 CONVOLUTIONS: Mapping[str, tuple[tuple[int, int, int], ...]] = {
     "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),

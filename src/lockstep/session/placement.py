@@ -1,6 +1,5 @@
 """Where a run steps its environments: on the device of the policy, or on the host."""
 
-from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
 from lockstep.config.settings import as_text
@@ -9,13 +8,18 @@ from lockstep.errors import ConfigError
 from lockstep.run import Run
 from lockstep.system.nvidia import jax_finds_gpu
 
+TORCH_ON_DEVICE = ("ppo",)
+"""The algorithms that learn from environments on torch tensors where these are."""
+JAX_DEVICE_LOOPS = {"ppo": "ppo_on_device", "sac": "actor_critic_on_device", "td3": "actor_critic_on_device"}
+"""The algorithms that step environments written in JAX inside their compiled updates, and the modules of `lockstep.jax`
+with that loop."""
 MOVE_TO_HOST = ("prioritized", "replay_path", "replay_device")
 """Settings of the replay buffer that may need the transitions to be collected on the host, in JAX."""
 
 
 def check_placement(run: Run) -> None:
     """Raise `ConfigError` if environments would be on a device that this algorithm, task or frame stacking lacks."""
-    on_device = ("ppo",) if run.ml_framework == "torch" else ("ppo", "sac", "td3")
+    on_device = TORCH_ON_DEVICE if run.ml_framework == "torch" else JAX_DEVICE_LOOPS
     if run.env.placement == "device" and run.algo not in on_device:
         raise ConfigError(
             f"env.placement=device: algo={run.algo} with ml_framework={run.ml_framework} steps environments on the "
@@ -40,7 +44,7 @@ def learns_on_device(run: Run) -> bool:
     # On CPUs convolutions are many times slower within compiled loops.
     on_gpu = run.device != "cpu" and jax_finds_gpu()
     preferred = run.task != PIXELS_OF_BOTH or on_gpu
-    if isinstance(config, DQNConfig) or not stays_on_device(run.task, run.env, "jax", preferred=preferred):
+    if run.algo not in JAX_DEVICE_LOOPS or not stays_on_device(run.task, run.env, "jax", preferred=preferred):
         return False
     if isinstance(config, SACConfig | TD3Config):
         not_the_device = config.replay_device == ("cpu" if on_gpu else "cuda")

@@ -14,10 +14,10 @@ from typing import Any, Protocol, cast
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from lockstep.algorithms.all import ALGORITHMS, AlgorithmConfig
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
-from lockstep.algorithms.sac import SACConfig
-from lockstep.algorithms.td3 import TD3Config
+from lockstep.config.network import NetworkConfig
 from lockstep.config.settings import as_text, updated
 from lockstep.envs.make import env_spec
 from lockstep.envs.spec import EnvSpec
@@ -27,7 +27,7 @@ from lockstep.record import checkpoint
 from lockstep.record.array_file import write_arrays
 from lockstep.record.evaluations import Evaluated, best_evaluation
 from lockstep.record.run_dir import EVALUATIONS_FILE, RUN_FILE
-from lockstep.run import ALGORITHMS, NetworkConfig, OfflineRun, from_dict, load
+from lockstep.run import OfflineRun, from_dict, load
 from lockstep.session import critic_moments
 
 POLICY_FILE = "policy.safetensors"
@@ -39,22 +39,6 @@ _EVALUATION = "evaluation"
 _NORMALIZER = "normalizer."
 _FORMAT = 3
 """Files of format 1 have no `algo`; they hold PPO policies. Those before 3 have no normalizers of a critic's."""
-_SAVED_SETTINGS: Mapping[type, tuple[str, ...]] = {
-    DQNConfig: (
-        "dueling",
-        "value_distribution",
-        "num_atoms",
-        "v_min",
-        "v_max",
-        "num_quantiles",
-        "noisy",
-        "noisy_std",
-        "epsilon_end",
-    ),
-    SACConfig: ("num_critics", "layer_norm", "alpha"),
-    TD3Config: ("num_critics", "layer_norm", "exploration_noise"),
-}
-"""The settings of an algorithm that are saved: those that define its networks and how it acts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +48,15 @@ class PolicySpec:
     task: str
     spec: EnvSpec
     network: NetworkConfig
-    algorithm: DQNConfig | SACConfig | TD3Config | None
-    """The settings, of which only `_SAVED_SETTINGS` are written to the file; None for PPO."""
+    algorithm: AlgorithmConfig
+    """The settings, of which only those that its class names as `SAVED` are written to the file."""
     observation_limit: float = LIMIT
     """Limit of normalized observations, in standard deviations."""
 
     @property
     def algo(self) -> str:
         """The name of the algorithm."""
-        return next((name for name, cls in ALGORITHMS.items() if type(self.algorithm) is cls), "ppo")
+        return next(name for name, cls in ALGORITHMS.items() if type(self.algorithm) is cls)
 
     def to_dict(self) -> dict[str, Any]:
         """The metadata of a file."""
@@ -82,7 +66,7 @@ class PolicySpec:
             "network": asdict(self.network),
             "spec": self.spec.to_dict(),
             "algo": self.algo,
-            "algorithm": _saved_settings(self.algorithm),
+            "algorithm": {name: getattr(self.algorithm, name) for name in self.algorithm.SAVED},
             "observation_limit": self.observation_limit,
         }
 
@@ -94,7 +78,7 @@ class PolicySpec:
             task=data["task"],
             spec=EnvSpec.from_dict(data["spec"]),
             network=updated(NetworkConfig(), data["network"]),
-            algorithm=None if settings is PPOConfig else updated(cast(Any, settings()), data["algorithm"]),
+            algorithm=updated(settings(), data.get("algorithm", {})),
             observation_limit=data.get("observation_limit", LIMIT),
         )
 
@@ -107,10 +91,15 @@ class SomePolicy(Protocol):
         """Of the environments."""
         ...
 
+    @property
+    def algorithm(self) -> AlgorithmConfig:
+        """The settings of the algorithm that it learns by."""
+        ...
+
 
 def policy_spec_of(policy: SomePolicy, task: str, network: NetworkConfig) -> PolicySpec:
-    """The `PolicySpec` of a policy; that of PPO has no `algorithm`."""
-    return PolicySpec(task=task, spec=policy.spec, network=network, algorithm=getattr(policy, "algorithm", None))
+    """The `PolicySpec` of a policy."""
+    return PolicySpec(task=task, spec=policy.spec, network=network, algorithm=policy.algorithm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +204,12 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     if isinstance(run.algorithm, PPOConfig):
         moments = [name for name in tensors if name.startswith("observations.") or critic_moments.is_of_critic(name)]
         arrays |= {_NORMALIZER + name.removeprefix("observations."): tensors[name] for name in moments}
-    config = None if isinstance(run.algorithm, PPOConfig) else run.algorithm
     limit = run.algorithm.observation_limit if isinstance(run.algorithm, PPOConfig) else LIMIT
     spec = PolicySpec(
         task=run.task,
         spec=env_spec(run.task, run.env),
         network=run.network,
-        algorithm=config,
+        algorithm=run.algorithm,
         observation_limit=limit,
     )
     return json.loads(json.dumps(spec.to_dict())), arrays  # JSON turns tuples into lists, as in a file
@@ -395,7 +383,3 @@ def no_simulator_error(path: Path | str) -> ConfigError:
 def damaged_error(path: Path) -> ConfigError:
     """The error for a file whose arrays do not fit its network."""
     return ConfigError(f"{path} does not hold the network that it describes, or is damaged")
-
-
-def _saved_settings(config: DQNConfig | SACConfig | TD3Config | None) -> dict[str, Any]:
-    return {} if config is None else {name: getattr(config, name) for name in _SAVED_SETTINGS[type(config)]}

@@ -224,7 +224,9 @@ def _effect_of_change(name: str, run: Mapping[str, Any]) -> str:
 
 def _check_stays_on_device(saved: AnyRun, now: AnyRun) -> None:
     """Raise `ConfigError` for settings of the replay that would move environments from the device to the host."""
-    if not (isinstance(saved, Run) and isinstance(now, Run)) or now.ml_framework != "jax" or now.algo == "ppo":
+    if not (isinstance(saved, Run) and isinstance(now, Run)) or now.ml_framework != "jax":
+        return
+    if not isinstance(now.algorithm, ReplayConfig):
         return
     on_its_own = replace(now, env=replace(now.env, placement="auto"))
     if not learns_on_device(saved) or learns_on_device(on_its_own):

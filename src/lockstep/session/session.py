@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
+from lockstep.config.run_base import check_followed
 from lockstep.distributed import stacks
 from lockstep.distributed.agreement import check_different
 from lockstep.distributed.timers import CHECKPOINT, EVALUATE, OTHER, RecordedTimers, Timers
@@ -283,11 +284,17 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             learner: checkpointed by its `shared_tensors`, into which a resumed run writes (JAX: `shared_arrays`,
                 `load_shared` and, for several devices, `state`), `shard_state` and `restore_shard`. There, the names of
                 the policy's tensors begin with `policy.`: `lockstep evaluate RUN --checkpoint N` reads these. Only a
-                learner of the same class resumes the run.
+                learner of the same class resumes the run. Its `FOLLOWS`, if it has that attribute, names the settings
+                among `precision`, `compile`, `capture` and `non_finite` that its loop follows.
             observation_moments: normalizer of the policy's observations, if any.
             critic_moments: normalizers of what its value network learns from, by name: `critic_observations`,
                 `returns`, `values`.
+
+        Raises:
+            ConfigError: the run has one of those settings that the loop does not follow.
         """
+        not_followed = f"{type(learner).__name__} does not name it in FOLLOWS, the settings that its loop follows"
+        check_followed(self.run, getattr(learner, "FOLLOWS", ()), not_followed)
         self.backend.share_cores(self.run, self.world, policy)
         self._policy = policy
         self._observation_moments = observation_moments

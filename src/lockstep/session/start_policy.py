@@ -7,11 +7,12 @@ they are made.
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
 from lockstep.config.settings import as_text
 from lockstep.envs.make import env_spec
 from lockstep.envs.spec import EnvSpec
@@ -54,8 +55,7 @@ def check_start_policy(path: Path, run: AnyRun) -> None:
 
 def _policy_of(run: Run, spec: EnvSpec) -> PolicySpec:
     """The policy that the run would begin with."""
-    algorithm = None if isinstance(run.algorithm, PPOConfig) else run.algorithm
-    return PolicySpec(task=run.task, spec=spec, network=run.network, algorithm=algorithm)
+    return PolicySpec(task=run.task, spec=spec, network=run.network, algorithm=run.algorithm)
 
 
 def _signature(run: Run, policy: PolicySpec) -> PolicySignature:
@@ -73,23 +73,26 @@ def _layers(policy: PolicySpec) -> dict[str, Any]:
     settings: dict[str, Any] = {"network.encoder": encoder, "network.recurrent": network.recurrent}
     if convolves:
         settings["network.features"] = network.features
-    if not convolves or (spec.image is None and algorithm is None):
+    if not convolves or (spec.image is None and isinstance(algorithm, PPOConfig)):
         settings |= {"network.hidden": network.hidden, "network.activation": network.activation}
     if network.recurrent != "none":
         settings["network.recurrent_size"] = network.recurrent_size
         settings["network.recurrent_layers"] = network.recurrent_layers
     shared = convolves and spec.critic_size is None if network.shared is None else network.shared
-    if algorithm is None:
-        settings["network.shared"] = shared
-        settings["network.state_dependent_std"] = network.state_dependent_std
     if not isinstance(algorithm, DQNConfig) and not shared and not only_convolves(network, spec):
         settings["network.critic_hidden"] = network.value_hidden
     of_algorithm: tuple[str, ...] = ()
-    if isinstance(algorithm, DQNConfig):
-        of_heads = {"none": (), "categorical": ("num_atoms",), "quantile": ("num_quantiles",)}
-        of_algorithm = ("dueling", "noisy", "value_distribution", *of_heads[algorithm.value_distribution])
-    elif algorithm is not None:
-        of_algorithm = ("num_critics", "layer_norm")
+    match algorithm:
+        case PPOConfig():
+            settings["network.shared"] = shared
+            settings["network.state_dependent_std"] = network.state_dependent_std
+        case DQNConfig():
+            of_heads = {"none": (), "categorical": ("num_atoms",), "quantile": ("num_quantiles",)}
+            of_algorithm = ("dueling", "noisy", "value_distribution", *of_heads[algorithm.value_distribution])
+        case SACConfig() | TD3Config():
+            of_algorithm = ("num_critics", "layer_norm")
+        case _:
+            assert_never(algorithm)
     return settings | {name: getattr(algorithm, name) for name in of_algorithm}
 
 

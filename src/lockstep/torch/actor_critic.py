@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lockstep.algorithms.interface import ALL_SETTINGS
 from lockstep.algorithms.replay import VALUE_METRICS
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
@@ -65,6 +66,8 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         dropout: draws the critics' dropout masks; None without dropout.
         learning_rates: [2], of the policy and of the critics.
     """
+
+    FOLLOWS = ALL_SETTINGS
 
     target: SomeTarget
 

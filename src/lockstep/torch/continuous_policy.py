@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
+from lockstep.config.network import NetworkConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.sampling import NoisyDeterministic
-from lockstep.run import NetworkConfig
 from lockstep.torch.distributions import SquashedGaussian
 from lockstep.torch.encoders import ACTIVATIONS, Mlp
 from lockstep.torch.products import batched_linear

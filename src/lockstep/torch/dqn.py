@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils import vector_to_parameters
 
 from lockstep.algorithms.dqn import METRICS, DQNConfig
+from lockstep.algorithms.interface import ALL_SETTINGS
 from lockstep.algorithms.replay import VALUE_METRICS
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.exploration import EpsilonGreedy, NoisyActor, epsilon
@@ -50,6 +51,8 @@ class DQN:
     `counters`: gradient steps taken, environment step from which learning may begin, pending fraction of a gradient
     step.
     """
+
+    FOLLOWS = ALL_SETTINGS
 
     def __init__(self, run: Run, policy: QPolicy, comm: Comm) -> None:
         config = run.algorithm

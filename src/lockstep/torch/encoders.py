@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from lockstep.config.network import NetworkConfig
 from lockstep.envs.spec import EnvSpec, ImagePart, number_columns
-from lockstep.run import NetworkConfig
 from lockstep.session.encoder_choice import CONVOLUTIONS, check_encoder, encoder_of
 from lockstep.torch.layers import conv2d, elu
 from lockstep.torch.products import linear

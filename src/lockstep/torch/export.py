@@ -2,20 +2,24 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import torch
 
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.algorithms.sac import SACConfig
+from lockstep.algorithms.td3 import TD3Config
+from lockstep.config.network import NetworkConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.normalize import RunningMoments
 from lockstep.record.evaluations import Evaluated
-from lockstep.run import AnyRun, NetworkConfig, Run
+from lockstep.run import AnyRun, Run
 from lockstep.session import policy_file
 from lockstep.session.critic_moments import take_over
 from lockstep.session.evaluation import Player
-from lockstep.session.policy_file import PolicySignature
+from lockstep.session.policy_file import PolicySignature, PolicySpec
 from lockstep.session.start_policy_notes import note_on_choice, notes_on_normalizer, notes_on_spec
 from lockstep.session.which_policy import read_policy
 from lockstep.torch.continuous_policy import ContinuousPolicy
@@ -63,18 +67,25 @@ def policy_from(
     if policy_file.from_log(metadata):
         return offline_policy_from_file(path, metadata, _tensors(arrays)), None
     about, parameters, observation_moments = policy_file.parts_of(path, metadata, arrays)
-    policy = (
-        Policy(about.spec, about.network, trains=False)
-        if about.algorithm is None
-        else QPolicy(about.spec, about.network, about.algorithm, trains=False)
-        if isinstance(about.algorithm, DQNConfig)
-        else ContinuousPolicy(about.spec, about.network, about.algorithm)
-    )
+    policy = _policy_of(about)
     try:
         policy.load_state_dict(_tensors(parameters))
     except RuntimeError as error:
         raise policy_file.damaged_error(path) from error
     return policy.eval(), observation_moments
+
+
+def _policy_of(about: PolicySpec) -> Policy | QPolicy | ContinuousPolicy:
+    """A new policy of the kind that a file describes."""
+    match about.algorithm:
+        case PPOConfig():
+            return Policy(about.spec, about.network, trains=False, algorithm=about.algorithm)
+        case DQNConfig():
+            return QPolicy(about.spec, about.network, about.algorithm, trains=False)
+        case SACConfig() | TD3Config():
+            return ContinuousPolicy(about.spec, about.network, about.algorithm)
+        case _:
+            assert_never(about.algorithm)
 
 
 def start_from(

@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lockstep.algorithms.all import AlgorithmConfig
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.config.network import NetworkConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.acting import Actor, RecurrentActor
 from lockstep.experience.numpy_actor import Layer, NumpyActor, NumpyCell, RecurrentNumpyActor
-from lockstep.run import NetworkConfig
 from lockstep.session.checks import check_critic_observation
 from lockstep.torch.capture import Capture
 from lockstep.torch.continuous_policy import ContinuousPolicy
@@ -153,9 +155,11 @@ class Policy(nn.Module):
         config: of the network.
         seed: of the initial parameters.
         trains: False: the policy only acts, and a `network.module` may have dropout.
+        algorithm: by which it learns, for its policy file; None: PPO with default settings.
 
     Attributes:
         spec: of the environments.
+        algorithm: by which it learns.
         network: observations [N, *O] (and [N, C]) to distribution parameters [N, P] and values [N]. One of
             `network.module` is in evaluation mode, except while `PPO` computes its loss.
         distribution: of the actions; samples in numpy, and computes log-probabilities and entropies in torch.
@@ -163,10 +167,19 @@ class Policy(nn.Module):
         actor_state_size: A.
     """
 
-    def __init__(self, spec: EnvSpec, config: NetworkConfig, seed: int = 0, *, trains: bool = True) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        config: NetworkConfig,
+        seed: int = 0,
+        *,
+        trains: bool = True,
+        algorithm: AlgorithmConfig | None = None,
+    ) -> None:
         super().__init__()
         check_critic_observation(config, spec)
         self.spec = spec
+        self.algorithm = algorithm or PPOConfig()
         self.distribution = distribution_of(
             spec.action, config.initial_log_std, state_dependent_std=config.state_dependent_std
         )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.algorithms.interface import ALL_SETTINGS
 from lockstep.algorithms.ppo import BOUND, LOSS_METRICS, METRICS, PPOConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.rollout import Collector
@@ -45,6 +46,8 @@ class PPO:
     State across updates: `policy`, `optimizer`, the learning rate, the normalizers, sums of metrics, and of each shard
     its minibatch stream and the state of a recurrent critic.
     """
+
+    FOLLOWS = ALL_SETTINGS
 
     def __init__(self, run: Run, policy: Policy, comm: Comm) -> None:
         config = run.algorithm

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.algorithms.dqn import DQNConfig
+from lockstep.config.network import NetworkConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.exploration import EpsilonGreedy, NoisyActor
-from lockstep.run import NetworkConfig
 from lockstep.session.checks import check_custom_heads
 from lockstep.torch.capture import Capture
 from lockstep.torch.encoders import ACTIVATIONS, Convolutions, Impala, Mlp, make_encoder

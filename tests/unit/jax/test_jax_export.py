@@ -172,7 +172,7 @@ def test_a_file_that_describes_another_network_is_refused(tmp_path, change):
 
 def test_a_file_of_a_newer_version_is_refused(tmp_path):
     run, policy = made(SPEC)
-    about = policy_file.PolicySpec(task="some-task", spec=SPEC, network=run.network, algorithm=None).to_dict()
+    about = policy_file.PolicySpec(task="some-task", spec=SPEC, network=run.network, algorithm=run.algorithm).to_dict()
     policy_file.write(tmp_path / POLICY_FILE, dict(policy.params), None, about | {"format": 4})
     with pytest.raises(ConfigError, match=r"written by a newer version \(format 4\); upgrade lockstep-rl"):
         load_policy(tmp_path)

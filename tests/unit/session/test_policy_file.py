@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from safetensors.numpy import save_file
 
+from lockstep.algorithms.ppo import PPOConfig
 from lockstep.cli.main import main
 from lockstep.config.env import EnvConfig
 from lockstep.envs.make import make_vector_env
@@ -43,7 +44,7 @@ def saved(tmp_path):
 
 
 def test_a_file_without_an_observation_limit_has_the_default():
-    about = PolicySpec(task="any", spec=SPEC, network=NETWORK, algorithm=None, observation_limit=2.0).to_dict()
+    about = PolicySpec(task="any", spec=SPEC, network=NETWORK, algorithm=PPOConfig(), observation_limit=2.0).to_dict()
     assert PolicySpec.from_dict(about).observation_limit == 2.0
     del about["observation_limit"], about["network"]["critic_hidden"]
     assert PolicySpec.from_dict(about).observation_limit == 10.0

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from lockstep import recipes, train
+from lockstep.algorithms.all import ALGORITHMS, OFFLINE_ALGORITHMS
 from lockstep.algorithms.task_defaults import BY_ALGORITHM, BY_TASK
 from lockstep.config.env import EnvConfig
 from lockstep.envs.make import env_spec
 from lockstep.envs.spec import ImagePart
-from lockstep.run import ALGORITHMS, OFFLINE_ALGORITHMS, OfflineRun, Run, override
+from lockstep.run import OfflineRun, Run, override
 from lockstep.session.task_defaults import default_settings, task_defaults
 from lockstep.session.unused_settings import _ONLY_WITH, unused_settings, warnings_of_start_policy
 

@@ -90,9 +90,10 @@ def _options(args: argparse.Namespace) -> "PrepareOptions":
 
 def _norm(pairs: list[str]) -> dict[str, str]:
     """The values of `--set`; raises `ConfigError` for settings of `lockstep offline train`."""
+    from lockstep.algorithms.all import OFFLINE_ALGORITHMS
     from lockstep.config.settings import hints_of
     from lockstep.data.preparation.identify import NormParams
-    from lockstep.run import OFFLINE_ALGORITHMS, OfflineRun
+    from lockstep.run import OfflineRun
 
     found = set_values(pairs)
     own = NormParams.__dataclass_fields__

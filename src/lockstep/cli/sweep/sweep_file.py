@@ -4,10 +4,11 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from lockstep.algorithms import dqn, offline, ppo, sac, td3
+from lockstep.algorithms import offline
 from lockstep.cli.parser import did_you_mean
 from lockstep.cli.sweep.space import Space, parse_space
 from lockstep.config import settings
@@ -161,5 +162,5 @@ def check_metric(metric: str, run: AnyRun) -> None:
 
 def metric_names(run: AnyRun) -> tuple[str, ...]:
     """The names that `metrics.jsonl` of a run may have."""
-    own = {"ppo": ppo, "dqn": dqn, "sac": sac, "td3": td3}[run.algo].METRICS if isinstance(run, Run) else _OFFLINE
+    own = import_module(f"lockstep.algorithms.{run.algo}").METRICS if isinstance(run, Run) else _OFFLINE
     return (*own, *_OF_EVERY_RUN)

@@ -5,6 +5,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from lockstep.algorithms.interface import ALL_SETTINGS
 from lockstep.data.rows import Rows
 from lockstep.jax.comm import Comm
 from lockstep.jax.offline.batch import Part
@@ -28,6 +29,8 @@ class OfflineLearner(Generic[SomePolicy]):
         policy: the parameters of rank 0 are broadcast.
         comm: the ranks.
     """
+
+    FOLLOWS = ALL_SETTINGS
 
     optimizer: OfflineOptimizer
     metrics: MetricMeans

@@ -6,10 +6,10 @@ Shapes: N rows of a shard's part of a minibatch, C outcomes (the reward, then ea
 import jax.numpy as jnp
 from jax import Array
 
+from lockstep.algorithms.all import OfflineConfig
 from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.jax.offline.batch import LoggedBatch
 from lockstep.jax.value_losses import squared
-from lockstep.run import OfflineConfig
 
 
 def discount_of(config: OfflineConfig, batch: LoggedBatch) -> Array:

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lockstep.config.network import ScoreNetworkConfig
 from lockstep.jax.encoders import InitStreams, Mlp
 from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.jax.q_networks import Head
-from lockstep.run import ScoreNetworkConfig
 
 
 class ScoreNetwork:

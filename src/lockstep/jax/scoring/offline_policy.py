@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from lockstep.algorithms.all import JAX_OFFLINE_ALGORITHMS
 from lockstep.errors import ConfigError
 from lockstep.jax.flat import Params
 from lockstep.jax.scoring.actor_policy import ActorPolicy
 from lockstep.jax.scoring.scoring_policy import ScoringPolicy
 from lockstep.record.evaluations import Evaluated
-from lockstep.run import JAX_OFFLINE_ALGORITHMS
 from lockstep.session.offline.policy_spec import OfflinePolicySpec, spec_of
 from lockstep.session.policy_file import damaged_error, write
 

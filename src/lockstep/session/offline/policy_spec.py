@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.algorithms.all import OFFLINE_ALGORITHMS, OfflineConfig
+from lockstep.config.network import ScoreNetworkConfig
 from lockstep.config.settings import updated
 from lockstep.data.dataset import Dataset, DatasetInfo
 from lockstep.data.feature_file import features_from_dict, features_to_dict
@@ -15,7 +17,7 @@ from lockstep.data.features import Features, numbered, ordered
 from lockstep.data.formulas import FORMULAS, MIN_POSITIVE
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
-from lockstep.run import OFFLINE_ALGORITHMS, OfflineConfig, OfflineRun, ScoreNetworkConfig
+from lockstep.run import OfflineRun
 from lockstep.session.data_checks import check_choices
 from lockstep.session.policy_file import FROM_LOG, PolicySignature, damage_named, newer_format_error
 

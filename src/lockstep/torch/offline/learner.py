@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from lockstep.algorithms.interface import ALL_SETTINGS
 from lockstep.data.rows import Rows
 from lockstep.run import OfflineRun
 from lockstep.torch.batch import RowBatch
@@ -29,6 +30,8 @@ class OfflineLearner(Generic[SomePolicy]):
         policy: the parameters of rank 0 are broadcast.
         comm: the ranks.
     """
+
+    FOLLOWS = ALL_SETTINGS
 
     optimizer: OfflineOptimizer
     metrics: Metrics

@@ -7,8 +7,8 @@ reward, then each metric).
 import torch
 from torch import Tensor
 
+from lockstep.algorithms.all import OfflineConfig
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
-from lockstep.run import OfflineConfig
 from lockstep.torch.offline.batch import LoggedBatch
 from lockstep.torch.offline.optimizer import Scorer
 from lockstep.torch.scoring.choices import Choices

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from lockstep.run import ScoreNetworkConfig
+from lockstep.config.network import ScoreNetworkConfig
 from lockstep.torch.encoders import ACTIVATIONS, Mlp
 from lockstep.torch.products import linear
 from lockstep.torch.scoring.choices import Candidates, Choices

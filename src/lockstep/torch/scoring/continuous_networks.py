@@ -12,8 +12,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from lockstep.config.network import ScoreNetworkConfig
 from lockstep.envs.spec import ActionSpec
-from lockstep.run import ScoreNetworkConfig
 from lockstep.torch.continuous_policy import StackedLinear
 from lockstep.torch.distributions import SquashedGaussian
 from lockstep.torch.encoders import ACTIVATIONS, Mlp

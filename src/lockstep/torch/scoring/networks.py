@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
-from lockstep.run import ScoreNetworkConfig
+from lockstep.config.network import ScoreNetworkConfig
 from lockstep.torch.encoders import Mlp
 from lockstep.torch.q_networks import Head
 from lockstep.torch.scoring.candidates import CandidateNetwork
