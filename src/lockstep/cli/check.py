@@ -15,10 +15,10 @@ def check_command(args: argparse.Namespace) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # set before JAX is first used: a GPU is not needed here
     from lockstep.cli.request import has_task_defaults, online_run, requested_run
     from lockstep.envs.make import env_spec, unsavable_text
-    from lockstep.session.checks import check_task
     from lockstep.session.env_checks.episodes import Limits
     from lockstep.session.env_checks.report import Report, count_noun
     from lockstep.session.env_checks.task import check_env_of_task
+    from lockstep.session.task_checks import check_task
     from lockstep.session.task_defaults import defaults_note
 
     run = online_run(requested_run(args, task_defaults=False), "lockstep check")  # those need an environment that works

@@ -12,8 +12,9 @@ from lockstep.config.env import EnvConfig
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun, Run, load
 from lockstep.session import policy_file
-from lockstep.session.checks import check_drawing, check_package
 from lockstep.session.evaluation import Evaluation
+from lockstep.session.package_checks import check_package
+from lockstep.session.task_checks import check_drawing
 from lockstep.session.which_policy import Found, read_policy
 from lockstep.world import World
 

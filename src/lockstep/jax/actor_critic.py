@@ -32,11 +32,11 @@ from lockstep.jax.transitions import ActorCriticPart, TransitionBatch
 from lockstep.record.metric_means import MetricMeans
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.checks import check_task
 from lockstep.session.gradient_schedule import TAKEN, GradientSchedule
 from lockstep.session.kept_minibatches import KeptMinibatches
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
 from lockstep.session.shard_replays import Replayed, ShardReplays
+from lockstep.session.task_checks import check_task
 
 Own = tuple[ActorCriticPart, Array | None]
 """Every shard's part of a minibatch, and the rows of observations on the device, if they are there."""

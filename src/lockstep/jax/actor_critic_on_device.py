@@ -36,8 +36,8 @@ from lockstep.jax.td3 import TD3
 from lockstep.jax.transitions import ActorCriticPart
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.checks import check_task
 from lockstep.session.gradient_schedule import TAKEN
+from lockstep.session.task_checks import check_task
 from lockstep.system.memory import usable_memory
 from lockstep.world import stream, stream_seed
 

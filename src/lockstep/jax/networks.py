@@ -36,7 +36,7 @@ from lockstep.jax.q_networks import QNetwork, QPolicy
 from lockstep.jax.recurrent import RecurrentLayers, Sequences
 from lockstep.jax.scoring.offline_policy import OfflinePolicy
 from lockstep.jax.user_network import UserNetwork
-from lockstep.session.checks import check_critic_observation
+from lockstep.session.task_checks import check_critic_observation
 
 
 class ActorCriticNetwork:

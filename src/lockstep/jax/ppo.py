@@ -36,9 +36,9 @@ from lockstep.jax.symmetry import Symmetry, augmented
 from lockstep.jax.tensor_rollout import TensorCollector, rollout_on_device, rollout_on_host
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.checks import check_task
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite
 from lockstep.session.normalizers import NormalizerError, UpdateStatistics
+from lockstep.session.task_checks import check_task
 from lockstep.world import stream, stream_seed
 
 

@@ -30,7 +30,7 @@ from lockstep.jax.encoders import (
 )
 from lockstep.jax.flat import Params, subtree, with_prefix
 from lockstep.jax.user_network import UserNetwork
-from lockstep.session.checks import check_custom_heads
+from lockstep.session.task_checks import check_custom_heads
 
 Noise = Sequence[tuple[Array, Array]]
 """Of each noisy layer f(e_in) and f(e_out): [in] and [out], or those of every row, [N, in] and [N, out]."""

@@ -26,8 +26,8 @@ from lockstep.jax.session import Session
 from lockstep.jax.transitions import ActorCriticPart
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.checks import check_task
 from lockstep.session.shard_replays import announce_replay
+from lockstep.session.task_checks import check_task
 from lockstep.world import stream_seed
 
 

@@ -45,7 +45,7 @@ def _check_agents(run: "Run", shards: "World") -> None:
     """
     from lockstep.envs import pettingzoo
     from lockstep.envs.make import env_spec, is_jax_task, is_tensor_task
-    from lockstep.session.checks import check_agents
+    from lockstep.session.task_checks import check_agents
 
     named = ":" in run.task or pettingzoo.is_task(run.task)
     may_have_agents = named and not is_jax_task(run.task) and not is_tensor_task(run.task)

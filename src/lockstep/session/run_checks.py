@@ -4,7 +4,8 @@ from lockstep.envs.load import check_location
 from lockstep.envs.make import env_spec
 from lockstep.envs.spec import EnvSpec
 from lockstep.run import AnyRun, OfflineRun
-from lockstep.session.checks import check_packages, check_task
+from lockstep.session.package_checks import check_packages
+from lockstep.session.task_checks import check_task
 
 
 def check_run(run: AnyRun) -> EnvSpec | None:

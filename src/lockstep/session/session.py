@@ -38,7 +38,6 @@ from lockstep.record.summary import seconds_since_process_start
 from lockstep.run import Run, SomeRun
 from lockstep.session.backend import Backend, SomeComm, SomeLearner, SomePolicy
 from lockstep.session.checkpoints import Checkpoints
-from lockstep.session.checks import check_agents
 from lockstep.session.evaluation import Evaluation
 from lockstep.session.gradient_schedule import updates_before_learning
 from lockstep.session.loop_checks import check_totals, is_of_lockstep, metrics_of, name_of, required
@@ -48,6 +47,7 @@ from lockstep.session.resume import Resumption, load_resumption
 from lockstep.session.run_state import Learner, RunState, Source
 from lockstep.session.signals import WATCHED, StopSignals
 from lockstep.session.start_policy_notes import notes_on_groups
+from lockstep.session.task_checks import check_agents
 from lockstep.session.unused_settings import warnings_of_start_policy
 from lockstep.world import World
 

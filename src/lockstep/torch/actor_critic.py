@@ -20,10 +20,10 @@ from lockstep.experience.replay import Transitions
 from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.checks import check_task
 from lockstep.session.gradient_schedule import TAKEN, GradientSchedule
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
 from lockstep.session.shard_replays import Replayed, ShardReplays
+from lockstep.session.task_checks import check_task
 from lockstep.torch.adam import Adam
 from lockstep.torch.capture import capture_gradient_step
 from lockstep.torch.comm import Comm

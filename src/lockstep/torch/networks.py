@@ -18,7 +18,7 @@ from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.acting import Actor, RecurrentActor
 from lockstep.experience.numpy_actor import Layer, NumpyActor, NumpyCell, RecurrentNumpyActor
-from lockstep.session.checks import check_critic_observation
+from lockstep.session.task_checks import check_critic_observation
 from lockstep.torch.capture import Capture
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.distributions import distribution_of

@@ -16,9 +16,9 @@ from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.rollout import Collector
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.checks import check_task
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite
 from lockstep.session.normalizers import NormalizerError, Normalizers, UpdateStatistics
+from lockstep.session.task_checks import check_task
 from lockstep.torch.adam import Adam, adapted
 from lockstep.torch.batch import Batch
 from lockstep.torch.batch_builder import AnyRollout, BatchBuilder

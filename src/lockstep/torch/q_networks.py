@@ -18,7 +18,7 @@ from lockstep.config.network import NetworkConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.exploration import EpsilonGreedy, NoisyActor
-from lockstep.session.checks import check_custom_heads
+from lockstep.session.task_checks import check_custom_heads
 from lockstep.torch.capture import Capture
 from lockstep.torch.encoders import ACTIVATIONS, Convolutions, Impala, Mlp, make_encoder
 from lockstep.torch.products import linear

@@ -15,10 +15,10 @@ from lockstep.experience.exploration import UniformStart
 from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.checks import check_task
 from lockstep.session.gradient_schedule import TAKEN
 from lockstep.session.kept_minibatches import KeptMinibatches
 from lockstep.session.shard_replays import announce_replay
+from lockstep.session.task_checks import check_task
 from lockstep.torch import value_losses as losses
 from lockstep.torch.actor_critic import ActorCritic
 from lockstep.torch.capture import announce_capture, capture_acting

@@ -15,7 +15,7 @@ from lockstep.envs.adapters import config_errors
 from lockstep.envs.make import make_vector_env
 from lockstep.errors import ConfigError
 from lockstep.run import EnvConfig, Run
-from lockstep.session.checks import check_drawing
+from lockstep.session.task_checks import check_drawing
 
 
 @pytest.mark.parametrize(

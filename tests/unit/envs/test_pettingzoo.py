@@ -18,11 +18,11 @@ from lockstep.experience.evaluate import play
 from lockstep.experience.rollout import Collector
 from lockstep.launch.world_checks import check_world
 from lockstep.run import Run, override
-from lockstep.session.checks import check_agents, check_task
 from lockstep.session.env_checks.episodes import Limits
 from lockstep.session.env_checks.report import Report
 from lockstep.session.env_checks.task import check_env_of_task
 from lockstep.session.evaluation import Evaluation, Player
+from lockstep.session.task_checks import check_agents, check_task
 from lockstep.session.task_defaults import task_defaults
 from lockstep.world import World, stream_seed
 

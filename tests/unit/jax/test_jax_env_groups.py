@@ -20,8 +20,8 @@ from lockstep.jax.envs.brax_like import BraxLike
 from lockstep.jax.envs.check import check_device_env
 from lockstep.jax.envs.packed import PackedEnv, wrap_key
 from lockstep.run import EnvConfig, Run, override
-from lockstep.session.checks import check_task
 from lockstep.session.env_checks.report import CheckEndedError, Report
+from lockstep.session.task_checks import check_task
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
 from device_envs import Drift, GroupedDrift, SeenDrift

@@ -6,7 +6,7 @@ import made_data
 from lockstep.algorithms.dqn import DQNConfig
 from lockstep.cli import main as cli
 from lockstep.preflight.setting_paths import with_absolute_paths, with_portable_paths
-from lockstep.run import OfflineRun, Run
+from lockstep.run import OfflineRun, Run, load, to_dict
 from lockstep.session.resume import compare
 
 pytestmark = pytest.mark.usefixtures("here")

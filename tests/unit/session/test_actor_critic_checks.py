@@ -7,7 +7,7 @@ import pytest
 from lockstep.envs.spec import ActionSpec, EnvSpec, ImagePart
 from lockstep.errors import ConfigError
 from lockstep.run import Run, override
-from lockstep.session.checks import check_task
+from lockstep.session.task_checks import check_task
 
 BOUNDED = ActionSpec("continuous", (2,), (-1.0, -1.0), (1.0, 1.0))
 SPEC = EnvSpec(3, BOUNDED, "same_step", True)

@@ -17,9 +17,9 @@ from lockstep.envs.make import env_spec
 from lockstep.errors import ConfigError
 from lockstep.run import Run
 from lockstep.session import data_checks, start_policy
-from lockstep.session.checks import check_task
 from lockstep.session.placement import JAX_DEVICE_LOOPS, TORCH_ON_DEVICE, learns_on_device
 from lockstep.session.policy_file import PolicySpec
+from lockstep.session.task_checks import check_task
 
 ROOT = Path(next(iter(lockstep.__path__)))
 OTHER_VALUES = {"precision": "bfloat16", "compile": True, "capture": True, "non_finite": "skip"}

@@ -18,11 +18,11 @@ from lockstep.errors import ConfigError
 from lockstep.experience.memory import replay_bytes
 from lockstep.launch.world_checks import check_world
 from lockstep.run import OfflineRun, Run, override
-from lockstep.session import checks, host_checks, placement
-from lockstep.session.checks import check_task
+from lockstep.session import host_checks, package_checks, placement
 from lockstep.session.data_checks import check_data, check_enough_rows
 from lockstep.session.host_checks import bytes_of_host, check_host, check_model_path
 from lockstep.session.run_checks import check_run
+from lockstep.session.task_checks import check_task
 from lockstep.world import World
 from made_logs import parametric, write
 
@@ -298,7 +298,7 @@ def test_a_folder_named_like_a_framework_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     with pytest.raises(ConfigError, match=r"ml_framework=torch needs the package torch: pip install"):
-        checks.check_package("torch")
+        package_checks.check_package("torch")
 
 
 @pytest.mark.parametrize(
@@ -311,13 +311,13 @@ def test_a_folder_named_like_a_framework_is_none(tmp_path, monkeypatch):
     ],
 )
 def test_a_framework_that_is_not_installed_is_named(monkeypatch, framework, installed, words):
-    monkeypatch.setattr(checks, "_installed", lambda name: name in installed)
+    monkeypatch.setattr(package_checks, "_installed", lambda name: name in installed)
     run = Run(task="CartPole-v1", ml_framework=framework)
     if words is None:
-        checks.check_packages(run)
+        package_checks.check_packages(run)
         return
     with pytest.raises(ConfigError, match=f"ml_framework={framework} needs") as caught:
-        checks.check_packages(run)
+        package_checks.check_packages(run)
     assert str(caught.value).endswith(words)
 
 

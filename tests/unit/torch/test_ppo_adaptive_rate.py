@@ -11,7 +11,7 @@ from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.rollout import Rollout
 from lockstep.run import NetworkConfig, Run
-from lockstep.session.checks import check_task
+from lockstep.session.task_checks import check_task
 from lockstep.torch import ppo as ppo_module
 from lockstep.torch.comm import Comm
 from lockstep.torch.networks import Policy

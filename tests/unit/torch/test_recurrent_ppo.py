@@ -204,7 +204,7 @@ def test_gradient_equals_a_plain_implementation(name, autoreset):
     ids=str,
 )
 def test_unsupported_settings_are_refused_by_name(changes, message):
-    from lockstep.session.checks import check_task
+    from lockstep.session.task_checks import check_task
 
     with pytest.raises(ConfigError, match=message):
         check_task(override(RUN, changes), HiddenCartpole(1).spec)
@@ -214,13 +214,13 @@ def test_unsupported_settings_are_refused_by_name(changes, message):
     "changes", [{"num_steps": 5}, {"num_steps": 34}, {"num_steps": 37, "sequence_length": 1}], ids=str
 )
 def test_short_sequences_of_short_rollouts_or_by_name_are_taken(changes):
-    from lockstep.session.checks import check_task
+    from lockstep.session.task_checks import check_task
 
     check_task(override(RUN, {"sequence_length": None} | changes), HiddenCartpole(1).spec)
 
 
 def test_recurrent_dqn_is_refused():
-    from lockstep.session.checks import check_task
+    from lockstep.session.task_checks import check_task
 
     run = Run(task="CartPole-v1", algo="dqn", network=NetworkConfig(recurrent="gru"))
     with pytest.raises(ConfigError, match="algo=dqn has no recurrent policies; use algo=ppo"):

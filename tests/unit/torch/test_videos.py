@@ -153,7 +153,7 @@ def test_a_video_shows_numbers_that_are_skipped(tmp_path, monkeypatch):
     ],
 )
 def test_what_cannot_be_drawn_is_refused_before_anything_starts(task, words, tmp_path, monkeypatch):
-    from lockstep.session.checks import check_drawing
+    from lockstep.session.task_checks import check_drawing
 
     (tmp_path / "no_pictures.py").write_text(
         "import gymnasium, numpy as np\n"

@@ -40,8 +40,8 @@ def evaluate_command(args: argparse.Namespace) -> int:
     from lockstep.launch.local import spawn
     from lockstep.record.run_dir import RUN_FILE
     from lockstep.run import OfflineRun, load
-    from lockstep.session.checks import check_package
     from lockstep.session.offline.data_notes import time_note
+    from lockstep.session.package_checks import check_package
     from lockstep.session.policy_file import POLICY_FILE
     from lockstep.session.which_policy import read_policy
     from lockstep.world import World

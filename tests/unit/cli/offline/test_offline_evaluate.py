@@ -205,7 +205,7 @@ def test_playing_a_run_without_a_simulator_is_refused(here, capsys):
 
 def test_a_missing_framework_is_named_without_a_flag_that_the_command_lacks(here, capsys, monkeypatch):
     path = run_dir(here)
-    monkeypatch.setattr("lockstep.session.checks._installed", lambda name: name == "jax")
+    monkeypatch.setattr("lockstep.session.package_checks._installed", lambda name: name == "jax")
     assert cli.main(["offline", "evaluate", str(path)]) == 2
     assert capsys.readouterr().err == (
         "lockstep: error: ml_framework=torch needs the package torch: pip install 'lockstep-rl[torch]'\n"

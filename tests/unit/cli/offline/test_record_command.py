@@ -29,7 +29,7 @@ def test_a_task_is_played_at_random_without_torch(here):
 
 
 def test_the_policy_of_a_run_needs_torch(here, capsys, monkeypatch):
-    monkeypatch.setattr("lockstep.session.checks._installed", lambda name: name == "jax")
+    monkeypatch.setattr("lockstep.session.package_checks._installed", lambda name: name == "jax")
     (here / "run").mkdir()
     assert cli.main(["offline", "record", "run", "--out", "log.jsonl"]) == 2
     assert capsys.readouterr().err.endswith("needs the package torch: pip install 'lockstep-rl[torch]'\n")

@@ -1,8 +1,7 @@
-"""Checks of a run's packages and task, before a process starts."""
+"""Checks of a task against the algorithm, the network and other settings, before a process starts."""
 
 import warnings
-from importlib.util import find_spec
-from typing import Any, Literal, assert_never
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -17,37 +16,9 @@ from lockstep.envs.make import make_vector_env
 from lockstep.envs.spec import EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.experience.exploration import EpsilonGreedy
-from lockstep.record.trackers.open import check_trackers
 from lockstep.run import AnyRun, Run
 from lockstep.session.encoder_choice import check_encoder, only_convolves
 from lockstep.session.placement import check_placement, learns_on_device
-
-
-def check_packages(run: AnyRun) -> None:
-    """Raise `ConfigError` if the run's framework or a tracker is not installed."""
-    check_trackers(run.trackers)
-    check_package(run.ml_framework)
-
-
-def check_package(name: Literal["torch", "jax"], *, what: str = "", either: bool = True) -> None:
-    """Raise `ConfigError` if this framework is not installed.
-
-    Args:
-        name: the framework.
-        what: needs it; default: the setting.
-        either: whether the command takes the other one as well.
-    """
-    other = "torch" if name == "jax" else "jax"
-    if not _installed(name):
-        what = what or f"ml_framework={name}"
-        instead = f", or use --ml-framework {other}" if either and _installed(other) else ""
-        raise ConfigError(f"{what} needs the package {name}: pip install 'lockstep-rl[{name}]'{instead}")
-
-
-def _installed(name: str) -> bool:
-    """Whether the package is installed; a folder of that name in the working directory does not count."""
-    found = find_spec(name)
-    return found is not None and found.origin is not None
 
 
 def check_task(run: Run, spec: EnvSpec) -> None:
