@@ -6,14 +6,15 @@ from lockstep.torch.adam import Adam
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
-def test_same_bits_as_torchs_fused_adam():
+@pytest.mark.parametrize("given", [{"eps": 1e-5}, {}], ids=["eps", "defaults"])
+def test_same_bits_as_torchs_fused_adam(given):
     generator = torch.Generator().manual_seed(0)
     ours = torch.randn(1000, generator=generator)
     theirs = torch.nn.Parameter(ours.clone())
     gradient = torch.zeros(1000)
     learning_rate = torch.tensor(3e-4)
-    adam = Adam(ours, gradient, learning_rate, eps=1e-5)
-    reference = torch.optim.Adam([theirs], lr=learning_rate.clone(), eps=1e-5, fused=True)
+    adam = Adam(ours, gradient, learning_rate, **given)
+    reference = torch.optim.Adam([theirs], lr=learning_rate.clone(), fused=True, **given)
     before = ours.clone()
     for _ in range(5):
         gradient.copy_(torch.randn(1000, generator=generator))
