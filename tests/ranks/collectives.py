@@ -253,6 +253,7 @@ def overlapped_gradients(rank: int, port: int, device: str = "cpu") -> dict[str,
                 first(data).sum().backward()
             except ConfigError as error:
                 found["twice"] = str(error)
+        flat.store_shard(0, torch.zeros(2, device=comm.device))
         comm.average_gradients_(flat)
     return found
 
