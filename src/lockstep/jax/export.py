@@ -25,7 +25,7 @@ from lockstep.session import policy_file
 from lockstep.session.critic_moments import take_over
 from lockstep.session.evaluation import Player
 from lockstep.session.policy_file import PolicySignature, PolicySpec
-from lockstep.session.start_policy_notes import note_on_choice, notes_on_normalizer, notes_on_spec
+from lockstep.session.start_policy_notes import note_on_choice, notes_on_groups, notes_on_normalizer, notes_on_spec
 from lockstep.session.which_policy import read_policy
 
 
@@ -73,6 +73,7 @@ def start_from(
     policy: AnyPolicy,
     observation_moments: RunningMoments | None,
     critic_moments: Mapping[str, RunningMoments] | None = None,
+    run: AnyRun | None = None,
 ) -> list[str]:
     """Load parameters of the same shapes, and normalizers, from a policy file into a new policy; returns notes."""
     found, metadata, arrays = read_policy(path)
@@ -86,6 +87,7 @@ def start_from(
     return [
         *note_on_choice(path, found),
         *notes_on_spec(path, source.spec, policy.spec),
+        *notes_on_groups(path, found, run),
         *notes_on_normalizer(path, moments, observation_moments),
         *take_over(path, of_critic, held),
     ]

@@ -84,10 +84,11 @@ class Jax:
         policy: AnyPolicy,
         observation_moments: RunningMoments | None,
         critic_moments: Mapping[str, RunningMoments],
+        run: AnyRun,
         learner: Learner,
     ) -> list[str]:
         """Load parameters and normalizers from a policy file, equal on all ranks; *collective*."""
-        notes = start_from(path, policy, observation_moments, critic_moments)
+        notes = start_from(path, policy, observation_moments, critic_moments, run)
         params: Mapping[str, np.ndarray] = comm.read(comm.broadcast(policy.params))
         shared = learner.shared_arrays() | {f"policy.{name}": array for name, array in params.items()}
         learner.load_shared(shared | broadcast_moments(comm, observation_moments, critic_moments))

@@ -64,6 +64,7 @@ class Backend(Protocol[SomeComm, SomePolicy, SomeLearner]):
         policy: SomePolicy,
         observation_moments: RunningMoments | None,
         critic_moments: Mapping[str, RunningMoments],
+        run: AnyRun,
         learner: SomeLearner,
     ) -> list[str]:
         """Load the parameters and normalizers of a policy file, equal on all ranks, and return notes; *collective*."""

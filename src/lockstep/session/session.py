@@ -46,7 +46,6 @@ from lockstep.session.profile import PROFILE_FILE, WARMUP_UPDATES, Profile
 from lockstep.session.resume import Resumption, load_resumption
 from lockstep.session.run_state import Learner, RunState, Source
 from lockstep.session.signals import WATCHED, StopSignals
-from lockstep.session.start_policy_notes import notes_on_groups
 from lockstep.session.task_checks import check_agents
 from lockstep.session.unused_settings import warnings_of_start_policy
 from lockstep.world import World
@@ -308,10 +307,9 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self._preflight.report(self.journal)
         if self._init_from is not None:
             notes = self.backend.start_from(
-                self._init_from, self.comm, policy, observation_moments, self._critic_moments, learner
+                self._init_from, self.comm, policy, observation_moments, self._critic_moments, self.run, learner
             )
-            notes += [*notes_on_groups(self._init_from, self.run), *warnings_of_start_policy(self.run)]
-            for note in notes:
+            for note in [*notes, *warnings_of_start_policy(self.run)]:
                 self.journal.warn(note)
         if self._spec is not None:
             player = self.backend.player(policy, self.comm, observation_moments)

@@ -8,7 +8,7 @@ from lockstep.experience.normalize import RunningMoments
 from lockstep.record.run_dir import read_config
 from lockstep.run import AnyRun, Run, to_dict
 from lockstep.session.policy_file import POLICY_FILE
-from lockstep.session.which_policy import Found, find_policy
+from lockstep.session.which_policy import Found
 
 
 def note_on_choice(path: Path, found: Found) -> list[str]:
@@ -29,15 +29,14 @@ def notes_on_spec(path: Path, source: EnvSpec | None, mine: EnvSpec | None) -> l
     return notes + _on_setting(path, "env.clip_observation", source.clip_observation, mine.clip_observation)
 
 
-def notes_on_groups(path: Path, run: AnyRun) -> list[str]:
+def notes_on_groups(path: Path, found: Found, run: AnyRun | None) -> list[str]:
     """Notes if a run joins other groups of observations than the policy's run did, of the same task.
 
     They may have the same sizes. A policy file that lies elsewhere than in its run does not tell its groups.
     """
-    run_dir = find_policy(path).run_dir
-    if run_dir is None or not isinstance(run, Run):
+    if found.run_dir is None or not isinstance(run, Run):
         return []
-    theirs, mine = (leaves(config) for config in (read_config(run_dir), to_dict(run)))
+    theirs, mine = (leaves(config) for config in (read_config(found.run_dir), to_dict(run)))
     if theirs.get("task") != mine["task"]:
         return []
     notes: list[str] = []

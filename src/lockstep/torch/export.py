@@ -20,7 +20,7 @@ from lockstep.session import policy_file
 from lockstep.session.critic_moments import take_over
 from lockstep.session.evaluation import Player
 from lockstep.session.policy_file import PolicySignature, PolicySpec
-from lockstep.session.start_policy_notes import note_on_choice, notes_on_normalizer, notes_on_spec
+from lockstep.session.start_policy_notes import note_on_choice, notes_on_groups, notes_on_normalizer, notes_on_spec
 from lockstep.session.which_policy import read_policy
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.networks import AnyPolicy, Policy, actor_of
@@ -93,6 +93,7 @@ def start_from(
     policy: AnyPolicy,
     observation_moments: RunningMoments | None,
     critic_moments: Mapping[str, RunningMoments] | None = None,
+    run: AnyRun | None = None,
 ) -> list[str]:
     """Copy the parameters and normalizers of a policy file into a fresh policy of the same shape; returns notes."""
     found, metadata, arrays = read_policy(path)
@@ -106,6 +107,7 @@ def start_from(
     return [
         *note_on_choice(path, found),
         *notes_on_spec(path, source.spec, policy.spec),
+        *notes_on_groups(path, found, run),
         *notes_on_normalizer(path, moments, observation_moments),
         *take_over(path, of_critic, held),
     ]

@@ -75,10 +75,11 @@ class Torch:
         policy: AnyPolicy,
         observation_moments: RunningMoments | None,
         critic_moments: Mapping[str, RunningMoments],
+        run: AnyRun,
         learner: Learner,
     ) -> list[str]:
         """Load a policy file into the policy and the normalizers, equal on all ranks; *collective*."""
-        notes = start_from(path, policy, observation_moments, critic_moments)
+        notes = start_from(path, policy, observation_moments, critic_moments, run)
         comm.broadcast_(policy)
         broadcast_moments(comm, observation_moments, critic_moments)
         return notes

@@ -11,6 +11,7 @@ import lockstep
 from lockstep.config.env import EnvConfig
 from lockstep.run import NetworkConfig, Run
 from lockstep.session.start_policy_notes import notes_on_groups
+from lockstep.session.which_policy import find_policy
 
 
 class Goal(gymnasium.Env):
@@ -55,13 +56,19 @@ def test_another_order_of_groups_is_told_when_a_run_starts_from_a_policy(trained
 
 
 def test_what_does_not_differ_is_not_told(trained, tmp_path):
-    assert notes_on_groups(trained, run_of(policy_keys=("goal", "place"))) == []
-    assert notes_on_groups(trained, run_of("Other", policy_keys=("place", "goal"))) == [], "of another task"
+    assert notes_on_groups(trained, find_policy(trained), run_of(policy_keys=("goal", "place"))) == []
+    assert notes_on_groups(trained, find_policy(trained), run_of("Other", policy_keys=("place", "goal"))) == [], (
+        "of another task"
+    )
     shutil.copy(trained / "policy.safetensors", tmp_path)
     alone = tmp_path / "policy.safetensors"
-    assert notes_on_groups(alone, run_of(policy_keys=("place", "goal"))) == [], "its groups are not known"
+    assert notes_on_groups(alone, find_policy(alone), run_of(policy_keys=("place", "goal"))) == [], (
+        "its groups are not known"
+    )
 
 
 def test_other_groups_of_the_value_network_are_told(trained):
-    (note,) = notes_on_groups(trained, run_of(policy_keys=("goal", "place"), critic_keys=("place",)))
+    (note,) = notes_on_groups(
+        trained, find_policy(trained), run_of(policy_keys=("goal", "place"), critic_keys=("place",))
+    )
     assert 'env.critic_keys=[], and this run has ["place"]' in note
