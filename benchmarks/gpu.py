@@ -370,7 +370,7 @@ def _step_of(network: str, rows: int, device: str, way: str) -> Callable[[], obj
         ppo = PPO(run, Policy(spec, hidden, seed=0).to(comm.device), comm)
         batch = Batch.blank(spec, rows, comm.device)
         batch.weight.fill_(1.0)
-        return lambda: ppo._take_step([batch])
+        return lambda: ppo._gradient_step([batch])
     replay: dict[str, Any] = {"batch_size": rows, "capacity": 1024, "learning_starts": 0}
     if network == "sac":
         hidden = NetworkConfig(hidden=(256, 256))
@@ -378,12 +378,12 @@ def _step_of(network: str, rows: int, device: str, way: str) -> Callable[[], obj
         sac = SAC(run, ContinuousPolicy(continuous, hidden, run.algorithm, seed=0).to(comm.device), comm)
         transitions = TransitionBatch.blank(continuous, rows, comm.device, num_actions=2)
         transitions.weight.fill_(1.0)
-        return lambda: sac._take_step([transitions], True)
+        return lambda: sac._gradient_step([transitions], True)
     run = Run(**both, algo="dqn", num_envs=8, network=pixels, algorithm=DQNConfig(**replay))
     dqn = DQN(run, QPolicy(discrete, run.network, run.algorithm, seed=0).to(comm.device), comm)
     transitions = TransitionBatch.blank(discrete, rows, comm.device)
     transitions.weight.fill_(1.0)
-    return lambda: dqn._take_step([transitions])
+    return lambda: dqn._gradient_step([transitions])
 
 
 def _replayed_step(device: str, scale: float, framework: str, replay_device: str) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def test_update_waits_only_where_stated(tmp_path, case):
 def test_gradient_step_does_not_wait(tmp_path, name):
     one = make(name, tmp_path, "cuda")
     one.update(0)
-    method = "_take_step" if name == "ppo" else "_step"
+    method = "_gradient_step" if name == "ppo" else "_step"
     step = getattr(one.learner, method)
 
     def watched(*given):

@@ -25,7 +25,7 @@ from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replay
 from lockstep.session.shard_replays import Replayed, ShardReplays
 from lockstep.session.task_checks import check_task
 from lockstep.torch.adam import Adam
-from lockstep.torch.capture import capture_gradient_step
+from lockstep.torch.capture import GradientStep
 from lockstep.torch.comm import Comm
 from lockstep.torch.continuous_policy import ContinuousPolicy
 from lockstep.torch.device_rows import observation_storage
@@ -126,9 +126,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         bfloat16 = run.precision == "bfloat16"
         self._precision = torch.autocast(device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext()
         self._backward = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
-        self._accumulate, self._apply, self._take_step = capture_gradient_step(
-            run, comm, self.flat, self._accumulate_gradients, self._apply_gradient, self._gradient_step
-        )
+        self._gradient_step = GradientStep(run, comm, self.flat, self._accumulate_gradients, self._apply_gradient)
 
     @abstractmethod
     def critic_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -179,7 +177,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
             assert isinstance(self._target_critics, Tensor)
             self._target_critics.copy_(to_device(chosen, self.comm.device))
         seeds = self._shards.seeds() if self.dropout is not None else []
-        totals, priorities = self._take_step(parts, moves_policy, *seeds)
+        totals, priorities = self._gradient_step(parts, moves_policy, *seeds)
         self.counters[TAKEN] += 1
         if c.prioritized:
             on_host = priorities_to_host(totals[-1], priorities)
@@ -202,15 +200,8 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
             priorities += self._backward(k, [part, moves_policy], self._one_hot_shard[k] * part.weight.max())
         return priorities
 
-    def _gradient_step(
-        self, parts: Sequence[TransitionBatch], moves_policy: bool, *seeds: int
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The step without its effects on the host: the result of `_step`, and the priorities of each part."""
-        priorities = self._accumulate(parts, moves_policy, *seeds)
-        return self._apply([self.comm.average_gradients_(self.flat)], moves_policy), priorities
-
-    def _apply_gradient(self, averaged: Sequence[Tensor], moves_policy: bool) -> Tensor:
-        """Clip the mean gradient and take the optimizers' steps, given the sums over all shards."""
+    def _apply_gradient(self, averaged: Sequence[Tensor], moves_policy: bool, *_: int) -> Tensor:
+        """Clip the mean gradient and take the optimizers' steps, given the sums over all shards; returns as `_step`."""
         sums, largest_weights = averaged[0].tensor_split([self._num_sums])
         if self.config.prioritized:
             scale = 1.0 / largest_weights.max()

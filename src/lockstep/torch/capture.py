@@ -188,26 +188,17 @@ class CapturedStep(Generic[Result]):
         return _Captured(replay, _columns(static), result)
 
 
-def capture_gradient_step(
-    run: AnyRun,
-    comm: Comm,
-    flat: FlatParameters,
-    accumulate: Callable[..., Accumulated],
-    apply: Callable[..., Applied],
-    step: Callable[..., Any],
-    *,
-    candidates: bool = False,
-) -> tuple[Callable[..., Accumulated], Callable[..., Applied], Callable[..., Any]]:
-    """Capture a learner's gradient step, unless `capture=false` or there is an `obstacle`.
+class GradientStep(Generic[Applied, Accumulated]):
+    """A gradient step of all ranks together; *collective*, one message.
 
-    A learner gives its functions, keeps the returned ones, and calls the returned `step`:
+        accumulate(inputs, *options)                  gradients and sums of the local shards
+        sums = comm.average_gradients_(flat)          the mean gradient, equal on all ranks
+        apply([sums], *options)                       clips it and takes the optimizer's step
 
-        self._accumulate, self._apply, self._take_step = capture_gradient_step(
-            run, comm, self.flat, self._accumulate_gradients, self._apply_gradient, self._gradient_step
-        )
-
-    In a world of one `step` is one graph. With several ranks `accumulate` and `apply` are a graph each, and `step`
-    calls the collective between them, which is in neither: `docs/decisions/0022-collectives-outside-graphs.md`.
+    On a GPU these are CUDA graphs, unless `capture=false` or there is an `obstacle`: one graph of all three in a world
+    of one. With several ranks `accumulate` and `apply` are a graph each, and the collective between them is in neither:
+    `docs/decisions/0022-collectives-outside-graphs.md`. Without graphs large gradients are sent while the backward pass
+    computes the rest (`Comm.start_gradients_`).
 
     Args:
         run: the config.
@@ -215,31 +206,53 @@ def capture_gradient_step(
         flat: the gradients.
         accumulate: computes the gradients and sums of all local shards.
         apply: changes the parameters by the mean gradient, given a list with the sums over all shards.
-        step: the whole step: calls the learner's `_accumulate`, averages over ranks, and calls its `_apply`.
         candidates: whether the policy scores candidates.
-
-    Returns:
-        What to call for `accumulate`, `apply` and `step`; each is the given one where it is not a graph of its own.
-        Without graphs `accumulate` first lets `comm` send gradients while the backward pass computes the rest.
     """
-    captured = obstacle(run, comm, flat, candidates=candidates) is None
-    graphs = graphs_on(comm.device) if captured else None
-    if graphs is None:
-        return _sent_early(accumulate, comm, flat), apply, step
-    on_failure = _on_failure(run, comm, "gradient steps run")
-    if comm.world.size == 1:
-        return accumulate, apply, CapturedStep(step, graphs, on_failure)
-    return CapturedStep(accumulate, graphs, on_failure), CapturedStep(apply, graphs, on_failure), step
 
+    def __init__(
+        self,
+        run: AnyRun,
+        comm: Comm,
+        flat: FlatParameters,
+        accumulate: Callable[..., Accumulated],
+        apply: Callable[..., Applied],
+        *,
+        candidates: bool = False,
+    ) -> None:
+        self._comm = comm
+        self._flat = flat
+        self._accumulate = accumulate
+        self._apply = apply
+        self._take: Callable[..., tuple[Applied, Accumulated]] = self._accumulate_average_apply
+        captured = obstacle(run, comm, flat, candidates=candidates) is None
+        graphs = graphs_on(comm.device) if captured else None
+        self._sends_early = graphs is None
+        if graphs is None:
+            return
+        on_failure = _on_failure(run, comm, "gradient steps run")
+        if comm.world.size == 1:
+            self._take = CapturedStep(self._accumulate_average_apply, graphs, on_failure)
+        else:
+            self._accumulate = CapturedStep(accumulate, graphs, on_failure)
+            self._apply = CapturedStep(apply, graphs, on_failure)
 
-def _sent_early(accumulate: Callable[..., Accumulated], comm: Comm, flat: FlatParameters) -> Callable[..., Accumulated]:
-    """`accumulate`, of whose gradients `comm` may send the first ones before the backward pass ends."""
+    def __call__(self, inputs: Sequence[Input], *options: Hashable) -> tuple[Applied, Accumulated]:
+        """Take one step.
 
-    def start_and_accumulate(*given: Any) -> Accumulated:
-        comm.start_gradients_(flat)
-        return accumulate(*given)
+        Args:
+            inputs: tensors and batches of tensors, for `accumulate`.
+            options: of `accumulate` and of `apply`; there is a graph for each value of them.
 
-    return start_and_accumulate
+        Returns:
+            What `apply` returns, and what `accumulate` returns. The next step overwrites the tensors.
+        """
+        return self._take(inputs, *options)
+
+    def _accumulate_average_apply(self, inputs: Sequence[Input], *options: Hashable) -> tuple[Applied, Accumulated]:
+        if self._sends_early:
+            self._comm.start_gradients_(self._flat)
+        accumulated = self._accumulate(inputs, *options)
+        return self._apply([self._comm.average_gradients_(self._flat)], *options), accumulated
 
 
 def capture_rollout(run: Run, comm: Comm, num_steps: int) -> "Callable[..., CapturedStep[Any]] | None":

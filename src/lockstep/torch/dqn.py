@@ -28,7 +28,7 @@ from lockstep.session.shard_replays import ShardReplays, announce_replay
 from lockstep.session.support_watch import watch_support
 from lockstep.torch import value_losses as losses
 from lockstep.torch.adam import Adam
-from lockstep.torch.capture import announce_capture, capture_acting, capture_gradient_step
+from lockstep.torch.capture import GradientStep, announce_capture, capture_acting
 from lockstep.torch.comm import Comm
 from lockstep.torch.device_rows import observation_storage
 from lockstep.torch.flat import FlatParameters
@@ -96,9 +96,7 @@ class DQN:
         self._backward = LossGradient(
             self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode, network=policy.network
         )
-        self._accumulate, self._apply, self._take_step = capture_gradient_step(
-            run, comm, self.flat, self._accumulate_gradients, self._apply_gradient, self._gradient_step
-        )
+        self._gradient_step = GradientStep(run, comm, self.flat, self._accumulate_gradients, self._apply_gradient)
 
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Add a rollout of every local shard to its replay buffer, and take the due gradient steps; *collective*.
@@ -149,7 +147,7 @@ class DQN:
             Rows, sums, norm, and 1 if the step was skipped; all but the last are 0 then.
         """
         c = self.config
-        totals, priorities = self._take_step([*parts, *self._draw_noise()])
+        totals, priorities = self._gradient_step([*parts, *self._draw_noise()])
         self.counters[TAKEN] += 1
         if c.target_rate is not None:
             self._move_target(c.target_rate)
@@ -174,13 +172,8 @@ class DQN:
             priorities += self._backward(k, [part], self._one_hot_shard[k] * part.weight.max())
         return priorities
 
-    def _gradient_step(self, inputs: Sequence[TransitionBatch | Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """The step without its effects on the host: the result of `_step`, and the priorities of each part."""
-        priorities = self._accumulate(inputs)
-        return self._apply([self.comm.average_gradients_(self.flat)]), priorities
-
     def _apply_gradient(self, averaged: Sequence[Tensor]) -> Tensor:
-        """Clip the mean gradient and take the optimizer's step, given the sums over all shards."""
+        """Clip the mean gradient and take the optimizer's step, given the sums over all shards; returns as `_step`."""
         c = self.config
         sums, largest_weights = averaged[0].tensor_split([1 + len(VALUE_METRICS)])
         scale = 1.0 / largest_weights.max()

@@ -22,7 +22,7 @@ from lockstep.session.task_checks import check_task
 from lockstep.torch.adam import Adam, adapted
 from lockstep.torch.batch import Batch
 from lockstep.torch.batch_builder import AnyRollout, BatchBuilder
-from lockstep.torch.capture import announce_capture, capture_acting, capture_gradient_step, capture_rollout
+from lockstep.torch.capture import GradientStep, announce_capture, capture_acting, capture_rollout
 from lockstep.torch.comm import Comm
 from lockstep.torch.device_rollout import TensorCollector
 from lockstep.torch.device_shard import TensorRollout
@@ -82,9 +82,7 @@ class PPO:
         self._backward = LossGradient(
             self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode, network=policy.network
         )
-        self._accumulate, self._apply, self._take_step = capture_gradient_step(
-            run, comm, self.flat, self._accumulate_gradients, self._apply_gradient, self._gradient_step
-        )
+        self._gradient_step = GradientStep(run, comm, self.flat, self._accumulate_gradients, self._apply_gradient)
 
     def update(
         self, rollouts: Sequence[AnyRollout], extra_sums: np.ndarray, progress: Progress | None = None
@@ -123,7 +121,7 @@ class PPO:
             sums = torch.zeros_like(self._skipped_step)
             for parts in zip(*minibatches, strict=True):
                 self.comm.timers.enter(LEARN)  # a heartbeat: an update may take long
-                of_step = self._take_step(parts)
+                of_step, _ = self._gradient_step(parts)
                 sums += of_step
                 self._adapt_learning_rate("minibatch", of_step)
             for batch, order, shuffled_batch in zip(batches, epoch, shuffled, strict=True):
@@ -177,19 +175,15 @@ class PPO:
         for k, part in enumerate(parts):
             self._backward(k, [part])
 
-    def _gradient_step(self, parts: Sequence[Batch]) -> Tensor:
-        """One gradient step on every shard's part [N] of a minibatch, skipped on all ranks if any number is not finite.
+    def _apply_gradient(self, averaged: Sequence[Tensor]) -> Tensor:
+        """Clip the mean gradient and take the optimizer's step, given the sums over all shards.
 
-        A step whose rows have a total weight of 0 is also skipped, but not counted in `optim/skipped`.
+        All ranks skip the step if any number is not finite. A step whose rows have a total weight of 0 is also skipped,
+        but not counted in `optim/skipped`.
 
         Returns:
             Weight, sums, norm, 1 if the step was taken, 1 if it was not finite; all but the last are 0 if skipped.
         """
-        self._accumulate(parts)
-        return self._apply([self.comm.average_gradients_(self.flat)])
-
-    def _apply_gradient(self, averaged: Sequence[Tensor]) -> Tensor:
-        """Clip the mean gradient and take the optimizer's step, given the sums over all shards."""
         (sums,) = averaged
         gradient = self.flat.gradient
         norm = cast(Tensor, torch.linalg.vector_norm(gradient))

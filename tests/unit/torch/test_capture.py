@@ -16,7 +16,7 @@ from lockstep.errors import ConfigError, RunError
 from lockstep.run import NetworkConfig, Run
 from lockstep.torch import actor_critic, capture, dqn, ppo
 from lockstep.torch.batch import Batch
-from lockstep.torch.capture import CapturedStep, announce_capture, obstacle
+from lockstep.torch.capture import CapturedStep, GradientStep, announce_capture, obstacle
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.offline import optimizer
@@ -76,13 +76,14 @@ def test_captured_parts_of_several_ranks_have_the_same_bits(graphs, tmp_path, ca
     name, config = CASES[case]
 
     def of_two_ranks(run, comm, *given, **options):
-        return capture.capture_gradient_step(
-            run, SimpleNamespace(device=comm.device, world=World(size=2)), *given, **options
+        two = SimpleNamespace(
+            device=comm.device, world=World(size=2), average_gradients_=lambda flat: comm.average_gradients_(flat)
         )
+        return capture.GradientStep(run, two, *given, **options)
 
     with ExitStack() as stack:
         for module in (ppo, dqn, actor_critic, optimizer):
-            stack.enter_context(mock.patch.object(module, "capture_gradient_step", of_two_ranks))
+            stack.enter_context(mock.patch.object(module, "GradientStep", of_two_ranks))
         captured = make(name, tmp_path, config=config, capture=True)
     eager = make(name, tmp_path, config=config)
     with mock.patch.object(Comm, "average_gradients_", autospec=True, side_effect=Comm.average_gradients_) as average:
@@ -121,15 +122,15 @@ def test_captured_steps_stop_after_the_first_that_is_not_finite(graphs, tmp_path
     update(one)
     batches = one.learner._prepare(rollouts(CONTINUOUS, 7), np.zeros((2, 1)))[0]
     parts = [batch.split(one.learner.rows, 1)[0] for batch in batches]
-    assert float(one.learner._take_step(parts)[-1]) == 0.0
+    assert float(one.learner._gradient_step(parts)[0][-1]) == 0.0
     before = values(one.learner)
     first = one.learner.flat.values[0].item()
     with torch.no_grad():
         one.learner.flat.values[0] = torch.nan
-    assert float(one.learner._take_step(parts)[-1]) == 1.0
+    assert float(one.learner._gradient_step(parts)[0][-1]) == 1.0
     with torch.no_grad():
         one.learner.flat.values[0] = first  # later steps would be finite
-    assert float(one.learner._take_step(parts)[-1]) == 1.0, "a step was taken after one that was not finite"
+    assert float(one.learner._gradient_step(parts)[0][-1]) == 1.0, "a step was taken after one that was not finite"
     after = values(one.learner)
     assert all(torch.equal(before[key], after[key]) for key in before if key.startswith(("policy", "optimizer")))
 
@@ -244,26 +245,25 @@ OWN = NetworkConfig(module="mine:Network")
 )
 def test_a_gpu_captures_without_a_flag_all_but_the_users_code(graphs, run, captured, said):
     journal, comm, flat = Journal(), Comm(device="cpu"), FlatParameters(torch.nn.Linear(2, 2))
-    step = capture.capture_gradient_step(
-        run, comm, flat, lambda given: given, lambda given: given, lambda given: given
-    )[2]
+    step = GradientStep(run, comm, flat, lambda given: given, lambda given: given)
     announce_capture(journal, run, comm, flat)
-    assert isinstance(step, CapturedStep) == captured
+    assert isinstance(step._take, CapturedStep) == captured == bool(graphs)
     assert said in journal.said[0] if said else not journal.said
 
 
 def test_large_gradients_are_sent_early_rather_than_captured(graphs):
     comm = SimpleNamespace(
         device=torch.device("cpu"), world=World(size=2), overlaps_gradients=lambda flat: True,
-        start_gradients_=lambda flat: None,
+        start_gradients_=lambda flat: started.append("early"), average_gradients_=lambda flat: torch.zeros(1),
     )  # fmt: skip
-    journal, found = Journal(), []
+    journal, started, found = Journal(), [], []
     for chosen in (None, True):
         run = Run(task="t", capture=chosen)
-        made = capture.capture_gradient_step(run, comm, None, lambda: None, lambda: None, lambda: None)
+        made = GradientStep(run, comm, None, lambda given: None, lambda given: None)
         announce_capture(journal, run, comm, None)
-        found.append(isinstance(made[0], CapturedStep))
-    assert found == [False, True]
+        made([])
+        found.append(started.copy())
+    assert found == [["early"], ["early"]] and len(graphs) == 2
     assert "gradients this large are sent while" in journal.said[0] and "two CUDA graphs" in journal.said[1]
 
 

@@ -17,7 +17,7 @@ from lockstep.run import OfflineRun
 from lockstep.session.non_finite import locate_non_finite_offline
 from lockstep.torch.adam import Adam
 from lockstep.torch.batch import RowBatch
-from lockstep.torch.capture import capture_gradient_step
+from lockstep.torch.capture import GradientStep
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
 from lockstep.torch.gradient import LossGradient
@@ -86,14 +86,9 @@ class OfflineOptimizer:
         else:
             self.optimizer = Sgd(*tensors, l2_decay=c.l2_decay)
         self.target_state: dict[str, Tensor] = {}
-        self._accumulate, self._apply, self._take_step = capture_gradient_step(
-            run,
-            comm,
-            self.flat,
-            self._accumulate_gradients,
-            self._apply_gradient,
-            self._gradient_step,
-            candidates=isinstance(scores, CandidateNetwork),
+        candidates = isinstance(scores, CandidateNetwork)
+        self._gradient_step = GradientStep(
+            run, comm, self.flat, self._accumulate_gradients, self._apply_gradient, candidates=candidates
         )
         # The result of a skipped step: zeros, then not_finite = 1.
         self._skipped_step = torch.tensor([0.0] * (num_sums + 1) + [1.0], device=comm.device)
@@ -127,7 +122,7 @@ class OfflineOptimizer:
         """
         self._schedule_rate(progress)
         inputs = [*(batch for of_shard in batches for batch in of_shard), self._padded(extra_sums)]
-        sums, for_host = self._take_step(inputs, score_weight_index, combine)
+        (sums, for_host), _ = self._gradient_step(inputs, score_weight_index, combine)
         # The only host sync of a step: the extra sums carry the flag of a signal to stop.
         *extra, skipped = for_host.cpu().numpy()
         if skipped and self._stop_on_non_finite:
@@ -154,7 +149,7 @@ class OfflineOptimizer:
         padded[:, :num_extra] = extra_sums
         return to_device(padded, self._comm.device)
 
-    def _accumulate_gradients(self, inputs: Sequence[RowBatch | Tensor]) -> None:
+    def _accumulate_gradients(self, inputs: Sequence[RowBatch | Tensor], *_: object) -> None:
         """Compute the gradient and the sums of every local shard.
 
         Args:
@@ -166,23 +161,17 @@ class OfflineOptimizer:
         for k in range(len(self.flat.rows)):
             self._backward(k, batches[k * count : (k + 1) * count], cast(Tensor, extra)[k])
 
-    def _gradient_step(
-        self,
-        inputs: Sequence[RowBatch | Tensor],
-        score_weight_index: int | None,
-        combine: Callable[[Tensor, Tensor], None] | None,
-    ) -> tuple[Tensor, Tensor]:
-        """The first result of `learn`; and all MAX_EXTRA_SUMS extra sums, then whether the step was skipped."""
-        self._accumulate(inputs)
-        return self._apply([self._comm.average_gradients_(self.flat)], score_weight_index, combine)
-
     def _apply_gradient(
         self,
         averaged: Sequence[Tensor],
         score_weight_index: int | None,
         combine: Callable[[Tensor, Tensor], None] | None,
     ) -> tuple[Tensor, Tensor]:
-        """Clip the mean gradient and take the optimizer's step, given the sums over all shards."""
+        """Clip the mean gradient and take the optimizer's step, given the sums over all shards.
+
+        Returns:
+            The first result of `learn`; all MAX_EXTRA_SUMS extra sums, then whether the step was skipped.
+        """
         sums, extra = averaged[0].tensor_split([self._num_sums])
         if combine is not None:
             combine(self.flat.gradient, sums)
