@@ -25,7 +25,7 @@ class A2C:
         self.config, self.policy, self.comm = run.algorithm, policy, comm
         comm.broadcast_(policy)
         self.flat = FlatParameters(policy, len(comm.world.shards), num_sums=1 + len(METRICS))
-        self.optimizer = Adam(self.flat.values, self.flat.gradient, torch.tensor(self.config.learning_rate), eps=1e-5)
+        self.optimizer = Adam(self.flat.params, self.flat.gradient, torch.tensor(self.config.learning_rate), eps=1e-5)
         self.metrics = Metrics(METRICS, comm.device)
 
     def update(self, rollouts: list[Rollout]) -> None:

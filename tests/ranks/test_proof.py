@@ -12,7 +12,7 @@ STEPS = 128  # of an update
 OF_A_STEP = {"flat.gradient", "flat.rows", "_backward._flat.gradient", "_backward._flat.rows", "optimizer._gradient"}
 """Made anew in every gradient step: what differs there has gone into the parameters."""
 GRADIENT_VIEWS = ("flat._views.", "_backward._flat._views.")
-"""Views of `flat.gradient`, and of each parameter, which `flat.values` holds."""
+"""Views of `flat.gradient`, and of each parameter, which `flat.params` holds."""
 OF_A_SHARD = {"normalizers.discounted.0.value", "_builder._normalizers.discounted.0.value"}
 """One array, by both of its paths: different on every rank, as it has to be."""
 
@@ -34,7 +34,7 @@ def test_whatever_an_update_changes_is_proved_equal(told):
         known |= {
             f"normalizers.{of}.{name}" for of in ("observations", "returns") for name in ("_count", "mean", "variance")
         }
-        known |= {"flat.values", "env_steps", "updates", "episodes", *OF_A_STEP, *OF_A_SHARD}
+        known |= {"flat.params", "env_steps", "updates", "episodes", *OF_A_STEP, *OF_A_SHARD}
         assert known <= found.keys(), "the update changed less than it should; the test proves less"
         missed = {path for path, said in found.items() if not said.startswith("ranks 0 and 1 hold different ")}
         orders = {
@@ -48,7 +48,7 @@ def test_whatever_an_update_from_a_replay_changes_is_proved_equal(told):
     for rank in told:
         found = rank["compared with replay"]
         known = {"optimizer.moment", "optimizer.square", "optimizer.steps", "learning_rate", "metrics.table"}
-        known |= {"flat.values", "_target_values", "counters", "env_steps", "updates", "episodes"}
+        known |= {"flat.params", "_target_params", "counters", "env_steps", "updates", "episodes"}
         assert known <= found.keys(), "the update changed less than it should; the test proves less"
         missed = {path for path, said in found.items() if not said.startswith("ranks 0 and 1 hold different ")}
         elsewhere = ("replays.", "_shards.replays.", *GRADIENT_VIEWS)

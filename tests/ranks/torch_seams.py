@@ -75,7 +75,7 @@ def ppo_state(learner: ppo.PPO) -> dict[str, Any]:
         "gradient": learner.flat.gradient.numpy().copy(),
         "learning_rate": float(learner.learning_rate),
         "steps": int(learner.optimizer.steps),
-        "values": learner.flat.values.detach().numpy().copy(),
+        "values": learner.flat.params.detach().numpy().copy(),
         "metrics": learner.metrics.read(),
     }
 

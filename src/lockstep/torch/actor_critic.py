@@ -59,9 +59,9 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
     Attributes:
         flat: all parameters and gradients.
         schedule: of the gradient steps.
-        values: the parameters of the critics and of the actor, flat, without gradient.
-        critic_values: the part of `values` that is the critics'.
-        frozen_critics: the critics, with the same values, for a gradient with respect to actions alone.
+        params: the parameters of the critics and of the actor, flat, without gradient.
+        critic_params: the part of `params` that is the critics'.
+        frozen_critics: the critics, with the same parameters, for a gradient with respect to actions alone.
         target: the target networks.
         dropout: draws the critics' dropout masks; None without dropout.
         learning_rates: [2], of the policy and of the critics.
@@ -103,18 +103,18 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self.flat = FlatParameters(policy, len(world.shards), num_sums=self._num_sums + world.num_shards)
         num_critic = sum(p.numel() for p in policy.critics.parameters())
         num_actor = sum(p.numel() for p in policy.actor.parameters())
-        values, gradient = self.flat.values.detach(), self.flat.gradient
-        self.values = values[: num_critic + num_actor]
-        self.critic_values = values[:num_critic]
-        self.frozen_critics = frozen_copy(policy.critics, self.critic_values)
+        params, gradient = self.flat.params.detach(), self.flat.gradient
+        self.params = params[: num_critic + num_actor]
+        self.critic_params = params[:num_critic]
+        self.frozen_critics = frozen_copy(policy.critics, self.critic_params)
         self.dropout = torch.Generator(device) if config.dropout > 0 else None
         self._critic_gradient = gradient[:num_critic]
         self._actor_gradient = gradient[num_critic : num_critic + num_actor]
         rates = [config.learning_rate, config.critic_learning_rate or config.learning_rate]
         self.learning_rates = torch.tensor(rates, device=device)
         self._initial_rates = self.learning_rates.clone()
-        self.critic_adam = Adam(self.critic_values, self._critic_gradient, self.learning_rates[1], eps=config.adam_eps)
-        self.policy_adam = Adam(values[num_critic:], gradient[num_critic:], self.learning_rates[0], eps=config.adam_eps)
+        self.critic_adam = Adam(self.critic_params, self._critic_gradient, self.learning_rates[1], eps=config.adam_eps)
+        self.policy_adam = Adam(params[num_critic:], gradient[num_critic:], self.learning_rates[0], eps=config.adam_eps)
         self._one_hot_shard = torch.eye(world.num_shards, device=device)[list(world.shards)]
         count = config.target_critics
         self._target_critics = slice(None) if count is None else torch.zeros(count, dtype=torch.int64, device=device)

@@ -14,7 +14,7 @@ class Adam:
     m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  x -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
     Args:
-        values: x, changed in place by `step`.
+        params: x, changed in place by `step`.
         gradient: g, read by `step`.
         learning_rate: lr, a 0-d tensor on the device, so that changing it needs no host sync.
         eps: eps.
@@ -24,7 +24,7 @@ class Adam:
 
     def __init__(
         self,
-        values: Tensor,
+        params: Tensor,
         gradient: Tensor,
         learning_rate: Tensor,
         *,
@@ -32,26 +32,26 @@ class Adam:
         betas: tuple[float, float] = (0.9, 0.999),
         l2_decay: float = 0.0,
     ) -> None:
-        self._values = values.detach()
+        self._params = params.detach()
         self._gradient = gradient
         self._learning_rate = learning_rate
         self._eps = eps
         self._betas = betas
         self._l2_decay = l2_decay
-        self.moment = torch.zeros_like(self._values)
-        self.square = torch.zeros_like(self._values)
-        self.steps = torch.zeros((), device=values.device)
+        self.moment = torch.zeros_like(self._params)
+        self.square = torch.zeros_like(self._params)
+        self.steps = torch.zeros((), device=params.device)
 
     def step(self, skipped: Tensor | None = None) -> None:
-        """Change the values once.
+        """Change the parameters once.
 
         Args:
-            skipped: 0-d float32 tensor on the device. If it is 1, neither values nor moments nor the count of steps
+            skipped: 0-d float32 tensor on the device. If it is 1, neither parameters nor moments nor the count of steps
                 change, whatever the gradient.
         """
         self.steps += 1
         torch._fused_adam_(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-            [self._values], [self._gradient], [self.moment], [self.square], [], [self.steps],
+            [self._params], [self._gradient], [self.moment], [self.square], [], [self.steps],
             lr=self._learning_rate, beta1=self._betas[0], beta2=self._betas[1], eps=self._eps,
             weight_decay=self._l2_decay, amsgrad=False, maximize=False, found_inf=skipped,
         )  # fmt: skip

@@ -271,7 +271,7 @@ class Comm:
         several = world.num_shards != world.size or len(flat.rows) > 1  # the first is equal on all ranks
         if world.size == 1 or world.pinned or self._hosts is not None or several:
             return False
-        if self.backend == "gloo" and is_on_gpu(flat.values):
+        if self.backend == "gloo" and is_on_gpu(flat.params):
             return False
         return flat.rows.nbytes >= _OVERLAPPED_BYTES
 

@@ -76,15 +76,15 @@ class DQN:
         ]
         # The sums of a gradient step end with one slot per shard for its largest importance weight.
         self.flat = FlatParameters(policy, len(world.shards), num_sums=1 + len(VALUE_METRICS) + world.num_shards)
-        self._target_values = self.flat.values.detach().clone()
-        vector_to_parameters(self._target_values, target_parameters)  # as views: one copy updates all of them
+        self._target_params = self.flat.params.detach().clone()
+        vector_to_parameters(self._target_params, target_parameters)  # as views: one copy updates all of them
         self.target.requires_grad_(False)
         # Noisy double Q-learning draws separate noise to select the next action: a second module, same tensors.
         shared = {id(tensor): tensor for tensor in (*policy.parameters(), *policy.buffers())}
         self._selector = copy.deepcopy(policy, shared) if config.noisy and config.double else policy
         self._one_hot_shard = torch.eye(world.num_shards, device=comm.device)[list(world.shards)]
         self.learning_rate = torch.tensor(config.learning_rate, device=comm.device)
-        self.optimizer = Adam(self.flat.values, self.flat.gradient, self.learning_rate, eps=config.adam_eps)
+        self.optimizer = Adam(self.flat.params, self.flat.gradient, self.learning_rate, eps=config.adam_eps)
         self.counters = torch.from_numpy(self._shards.counters)
         self.metrics = Metrics(METRICS, comm.device)
         self._stop_on_non_finite = run.non_finite == "stop"
@@ -256,7 +256,7 @@ class DQN:
                 mine.copy_(other)
 
     def _move_target(self, rate: float) -> None:
-        self._target_values.lerp_(self.flat.values.detach(), rate)
+        self._target_params.lerp_(self.flat.params.detach(), rate)
         for mine, other in zip(self.target.buffers(), self.policy.buffers(), strict=True):
             mine.copy_(other)
 

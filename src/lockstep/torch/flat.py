@@ -41,8 +41,8 @@ class FlatParameters:
             are none.
 
     Attributes:
-        parameters: those of the module that are trained, in its order, views of `values`.
-        values: all parameters [P], an `nn.Parameter` whose `.grad` is `gradient`; pass it to the optimizer.
+        module_parameters: those of the module that are trained, in its order, views of `params`.
+        params: all parameters [P], an `nn.Parameter` whose `.grad` is `gradient`; pass it to the optimizer.
         gradient: their gradients [P]; `backward()` adds to it.
         rows: [K, P + num_sums]: the gradient sum of each local shard, then its other sums, the weight first.
         layout: integer hash of the names and shapes of the parameters, which ranks compare.
@@ -50,7 +50,7 @@ class FlatParameters:
 
     def __init__(self, module: nn.Module, num_shards: int = 1, num_sums: int = 1) -> None:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        self.parameters = parameters = [p for _, p in named]
+        self.module_parameters = parameters = [p for _, p in named]
         self.layout = layout_code([(name, p.shape, p.dtype) for name, p in named])
         kinds = {(p.dtype, p.device) for p in parameters}
         if len(kinds) != 1:
@@ -61,20 +61,20 @@ class FlatParameters:
                 "and compute under torch.autocast"
             )
         self.num_parameters = sum(p.numel() for p in parameters)
-        values = torch.cat([p.detach().reshape(-1) for p in parameters])
-        self.rows = values.new_zeros(num_shards, self.num_parameters + num_sums)
+        params = torch.cat([p.detach().reshape(-1) for p in parameters])
+        self.rows = params.new_zeros(num_shards, self.num_parameters + num_sums)
         # With one local shard, `backward()` writes into the row to send; with several, each gradient is copied once.
-        self.gradient = self.rows[0, : self.num_parameters] if num_shards == 1 else torch.zeros_like(values)
+        self.gradient = self.rows[0, : self.num_parameters] if num_shards == 1 else torch.zeros_like(params)
         offset = 0
         for parameter in parameters:
             part = slice(offset, offset + parameter.numel())
-            parameter.data = values[part].view_as(parameter)
+            parameter.data = params[part].view_as(parameter)
             parameter.grad = self.gradient[part].view_as(parameter)
             add_in_place(parameter)
             offset = part.stop
-        self.values = nn.Parameter(values)
-        self.values.grad = self.gradient
-        self._views = [(self.values, self.gradient), *((p, cast(Tensor, p.grad)) for p in parameters)]
+        self.params = nn.Parameter(params)
+        self.params.grad = self.gradient
+        self._views = [(self.params, self.gradient), *((p, cast(Tensor, p.grad)) for p in parameters)]
         self._places = _places(module, parameters)
         self._next_place = -1
         self._stored: set[int] | None = None
@@ -104,7 +104,7 @@ class FlatParameters:
 
     def watch(self, computed: Callable[[int], None]) -> None:
         """From now on, call `computed` with the number of a parameter when a backward pass has added its gradient."""
-        for number, parameter in enumerate(self.parameters):
+        for number, parameter in enumerate(self.module_parameters):
             add_by_autograd(parameter)
             parameter.register_post_accumulate_grad_hook(partial(_call, computed, number))
 
@@ -178,15 +178,15 @@ def _call(computed: Callable[[int], None], number: int, _: Tensor) -> None:
     computed(number)
 
 
-def frozen_copy(module: SomeModule, values: Tensor) -> SomeModule:
-    """A copy of a module whose parameters are views of `values` and are not trained.
+def frozen_copy(module: SomeModule, params: Tensor) -> SomeModule:
+    """A copy of a module whose parameters are views of `params` and are not trained.
 
     Args:
         module: the module to copy.
-        values: its parameters as a flat tensor, in the order of `module.parameters()`.
+        params: its parameters as a flat tensor, in the order of `module.parameters()`.
     """
     copied = copy.deepcopy(module)
-    vector_to_parameters(values, copied.parameters())
+    vector_to_parameters(params, copied.parameters())
     return copied.requires_grad_(False)
 
 

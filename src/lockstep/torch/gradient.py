@@ -83,7 +83,7 @@ class LossGradient:
     def _store_row(self, row: Tensor, inputs: Sequence[Any], extra: Tensor | None) -> Sequence[Tensor]:
         """The same into a row of `flat.rows`, without `.grad`, which would be a side effect for the compiler."""
         loss, sums, *more = self._loss(*inputs)
-        gradients = torch.autograd.grad(loss, self._flat.parameters, allow_unused=True, materialize_grads=True)
+        gradients = torch.autograd.grad(loss, self._flat.module_parameters, allow_unused=True, materialize_grads=True)
         flat = [gradient.reshape(-1) for gradient in gradients]
         torch.cat([*flat, _joined(sums, extra)], out=row)
         return [tensor.detach() for tensor in more]

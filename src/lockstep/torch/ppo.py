@@ -62,7 +62,7 @@ class PPO:
         comm.broadcast_(policy)
         self.flat = FlatParameters(policy, len(comm.world.shards), num_sums=1 + len(LOSS_METRICS))
         self.learning_rate = torch.tensor(config.learning_rate, device=comm.device)
-        self.optimizer = Adam(self.flat.values, self.flat.gradient, self.learning_rate, eps=config.adam_eps)
+        self.optimizer = Adam(self.flat.params, self.flat.gradient, self.learning_rate, eps=config.adam_eps)
         self.normalizers = Normalizers.of(config, policy.spec, len(comm.world.shards), shard_envs)
         self._symmetry = Symmetry(config.symmetry, policy.spec, comm.device) if config.symmetry else None
         self._orders = MinibatchOrders(config, self.sequence_length, run.seed, comm)

@@ -45,8 +45,8 @@ class SAC(ActorCritic[SACConfig, Critics]):
         super().__init__(run, policy, comm, METRICS, POLICY_METRICS, NUM_ACTIONS)
         self.temperature = policy.temperature
         self._distribution = cast(SquashedGaussian, policy.distribution)
-        self._target_values = self.critic_values.clone()
-        self.target = frozen_copy(policy.critics, self._target_values)
+        self._target_params = self.critic_params.clone()
+        self.target = frozen_copy(policy.critics, self._target_params)
         self._target_entropy = -policy.spec.action.width if config.target_entropy is None else config.target_entropy
         for critics in (policy.critics, self.frozen_critics, self.target):
             critics.generator = self.dropout
@@ -63,7 +63,7 @@ class SAC(ActorCritic[SACConfig, Critics]):
         for drawn, weights in self._shards.minibatches(replayed):
             parts = self._parts(drawn, weights)
             totals_of_steps += self._step(parts, drawn)
-            self._target_values.lerp_(self.critic_values, self.config.target_rate)
+            self._target_params.lerp_(self.critic_params, self.config.target_rate)
             kept.add(parts)
         # One host sync per rollout; the next rollout would wait for the device anyway.
         if replayed.due and self._stop_on_non_finite and bool(self._non_finite):
@@ -122,7 +122,7 @@ class SAC(ActorCritic[SACConfig, Critics]):
 
     def copy_to_target(self) -> None:
         """Make the target critics equal to the critics."""
-        self._target_values.copy_(self.critic_values)
+        self._target_params.copy_(self.critic_params)
 
 
 def train(session: Session[Run]) -> None:

@@ -41,8 +41,8 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
     def __init__(self, run: Run, policy: ContinuousPolicy, comm: Comm) -> None:
         assert isinstance(run.algorithm, TD3Config)
         super().__init__(run, policy, comm, METRICS, POLICY_METRICS, NUM_ACTIONS)
-        self._target_values = self.values.clone()
-        self.target = frozen_copy(policy, self._target_values)
+        self._target_params = self.params.clone()
+        self.target = frozen_copy(policy, self._target_params)
         for critics in (policy.critics, self.frozen_critics, self.target.critics):
             critics.generator = self.dropout
 
@@ -59,7 +59,7 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
             parts = self._parts(drawn, weights)
             totals_of_steps += self._step(parts, drawn)
             if self.counters[TAKEN] % self.config.policy_delay == 0:  # this step moved the policy
-                self._target_values.lerp_(self.values, self.config.target_rate)
+                self._target_params.lerp_(self.params, self.config.target_rate)
             kept.add(parts)
         # One host sync per rollout; the next rollout would wait for the device anyway.
         if replayed.due and self._stop_on_non_finite and bool(self._non_finite):
@@ -108,7 +108,7 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
 
     def copy_to_target(self) -> None:
         """Make the target networks equal to the policy and its critics."""
-        self._target_values.copy_(self.values)
+        self._target_params.copy_(self.params)
 
 
 def train(session: Session[Run]) -> None:

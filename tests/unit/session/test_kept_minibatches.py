@@ -28,7 +28,7 @@ def broken(method, cls):
         calls += 1
         if calls == BROKEN and cls in (DQN, ActorCritic):
             with torch.no_grad():
-                self.flat.values.fill_(float("nan"))
+                self.flat.params.fill_(float("nan"))
         elif calls == BROKEN:
             name = "values" if cls is jax_dqn.DQN else "critics"
             self.state = self.state._replace(**{name: jnp.full_like(getattr(self.state, name), jnp.nan)})

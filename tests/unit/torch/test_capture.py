@@ -107,7 +107,7 @@ def test_captured_step_that_is_not_finite_is_skipped(graphs, tmp_path, name):
         update(one)
         before = values(one.learner)
         with torch.no_grad():
-            one.learner.flat.values[0] = torch.nan
+            one.learner.flat.params[0] = torch.nan
         one.update(6)
         after = values(one.learner)
         moved = [k for k in before if k.startswith("optimizer") and not torch.equal(before[k], after[k])]
@@ -124,12 +124,12 @@ def test_captured_steps_stop_after_the_first_that_is_not_finite(graphs, tmp_path
     parts = [batch.split(one.learner.rows, 1)[0] for batch in batches]
     assert float(one.learner._gradient_step(parts)[0][-1]) == 0.0
     before = values(one.learner)
-    first = one.learner.flat.values[0].item()
+    first = one.learner.flat.params[0].item()
     with torch.no_grad():
-        one.learner.flat.values[0] = torch.nan
+        one.learner.flat.params[0] = torch.nan
     assert float(one.learner._gradient_step(parts)[0][-1]) == 1.0
     with torch.no_grad():
-        one.learner.flat.values[0] = first  # later steps would be finite
+        one.learner.flat.params[0] = first  # later steps would be finite
     assert float(one.learner._gradient_step(parts)[0][-1]) == 1.0, "a step was taken after one that was not finite"
     after = values(one.learner)
     assert all(torch.equal(before[key], after[key]) for key in before if key.startswith(("policy", "optimizer")))

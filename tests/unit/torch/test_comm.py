@@ -304,7 +304,7 @@ def test_views_that_zero_grad_dropped_are_refused(comm, of):
     flat = FlatParameters(module := nn.Linear(2, 1))
     comm.average_gradients_(flat)
     owners = {"module": module, "optimizer of the module": torch.optim.SGD(module.parameters())}
-    owners.get(of, torch.optim.SGD([flat.values])).zero_grad()
+    owners.get(of, torch.optim.SGD([flat.params])).zero_grad()
     module(torch.ones(3, 2)).sum().backward()
     with pytest.raises(ConfigError, match=r"use flat\.zero_gradient_\(\) in its place"):
         comm.average_gradients_(flat)

@@ -24,10 +24,10 @@ def test_parameters_and_gradients_are_views(shards):
         module(x).square().sum().backward()
         plain(x).square().sum().backward()
         assert torch.equal(flat.gradient, torch.cat([p.grad.flatten() for p in plain.parameters()]))
-    flat.values.data.fill_(0.5)
+    flat.params.data.fill_(0.5)
     assert all((p == 0.5).all() for p in module.parameters())
     module[0].weight.data.fill_(2.0)
-    assert (flat.values[:12] == 2.0).all()
+    assert (flat.params[:12] == 2.0).all()
 
 
 def test_backward_accumulates_until_zero_gradient():

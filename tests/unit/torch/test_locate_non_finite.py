@@ -63,7 +63,7 @@ def test_a_row_whose_loss_is_too_large_is_named(row, size):
     collected[0].reward[row] = size
     error = stopped(ppo, collected)
     assert f"loss or gradient of environment {row[1]} is not finite, in step {row[0]} of the rollout" in str(error)
-    assert torch.isfinite(ppo.flat.values).all()
+    assert torch.isfinite(ppo.flat.params).all()
     assert error.rank == 0
 
 
@@ -71,12 +71,12 @@ def test_a_sum_that_is_too_large_blames_no_row():
     ppo, collected = learner(gae_lambda=0.0, normalize_advantage=False, num_minibatches=1), rollouts()
     for rollout in collected:
         rollout.reward[:] = 5e18  # whose square is 2.5e37: a dozen of them are more than a float32 holds
-    before = ppo.flat.values.detach().clone()
+    before = ppo.flat.params.detach().clone()
     error = stopped(ppo, collected)
     assert "their sum is too large" in str(error)
     assert error.rank is None
     assert list(error.batches) == [0, 1]
-    assert torch.equal(ppo.flat.values, before)
+    assert torch.equal(ppo.flat.params, before)
 
 
 def test_no_step_after_a_bad_one_is_taken():
@@ -106,7 +106,7 @@ def test_a_minibatch_of_weight_0_is_skipped_but_not_counted(mode):
     assert metrics["optim/skipped"] == 0.0
     assert 0 < ppo.optimizer.steps.item() < ppo.config.num_epochs * ppo.config.num_minibatches
     assert np.isfinite(list(metrics.values())).all()
-    assert torch.isfinite(ppo.flat.values).all()
+    assert torch.isfinite(ppo.flat.params).all()
 
 
 def test_an_update_left_out_leaves_normalizers_alone():

@@ -74,7 +74,7 @@ def test_the_actor_follows_flattened_parameters():
     flat = FlatParameters(policy)
     actor, observation = actor_of(policy, CPU), np.ones((4, 6), np.float32)
     before = actor(observation).copy()
-    flat.values.data.add_(1.0)
+    flat.params.data.add_(1.0)
     assert (actor(observation) != before).any()
     np.testing.assert_allclose(actor(observation), TorchActor(policy, CPU)(observation), rtol=1e-4)
 

@@ -148,12 +148,12 @@ def test_an_update_returns_the_extra_sums_and_every_metric_once():
 
 def test_a_linear_schedule_falls_to_0_at_the_end():
     ppo = learner(learning_rate_schedule="linear", learning_rate=0.01)
-    before = ppo.flat.values.detach().clone()
+    before = ppo.flat.params.detach().clone()
     ppo.update([make_rollout()], np.zeros((1, 1)), Progress(100, env_steps=100))
-    assert torch.equal(ppo.flat.values.detach(), before)
+    assert torch.equal(ppo.flat.params.detach(), before)
     ppo.update([make_rollout()], np.zeros((1, 1)), Progress(100, env_steps=75))
     assert ppo.learning_rate.item() == pytest.approx(0.0025)
-    assert not torch.equal(ppo.flat.values.detach(), before)
+    assert not torch.equal(ppo.flat.params.detach(), before)
 
 
 def test_explained_variance_is_that_of_the_returns():

@@ -32,14 +32,14 @@ def test_an_update_whose_moments_are_not_finite_is_skipped_alone():
     run = config(num_envs=4, normalize_observation=True, non_finite="skip")
     with ppo_learner(World(), run) as ppo:
         ppo.update([make_rollout(0)], np.zeros((1, 1)))
-        before = ppo.flat.values.detach().clone(), ppo.normalizers.observations.count
+        before = ppo.flat.params.detach().clone(), ppo.normalizers.observations.count
         mean = ppo.normalizers.observations.mean.copy()
         ppo.normalizers.observations.mean[1] = np.inf
         ppo.update([make_rollout(0)], np.zeros((1, 1)))
-        assert (ppo.flat.values == before[0]).all()
+        assert (ppo.flat.params == before[0]).all()
         ppo.normalizers.observations.mean[:] = mean
         ppo.update([make_rollout(0)], np.zeros((1, 1)))
-        assert (ppo.flat.values != before[0]).any()
+        assert (ppo.flat.params != before[0]).any()
         assert ppo.normalizers.observations.count == 2 * before[1]
 
 

@@ -32,6 +32,6 @@ def test_reward_scale_learns_as_from_scaled_rewards():
                 rollout = make_rollout(0)
                 rollout.reward *= np.float32(0.25 / scale)
                 ppo.update([rollout], np.zeros((1, 1)))
-            found.append((ppo.flat.values.detach().clone(), float(ppo.normalizers.returns.variance[0])))
+            found.append((ppo.flat.params.detach().clone(), float(ppo.normalizers.returns.variance[0])))
     assert (found[0][0] == found[1][0]).all()
     assert found[0][1] == found[1][1]

@@ -169,7 +169,7 @@ def look(run, hosts=2, learner=None):
 
 def learner_bits(learner):
     """Parameters and the optimizer's state."""
-    return [learner.flat.values, *learner.optimizer.state().values()]
+    return [learner.flat.params, *learner.optimizer.state().values()]
 
 
 def test_the_forecast_measures_predicts_and_leaves_learner_and_random_streams_alone():

@@ -91,7 +91,7 @@ def test_numpy_acts_with_the_newest_parameters():
     policy = policy_of()
     flat, observation = FlatParameters(policy), observations(1, 4)
     actor = actor_of(policy, CPU)
-    flat.values.data.mul_(1.5).add_(0.1)
+    flat.params.data.mul_(1.5).add_(0.1)
     np.testing.assert_allclose(actor(observation), TorchActor(policy, CPU)(observation), rtol=1e-4, atol=1e-6)
 
 

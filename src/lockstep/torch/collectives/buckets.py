@@ -31,12 +31,12 @@ class GradientBuckets:
         self.started = False
         self._row = flat.rows[0]
         self._start_sum = start_sum
-        self._bucket_of = [0] * len(flat.parameters)
+        self._bucket_of = [0] * len(flat.module_parameters)
         """Of each parameter."""
         self._ends = [flat.num_parameters]
         """Of each bucket: it ends before this number of the row, and begins where the next one ends."""
         begin = flat.num_parameters
-        for number, parameter in reversed([*enumerate(flat.parameters)]):
+        for number, parameter in reversed([*enumerate(flat.module_parameters)]):
             if (self._ends[-1] - begin) * self._row.element_size() >= bucket_bytes:
                 self._ends.append(begin)
             self._bucket_of[number] = len(self._ends) - 1

@@ -74,7 +74,7 @@ class ContinuousCQL(OfflineLearner[ActorPolicy]):
         num_sums = 1 + len(self._metrics)
         self.optimizer = OfflineOptimizer(run, self.loss, self.critics, [*with_target[1:], *others], comm, num_sums)
         self.target.follow(self.optimizer)
-        self._frozen_critics = frozen_copy(self.critics, self.optimizer.flat.values.detach())
+        self._frozen_critics = frozen_copy(self.critics, self.optimizer.flat.params.detach())
         self.metrics = Metrics([*self._metrics, *STEP_METRICS], comm.device)
 
     def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:

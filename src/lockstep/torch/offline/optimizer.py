@@ -80,7 +80,7 @@ class OfflineOptimizer:
         self._sizes = [num_scores, self.flat.num_parameters - num_scores]
         self._schedule = torch.tensor([c.learning_rate, 0.0], device=comm.device)
         self.learning_rate, self.epoch = self._schedule[0], self._schedule[1]  # views: logged as one tensor
-        tensors = self.flat.values, self.flat.gradient, self.learning_rate
+        tensors = self.flat.params, self.flat.gradient, self.learning_rate
         if c.optimizer == "adam":
             self.optimizer = Adam(*tensors, eps=c.adam_eps, l2_decay=c.l2_decay)
         else:
@@ -224,11 +224,11 @@ class TargetNetworks(Generic[Network]):
         parameters = [p for network in self.networks for p in network.parameters()]
         size = sum(p.numel() for p in parameters)
         start = 0 if first is None else next(first.parameters()).storage_offset()
-        self._source = optimizer.flat.values.detach()[start : start + size]
-        self._values = self._source.clone()
-        vector_to_parameters(self._values, parameters)  # views of one tensor: one operation moves all
-        optimizer.target_state["target"] = self._values
+        self._source = optimizer.flat.params.detach()[start : start + size]
+        self._params = self._source.clone()
+        vector_to_parameters(self._params, parameters)  # views of one tensor: one operation moves all
+        optimizer.target_state["target"] = self._params
 
     def move(self, rate: float) -> None:
         """Move the parameters: x' += rate (x - x')."""
-        self._values.lerp_(self._source, rate)
+        self._params.lerp_(self._source, rate)

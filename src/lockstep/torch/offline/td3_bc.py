@@ -65,7 +65,7 @@ class TD3BC(OfflineLearner[ActorPolicy]):
         self.optimizer = OfflineOptimizer(run, self.loss, self.critics, others, comm, num_sums=1 + len(self._metrics))
         self.actor_optimizer = OfflineOptimizer(run, self.policy_loss, self.actor, [self._copy], comm, num_sums=4)
         self.target.follow(self.optimizer)
-        self._frozen_critics = frozen_copy(self.critics, self.optimizer.flat.values.detach())
+        self._frozen_critics = frozen_copy(self.critics, self.optimizer.flat.params.detach())
         self.actor_target.follow(self.actor_optimizer)
         self.metrics = Metrics([*self._metrics, *_POLICY_METRICS, *STEP_METRICS], comm.device)
 
@@ -118,7 +118,7 @@ class TD3BC(OfflineLearner[ActorPolicy]):
         self.metrics.add(("optim/skipped",), sums[-1:], torch.zeros_like(sums[0]))  # this step was counted already
         if skipped:
             return
-        actor, copied = self.actor_optimizer.flat.values.detach().chunk(2)
+        actor, copied = self.actor_optimizer.flat.params.detach().chunk(2)
         copied.copy_(actor)
         normalized_q = self._lambda(sums) * sums[2]
         self.metrics.add(_POLICY_METRICS, torch.stack([normalized_q + sums[3], sums[3]]), sums[0])
