@@ -67,7 +67,7 @@ class Reference:
         self.log_alpha = torch.tensor(math.log(alpha), dtype=torch.float64, requires_grad=True)
         learned = [self.log_alpha] if self.soft and config.alpha is None else []
         eps, rate = config.adam_eps, config.learning_rate
-        self.policy_adam = torch.optim.Adam([*self.actor.parameters(), *learned], lr=rate, eps=eps)
+        self.actor_adam = torch.optim.Adam([*self.actor.parameters(), *learned], lr=rate, eps=eps)
         of_critics = [p for critic in self.critics for p in critic.parameters()]
         self.critic_adam = torch.optim.Adam(of_critics, lr=config.critic_learning_rate or rate, eps=eps)
         self.steps = 0
@@ -156,7 +156,7 @@ class Reference:
             self.policy_gradient(s, noise)
         self.stepped(self.critic_adam, of_critics, gradients)
         if moves:
-            self.policy_adam.step()
+            self.actor_adam.step()
         with torch.no_grad():
             pairs = list(zip(self.target_critics, self.critics, strict=True)) if self.soft or moves else []
             pairs += [(self.target_actor, self.actor)] if moves else []

@@ -103,7 +103,7 @@ def give_masks_of_jax(learner, monkeypatch):
 def moments(learner, mirror):
     """Adam's first moments of both backends by parameter: after one step a tenth of the gradient."""
     of_torch = {}
-    optimizers = {"policy": learner.policy_adam, "critic": learner.critic_adam}
+    optimizers = {"policy": learner.actor_adam, "critic": learner.critic_adam}
     flat = {name: optimizer.state()["moment"].numpy() for name, optimizer in optimizers.items()}
     offsets = dict.fromkeys(flat, 0)
     for name, parameter in learner.policy.named_parameters():

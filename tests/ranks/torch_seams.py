@@ -200,14 +200,14 @@ def actor_critic_reference(
     policy.zero_grad()
     if run.algo == "sac":
         chosen, log_prob = drawn(observation, noise[:, 1])
-        policy_loss = (log_prob - policy.critics(observation, chosen).min(0).values).mean()
+        actor_loss = (log_prob - policy.critics(observation, chosen).min(0).values).mean()
         entropy = -float(log_prob.mean().detach())
         gradients["temperature"] = np.array([entropy + 2.0], np.float32)  # target entropy: -2
         losses = {"policy/entropy": entropy}
     else:
-        policy_loss, losses = -policy.critics(observation, policy.actor(observation).tanh())[0].mean(), {}
-    policy_loss.backward()
-    losses |= {"loss/value": float(value_loss.detach()), "loss/policy": float(policy_loss.detach())}
+        actor_loss, losses = -policy.critics(observation, policy.actor(observation).tanh())[0].mean(), {}
+    actor_loss.backward()
+    losses |= {"loss/value": float(value_loss.detach()), "loss/policy": float(actor_loss.detach())}
     return losses | {"value/target": float(target.mean())}, gradients | gradient_by_part_of(policy, "actor")
 
 

@@ -53,7 +53,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
             actor and, in SAC, the temperature.
         comm: the ranks.
         metrics: names.
-        policy_sums: those of the policy's loss.
+        actor_metrics: names of the sums of the actor's loss.
         num_actions: actions to draw for a transition, which needs noise for them.
 
     Attributes:
@@ -64,7 +64,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         frozen_critics: the critics, with the same parameters, for a gradient with respect to actions alone.
         target: the target networks.
         dropout: draws the critics' dropout masks; None without dropout.
-        learning_rates: [2], of the policy and of the critics.
+        learning_rates: [2], of the actor and of the critics.
     """
 
     FOLLOWS = ALL_SETTINGS
@@ -77,7 +77,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         policy: ContinuousPolicy,
         comm: Comm,
         metrics: Sequence[str],
-        policy_sums: Sequence[str],
+        actor_metrics: Sequence[str],
         num_actions: int,
     ) -> None:
         check_task(run, policy.spec)
@@ -85,8 +85,8 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self.config = config = cast(SomeConfig, run.algorithm)
         self.policy = policy
         self.comm = comm
-        self._policy_sums = policy_sums
-        self._num_sums = 2 + len(VALUE_METRICS) + len(policy_sums)
+        self._actor_metrics = actor_metrics
+        self._num_sums = 2 + len(VALUE_METRICS) + len(actor_metrics)
         self._num_actions = num_actions
         self.storage = observation_storage(run, policy.spec, comm)
         self._shards = ShardReplays(run, policy.spec, comm, self.storage)
@@ -114,7 +114,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self.learning_rates = torch.tensor(rates, device=device)
         self._initial_rates = self.learning_rates.clone()
         self.critic_adam = Adam(self.critic_params, self._critic_gradient, self.learning_rates[1], eps=config.adam_eps)
-        self.policy_adam = Adam(params[num_critic:], gradient[num_critic:], self.learning_rates[0], eps=config.adam_eps)
+        self.actor_adam = Adam(params[num_critic:], gradient[num_critic:], self.learning_rates[0], eps=config.adam_eps)
         self._one_hot_shard = torch.eye(world.num_shards, device=device)[list(world.shards)]
         count = config.target_critics
         self._target_critics = slice(None) if count is None else torch.zeros(count, dtype=torch.int64, device=device)
@@ -133,24 +133,24 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         """The critics' loss as a weighted *sum* over rows [N]; row count and metric sums; priorities [N]."""
 
     @abstractmethod
-    def policy_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
-        """The policy's loss as a *sum* over rows [N]; row count and metric sums."""
+    def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
+        """The actor's loss as a *sum* over rows [N]; row count and metric sums."""
 
-    def loss(self, batch: TransitionBatch, moves_policy: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    def loss(self, batch: TransitionBatch, updates_actor: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """Both losses, each with a gradient with respect to its own parameters only.
 
         Args:
             batch: transitions of one shard, with the noise of the actions that are drawn for them.
-            moves_policy: whether to compute the policy's loss; its sums are 0 otherwise.
+            updates_actor: whether to compute the actor's loss; its sums are 0 otherwise.
 
         Returns:
-            The *sum* of the losses over the rows [N]; the sums of the critics and of the policy; priorities [N].
+            The *sum* of the losses over the rows [N]; the sums of the critics and of the actor; priorities [N].
         """
         loss, sums, priority = self.critic_loss(batch)
-        if not moves_policy:
-            return loss, torch.cat([sums, sums.new_zeros(1 + len(self._policy_sums))]), priority
-        of_policy, policy_sums = self.policy_loss(batch)
-        return loss + of_policy, torch.cat([sums, policy_sums]), priority
+        if not updates_actor:
+            return loss, torch.cat([sums, sums.new_zeros(1 + len(self._actor_metrics))]), priority
+        actor_loss, actor_sums = self.actor_loss(batch)
+        return loss + actor_loss, torch.cat([sums, actor_sums]), priority
 
     def _set_learning_rates(self, fraction: float) -> None:
         """Set the learning rates for a run of which this fraction is completed."""
@@ -171,13 +171,13 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         """
         c = self.config
         number = int(self.counters[TAKEN]) + 1  # of this step, counted from 1
-        moves_policy = number % c.policy_delay == 0
+        updates_actor = number % c.policy_delay == 0
         if c.target_critics is not None:
             chosen = self._shards.target_critics(c.num_critics, c.target_critics)
             assert isinstance(self._target_critics, Tensor)
             self._target_critics.copy_(to_device(chosen, self.comm.device))
         seeds = self._shards.seeds() if self.dropout is not None else []
-        totals, priorities = self._gradient_step(parts, moves_policy, *seeds)
+        totals, priorities = self._gradient_step(parts, updates_actor, *seeds)
         self.counters[TAKEN] += 1
         if c.prioritized:
             on_host = priorities_to_host(totals[-1], priorities)
@@ -185,22 +185,22 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
                 self._shards.update_priorities(drawn, on_host)
         return totals
 
-    def _accumulate_gradients(self, parts: Sequence[TransitionBatch], moves_policy: bool, *seeds: int) -> list[Tensor]:
+    def _accumulate_gradients(self, parts: Sequence[TransitionBatch], updates_actor: bool, *seeds: int) -> list[Tensor]:
         """Compute the gradient and the sums of every shard's part of a minibatch; returns the priorities of each.
 
         Args:
             parts: of a minibatch, one for each local shard.
-            moves_policy: whether the policy moves too, or the critics alone.
+            updates_actor: whether the actor takes a step too, or the critics alone.
             seeds: of each part's dropout masks, if there is dropout.
         """
         priorities: list[Tensor] = []
         for k, part in enumerate(parts):
             if self.dropout is not None:
                 self.dropout.manual_seed(seeds[k])
-            priorities += self._backward(k, [part, moves_policy], self._one_hot_shard[k] * part.weight.max())
+            priorities += self._backward(k, [part, updates_actor], self._one_hot_shard[k] * part.weight.max())
         return priorities
 
-    def _apply_gradient(self, averaged: Sequence[Tensor], moves_policy: bool, *_: int) -> Tensor:
+    def _apply_gradient(self, averaged: Sequence[Tensor], updates_actor: bool, *_: int) -> Tensor:
         """Clip the mean gradient and take the optimizers' steps, given the sums over all shards; returns as `_step`."""
         sums, largest_weights = averaged[0].tensor_split([self._num_sums])
         if self.config.prioritized:
@@ -214,8 +214,8 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         if self._stop_on_non_finite:  # later steps are skipped too: the error reports the parameters of this one
             skipped = self._non_finite.logical_or_(skipped)
         self.critic_adam.step(skipped.float())
-        if moves_policy:
-            self.policy_adam.step(skipped.float())
+        if updates_actor:
+            self.actor_adam.step(skipped.float())
         return torch.where(skipped, self._skipped_step, totals)
 
     def _clip(self, gradient: Tensor) -> Tensor:
@@ -240,12 +240,12 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
             return
         count = 1 + len(VALUE_METRICS)
         ends = [count, self._num_sums, self._num_sums + 2]
-        of_critics, of_policy, norm_sums, num_skipped = totals.tensor_split(ends)
-        num_policy_steps = of_policy[0] / self.config.batch_size  # its rows are counted only in steps that moved it
+        of_critics, of_actor, norm_sums, num_skipped = totals.tensor_split(ends)
+        num_actor_steps = of_actor[0] / self.config.batch_size  # its rows are counted only in steps that it took
         self.metrics.add(VALUE_METRICS, of_critics[1:], of_critics[0])
-        self.metrics.add(self._policy_sums, of_policy[1:], of_policy[0])
+        self.metrics.add(self._actor_metrics, of_actor[1:], of_actor[0])
         self.metrics.add(("optim/grad_norm",), norm_sums[:1], replayed.due - num_skipped)
-        self.metrics.add(("optim/policy_grad_norm",), norm_sums[1:], num_policy_steps)
+        self.metrics.add(("optim/policy_grad_norm",), norm_sums[1:], num_actor_steps)
         self.metrics.add(("optim/skipped",), num_skipped, replayed.due)
         self.metrics.add(("optim/learning_rate",), self.learning_rates[:1], 1.0)
 
@@ -253,13 +253,13 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         """Return a function that takes a gradient step on `rows` rows of zeros, without messages or effects."""
         batch = TransitionBatch.blank(self.policy.spec, rows, self.comm.device, self._num_actions)
         weights = torch.zeros_like(self._one_hot_shard[0])
-        return warmup_step([self.critic_adam, self.policy_adam], lambda: self._backward(0, [batch, True], weights))
+        return warmup_step([self.critic_adam, self.actor_adam], lambda: self._backward(0, [batch, True], weights))
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """State that is equal on all ranks, by name; a resumed run writes into these tensors."""
         named = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
         named |= {f"target.{name}": tensor for name, tensor in self.target.state_dict().items()}
         named |= {f"critic_optimizer.{name}": tensor for name, tensor in self.critic_adam.state().items()}
-        named |= {f"policy_optimizer.{name}": tensor for name, tensor in self.policy_adam.state().items()}
+        named |= {f"policy_optimizer.{name}": tensor for name, tensor in self.actor_adam.state().items()}
         totals = {"counters": self.counters, "metrics": self.metrics.table}
         return named | {"learning_rates": self.learning_rates} | totals

@@ -96,7 +96,7 @@ class SAC(ActorCritic[SACConfig, Critics]):
             sums = torch.stack([torch.ones_like(row_loss), batch.weight * row_loss, q.mean(0), y, priority]).sum(1)
         return torch.dot(batch.weight, row_loss), sums, priority
 
-    def policy_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
+    def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """The loss of actor and temperature as a *sum* over rows [N]; row count and metric sums.
 
         L_pi    = alpha log pi(b|s) - min_c Q_c(s, b),  b ~ pi(.|s)

@@ -58,7 +58,7 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
         for drawn, weights in self._shards.minibatches(replayed):
             parts = self._parts(drawn, weights)
             totals_of_steps += self._step(parts, drawn)
-            if self.counters[TAKEN] % self.config.policy_delay == 0:  # this step moved the policy
+            if self.counters[TAKEN] % self.config.policy_delay == 0:  # this step updated the actor
                 self._target_params.lerp_(self.params, self.config.target_rate)
             kept.add(parts)
         # One host sync per rollout; the next rollout would wait for the device anyway.
@@ -92,7 +92,7 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
             sums = torch.stack([torch.ones_like(row_loss), batch.weight * row_loss, q.mean(0), y, priority]).sum(1)
         return torch.dot(batch.weight, row_loss), sums, priority
 
-    def policy_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
+    def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """The actor's loss as a *sum* over rows [N]; row count and metric sums.
 
         L_pi = -Q_1(s, pi(s)), or minus the mean of all critics with `target_critics`

@@ -112,13 +112,13 @@ class ContinuousCQL(OfflineLearner[ActorPolicy]):
             policy_q = self._frozen_critics(batch.state, action).float().amin(0)
             models = self._model_losses(batch, next_action)
         value_loss, mean_penalty = squared(y - q).sum(0), penalty.mean(0)
-        policy_loss = alpha.detach() * log_prob - policy_q
-        losses = [value_loss, cql_alpha.detach() * penalty.sum(0), policy_loss, *models]
+        actor_loss = alpha.detach() * log_prob - policy_q
+        losses = [value_loss, cql_alpha.detach() * penalty.sum(0), actor_loss, *models]
         losses.append(-self.weights["log_alpha"] * (log_prob.detach() + self._target_entropy))
         if c.cql_gap is not None:
             losses.append(-cql_alpha * (mean_penalty.detach() - c.cql_gap))
         total = torch.dot(weight, torch.stack(losses).sum(0))
-        metrics = [value_loss, q.mean(0), y, (y - q).abs().mean(0), mean_penalty, policy_loss, -log_prob]
+        metrics = [value_loss, q.mean(0), y, (y - q).abs().mean(0), mean_penalty, actor_loss, -log_prob]
         metrics += [alpha.expand_as(weight), cql_alpha.expand_as(weight), *models]
         return total, torch.stack([weight, *(weight * metric.detach() for metric in metrics)]).sum(1)
 

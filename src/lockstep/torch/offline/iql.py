@@ -99,10 +99,10 @@ class IQL(OfflineLearner[ActorPolicy]):
             models = self._model_losses(batch, noise)
         value_loss = squared(y - q).sum(0)
         expectile_loss = expectile(target_q - v, c.expectile)
-        policy_loss = -advantage_weight * log_prob
-        total = torch.dot(weight, torch.stack([value_loss, expectile_loss, policy_loss, *models]).sum(0))
+        actor_loss = -advantage_weight * log_prob
+        total = torch.dot(weight, torch.stack([value_loss, expectile_loss, actor_loss, *models]).sum(0))
         metrics = [value_loss, q.mean(0), y, (y - q).abs().mean(0), expectile_loss]
-        metrics += [advantage, policy_loss, advantage_weight, *models]
+        metrics += [advantage, actor_loss, advantage_weight, *models]
         return total, torch.stack([weight, *(weight * metric.detach() for metric in metrics)]).sum(1)
 
     def _model_losses(self, batch: LoggedBatch, noise: Noise) -> list[Tensor]:

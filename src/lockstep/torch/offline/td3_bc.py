@@ -29,15 +29,15 @@ from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.continuous_networks import DeterministicActor, ScoringCritics
 from lockstep.torch.value_losses import squared, td_target
 
-_POLICY_METRICS = ("loss/policy", "loss/behaviour")
+_ACTOR_METRICS = ("loss/policy", "loss/behaviour")
 
 
 class TD3BC(OfflineLearner[ActorPolicy]):
-    """Critics, and a deterministic policy that is updated every `policy_delay` steps.
+    """Critics, and a deterministic actor that is updated every `policy_delay` steps.
 
-    A gradient step sends one message, and one more where it updates the policy, whose loss needs the new critics.
+    A gradient step sends one message, and one more where it updates the actor, whose loss needs the new critics.
 
-    The gradient of the policy is alpha / mean |Q| times that of -Q, plus that of the imitation of the log. The mean
+    The gradient of the actor is alpha / mean |Q| times that of -Q, plus that of the imitation of the log. The mean
     is that of the global batch, which is known only after the message. So the message holds both gradients: that of
     the imitation is computed with a copy of the actor, which has a part of the buffer for itself, and whose parameters
     are copied again after each step.
@@ -61,13 +61,13 @@ class TD3BC(OfflineLearner[ActorPolicy]):
         self._metrics = VALUE_METRICS if heads is None else (*VALUE_METRICS, "loss/reward", "loss/policy_value")
         self.target, self.actor_target = TargetNetworks(with_target), TargetNetworks([self.actor])
         self._copy = copy.deepcopy(self.actor)
-        # The sums of a gradient step: the rows' weight, then the metrics; of the policy's step also |Q|.
+        # The sums of a gradient step: the rows' weight, then the metrics; of the actor's step also |Q|.
         self.optimizer = OfflineOptimizer(run, self.loss, self.critics, others, comm, num_sums=1 + len(self._metrics))
-        self.actor_optimizer = OfflineOptimizer(run, self.policy_loss, self.actor, [self._copy], comm, num_sums=4)
+        self.actor_optimizer = OfflineOptimizer(run, self.actor_loss, self.actor, [self._copy], comm, num_sums=4)
         self.target.follow(self.optimizer)
         self._frozen_critics = frozen_copy(self.critics, self.optimizer.flat.params.detach())
         self.actor_target.follow(self.actor_optimizer)
-        self.metrics = Metrics([*self._metrics, *_POLICY_METRICS, *STEP_METRICS], comm.device)
+        self.metrics = Metrics([*self._metrics, *_ACTOR_METRICS, *STEP_METRICS], comm.device)
 
     def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch, as `OfflineDQN.update`; *collective*."""
@@ -76,7 +76,7 @@ class TD3BC(OfflineLearner[ActorPolicy]):
         self.metrics.add(self._metrics, sums[1:-2], sums[0])
         self.optimizer.add_metrics(self.metrics, sums)
         if not skipped and (progress.updates + 1) % self.config.policy_delay == 0:
-            self._update_policy(batches, progress)
+            self._update_actor(batches, progress)
         return extra
 
     def loss(self, batch: LoggedBatch, noise: Noise) -> tuple[Tensor, Tensor]:
@@ -100,8 +100,8 @@ class TD3BC(OfflineLearner[ActorPolicy]):
         metrics = [value_loss, q.mean(0), y, (y - q).abs().mean(0), *models]
         return total, torch.stack([weight, *(weight * metric.detach() for metric in metrics)]).sum(1)
 
-    def policy_loss(self, batch: LoggedBatch, noise: Noise) -> tuple[Tensor, Tensor]:
-        """The weighted *sums* of both terms of the policy's loss over rows [N], and the sums of a gradient step.
+    def actor_loss(self, batch: LoggedBatch, noise: Noise) -> tuple[Tensor, Tensor]:
+        """The weighted *sums* of both terms of the actor's loss over rows [N], and the sums of a gradient step.
 
         -w Q_1(s, pi(s)) of the actor, and w mean_k (pi(s) - a)^2 of its copy
         """
@@ -112,7 +112,7 @@ class TD3BC(OfflineLearner[ActorPolicy]):
         sums = [weight, weight * q.detach().abs(), -weight * q.detach(), weight * imitation.detach()]
         return torch.dot(weight, imitation - q), torch.stack(sums).sum(1)
 
-    def _update_policy(self, batches: Sequence[tuple[LoggedBatch, Noise]], progress: Progress) -> None:
+    def _update_actor(self, batches: Sequence[tuple[LoggedBatch, Noise]], progress: Progress) -> None:
         no_sums = np.zeros((len(batches), 0))
         sums, _, skipped = self.actor_optimizer.learn(batches, no_sums, progress, combine=self._combine)
         self.metrics.add(("optim/skipped",), sums[-1:], torch.zeros_like(sums[0]))  # this step was counted already
@@ -121,7 +121,7 @@ class TD3BC(OfflineLearner[ActorPolicy]):
         actor, copied = self.actor_optimizer.flat.params.detach().chunk(2)
         copied.copy_(actor)
         normalized_q = self._lambda(sums) * sums[2]
-        self.metrics.add(_POLICY_METRICS, torch.stack([normalized_q + sums[3], sums[3]]), sums[0])
+        self.metrics.add(_ACTOR_METRICS, torch.stack([normalized_q + sums[3], sums[3]]), sums[0])
         self.target.move(self.config.target_rate)
         self.actor_target.move(self.config.target_rate)
 
@@ -156,8 +156,8 @@ class TD3BC(OfflineLearner[ActorPolicy]):
         """Return a function that takes a gradient step of all networks, without messages or effects."""
         batches = self.part_of(rows, 0, 0)
         critics = self.optimizer.warmup_step(batches)
-        policy = self.actor_optimizer.warmup_step(batches)
-        return lambda: (critics(), policy())
+        actor = self.actor_optimizer.warmup_step(batches)
+        return lambda: (critics(), actor())
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """The state that is equal on all ranks, without a copy: writing to these tensors restores a run."""
