@@ -207,7 +207,7 @@ def test_gradient_steps_are_those_of_the_equations(variant):
     progress = Progress(SHARDS * ENVS * STEPS * 10)
     with Comm(World().with_shards(SHARDS), device="cpu") as comm:
         dqn = DQN(run, policy, comm)
-        drawn = [recorded(replay) for replay in dqn.replays]
+        drawn = [recorded(replay) for replay in dqn.replays.buffers]
         for number in range(4):
             made = rollouts(number)
             dqn.update(made, np.zeros((SHARDS, 0)), progress)

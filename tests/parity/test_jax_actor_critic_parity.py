@@ -155,6 +155,6 @@ def check(learner, mirror):
     assert metrics.keys() == others.keys() >= {"loss/value", "loss/policy"}
     for name, value in metrics.items():
         assert others[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
-    for one, two in zip(learner.replays, mirror.replays, strict=True):
+    for one, two in zip(learner.replays.buffers, mirror.replays.buffers, strict=True):
         if learner.config.prioritized:
             np.testing.assert_allclose(two.state()["priority"], one.state()["priority"], rtol=1e-3, atol=1e-5)

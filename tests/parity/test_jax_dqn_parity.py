@@ -66,7 +66,7 @@ def compare(dqn, mirror, before):
     assert told.keys() == other.keys() and "loss/value" in told
     for name, value in told.items():
         assert other[name] == pytest.approx(value, rel=2e-3), name
-    for one, two in zip(dqn.replays, mirror.replays, strict=True):
+    for one, two in zip(dqn.replays.buffers, mirror.replays.buffers, strict=True):
         if dqn.config.prioritized:
             np.testing.assert_allclose(two.state()["priority"], one.state()["priority"], rtol=1e-3, atol=1e-5)
 

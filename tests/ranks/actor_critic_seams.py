@@ -46,7 +46,7 @@ def one_step(backend: Any, world: World, run: Run, priorities: bool = False) -> 
     """The first gradient step on the hand-made rollouts: what each rank drew for it, and its gradient."""
     drawn: list[dict[str, np.ndarray]] = []
     with backend.actor_critic_learner(world, run, SPEC) as learner:
-        make_noise = learner._shards.noise
+        make_noise = learner.replays.noise
 
         def noise(*shape: int) -> list[np.ndarray]:
             made = make_noise(*shape)
@@ -54,12 +54,12 @@ def one_step(backend: Any, world: World, run: Run, priorities: bool = False) -> 
                 part["noise"] = one.copy()
             return made
 
-        learner._shards.noise = noise
+        learner.replays.noise = noise
         first_gradient_step(learner, world, continuous_rollout, drawn, priorities=priorities)
         return {
             "gradient": backend.actor_critic_gradient(learner),
             "drawn": drawn,
-            "size": learner.replays[0].size,
+            "size": learner.replays.buffers[0].size,
             "metrics": learner.metrics.read(),
         }
 

@@ -44,7 +44,7 @@ def one_step(backend: Any, world: World, run: Run, priorities: bool = False) -> 
         return {
             "gradient": backend.dqn_gradient(dqn),
             "drawn": drawn,
-            "size": dqn.replays[0].size,
+            "size": dqn.replays.buffers[0].size,
             "metrics": dqn.metrics.read(),
         }
 
@@ -144,7 +144,7 @@ def seeds(backend: Any, world: World, folder: str) -> dict[str, Any]:
         def __init__(self, run: Run, policy: Any, comm: Any) -> None:
             kept["init"] = backend.parameters(policy)
             super().__init__(run, policy, comm)
-            kept["replay"] = [ahead(s) for s in self._shards.streams]
+            kept["replay"] = [ahead(s) for s in self.replays.streams]
 
     class KeptCollector(session.Collector):
         def __init__(self, *args: Any, **kwargs: Any) -> None:

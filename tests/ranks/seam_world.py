@@ -111,7 +111,7 @@ def first_gradient_step(
     """
     rows = 2 * ENVS * STEPS
     for k, shard in enumerate(world.shards):
-        replay, draw = learner.replays[k], learner.replays[k].sample
+        replay, draw = learner.replays.buffers[k], learner.replays.buffers[k].sample
         errors = np.random.default_rng(shard)
 
         def sample(rows: int, generator: Any, replay=replay, draw=draw, shard=shard, errors=errors) -> Any:

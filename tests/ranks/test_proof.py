@@ -9,9 +9,11 @@ from lockstep import spawn
 from lockstep.launch.rank_environment import free_port
 
 STEPS = 128  # of an update
-OF_A_STEP = {"flat.gradient", "flat.rows", "_backward._flat.gradient", "_backward._flat.rows", "optimizer._gradient"}
+FLAT = ("flat", "_backward._flat", "_gradient_step._flat")
+"""Three paths to the same `FlatParameters`."""
+OF_A_STEP = {f"{flat}.{name}" for flat in FLAT for name in ("gradient", "rows")} | {"optimizer._gradient"}
 """Made anew in every gradient step: what differs there has gone into the parameters."""
-GRADIENT_VIEWS = ("flat._views.", "_backward._flat._views.")
+GRADIENT_VIEWS = tuple(f"{flat}._views." for flat in FLAT)
 """Views of `flat.gradient`, and of each parameter, which `flat.params` holds."""
 OF_A_SHARD = {"normalizers.discounted.0.value", "_builder._normalizers.discounted.0.value"}
 """One array, by both of its paths: different on every rank, as it has to be."""
@@ -51,10 +53,10 @@ def test_whatever_an_update_from_a_replay_changes_is_proved_equal(told):
         known |= {"flat.params", "_target_params", "counters", "env_steps", "updates", "episodes"}
         assert known <= found.keys(), "the update changed less than it should; the test proves less"
         missed = {path for path, said in found.items() if not said.startswith("ranks 0 and 1 hold different ")}
-        elsewhere = ("replays.", "_shards.replays.", *GRADIENT_VIEWS)
+        elsewhere = ("replays.buffers.", *GRADIENT_VIEWS)
         left = {path for path in missed - OF_A_STEP if not path.startswith(elsewhere)}
         assert left == set(), "not compared"
-        assert any(path.startswith(("replays.", "_shards.replays.")) for path in missed), (
+        assert any(path.startswith("replays.buffers.") for path in missed), (
             "the replay did not change; the test proves less"
         )
 

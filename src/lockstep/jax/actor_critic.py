@@ -32,7 +32,7 @@ from lockstep.jax.transitions import ActorCriticPart, TransitionBatch
 from lockstep.record.metric_means import MetricMeans
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.gradient_schedule import TAKEN, GradientSchedule
+from lockstep.session.gradient_schedule import GradientSchedule
 from lockstep.session.kept_minibatches import KeptMinibatches
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
 from lockstep.session.shard_replays import Replayed, ShardReplays
@@ -108,9 +108,8 @@ class ActorCritic(ABC, Generic[SomeConfig]):
             self.schedule = GradientSchedule(run, comm.world)
         else:
             self.replay_observations = ReplayObservations(run, policy.spec, comm)
-            self._shards = ShardReplays(run, policy.spec, comm, self.replay_observations.storage)
-            self.schedule = self._shards
-            self.replays = self._shards.replays
+            self.replays = ShardReplays(run, policy.spec, comm, self.replay_observations.storage)
+            self.schedule = self.replays
         self.rows = self.schedule.rows
         self.counters = self.schedule.counters
         self.metrics = MetricMeans(metrics)
@@ -167,12 +166,12 @@ class ActorCritic(ABC, Generic[SomeConfig]):
 
     def shard_state(self, k: int) -> dict[str, Any]:
         """State of local shard `k`; of transitions on the device their collector has it."""
-        return self._shards.shard_state(k) if isinstance(self.schedule, ShardReplays) else {}
+        return self.replays.shard_state(k) if isinstance(self.schedule, ShardReplays) else {}
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
         """Restore local shard `k` from its `shard_state`."""
         if isinstance(self.schedule, ShardReplays):
-            self._shards.restore_shard(k, state)
+            self.replays.restore_shard(k, state)
 
     def begin_update(self, fraction: float) -> None:
         """Reset the sums, and set the learning rates for a run of which this fraction is completed."""
@@ -187,19 +186,19 @@ class ActorCritic(ABC, Generic[SomeConfig]):
 
         A step is counted when its minibatch is drawn: several are drawn before the call that takes their steps.
         """
-        for drawn, weights in self._shards.minibatches(replayed):
+        for drawn, weights in self.replays.minibatches(replayed):
             parts = self._parts(drawn, weights)
-            self.counters[TAKEN] += 1
+            self.replays.gradient_steps += 1
             yield parts, drawn
 
     def _parts(self, drawn: Sequence[Transitions], weights: Sequence[np.ndarray]) -> list[ActorCriticPart]:
         """Each local shard's part of the minibatch of the next gradient step, with its random numbers."""
-        c, shards = self.config, self._shards
-        noise = shards.noise(self.num_actions, self.policy.spec.action.width)
-        seeds = [np.uint32(seed) for seed in shards.seeds()] if c.dropout else [None] * len(drawn)
+        c = self.config
+        noise = self.replays.noise(self.num_actions, self.policy.spec.action.width)
+        seeds = [np.uint32(seed) for seed in self.replays.seeds()] if c.dropout else [None] * len(drawn)
         chosen = None
         if c.target_critics is not None:
-            chosen = shards.target_critics(c.num_critics, c.target_critics).astype(np.int32)
+            chosen = self.replays.target_critics(c.num_critics, c.target_critics).astype(np.int32)
         batches = [TransitionBatch.of(*one) for one in zip(drawn, weights, noise, strict=True)]
         return [ActorCriticPart(batch, seed, chosen) for batch, seed in zip(batches, seeds, strict=True)]
 
@@ -211,7 +210,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         """
         kept = KeptMinibatches[ActorCriticPart](self._non_finite, enabled=self._stop_on_non_finite)
         draws = self._draw(replayed)
-        for length in self._calls.lengths(replayed.due, int(self.counters[TAKEN])):
+        for length in self._calls.lengths(replayed.num_gradient_steps, self.replays.gradient_steps):
             steps = list(islice(draws, length))
             if length > 1:
                 own = self.comm.shard(stacked([parts for parts, _ in steps]))
@@ -227,12 +226,12 @@ class ActorCritic(ABC, Generic[SomeConfig]):
 
     def _learn_one(self, parts: Sequence[ActorCriticPart], drawn: Sequence[Transitions]) -> None:
         """Take a gradient step on a minibatch, of which each local shard has its part."""
-        number = int(self.counters[TAKEN])  # of this step, counted from 1: it is the last that was drawn
+        number = self.replays.gradient_steps  # of this step, counted from 1: it is the last that was drawn
         moves_policy = number % self.config.policy_delay == 0
         step = self._step_spmd if moves_policy else self._critic_step_spmd
         self.state, priorities = step(self.state, (self.comm.shard(parts), self.replay_observations.rows()))
         if self.config.prioritized:
-            self._shards.update_priorities(drawn, self.comm.unshard(priorities))
+            self.replays.update_priorities(drawn, self.comm.unshard(priorities))
 
     def steps(self, state: State, own: Own) -> tuple[State, tuple[()]]:
         """Take one gradient step after another on every shard's parts of minibatches [L, G, ...]; see `step`.
@@ -343,7 +342,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
 
     def warmup(self) -> None:
         """Compile everything that an update calls, without changing the state; *collective*."""
-        blank = [self._blank()] * len(self.replays)
+        blank = [self._blank()] * len(self.replays.buffers)
         state: State = self.comm.replicate(self.comm.read(self.state))
         for length in sorted(self._calls.occurring()):
             if length > 1:
@@ -386,8 +385,8 @@ class ActorCritic(ABC, Generic[SomeConfig]):
     def _add_metrics(self, replayed: Replayed, sums: np.ndarray) -> None:
         """Add the metrics of an update, from `State.sums` after its steps."""
         self.metrics.add(("replay/size", "replay/skipped"), [replayed.size, replayed.skipped], 1.0)
-        if replayed.due:
-            self.add_step_metrics(replayed.due, sums)
+        if replayed.num_gradient_steps:
+            self.add_step_metrics(replayed.num_gradient_steps, sums)
             self.metrics.add(("optim/learning_rate",), self.comm.read(self.state.learning_rates)[:1], 1.0)
 
     def add_step_metrics(self, count: int, sums: np.ndarray) -> None:

@@ -36,7 +36,6 @@ from lockstep.jax.td3 import TD3
 from lockstep.jax.transitions import ActorCriticPart
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.gradient_schedule import TAKEN
 from lockstep.session.task_checks import check_task
 from lockstep.system.memory import usable_memory
 from lockstep.world import stream, stream_seed
@@ -247,7 +246,7 @@ class ReplayDeviceLoop(DeviceSource):
         comm, learner = self._comm, self._learner
         steps = np.zeros(self._calls, np.int32)
         steps[len(steps) - len(due) :] = due
-        taken = int(learner.counters[TAKEN])
+        taken = learner.schedule.gradient_steps
         rollouts = np.float32(progress.env_steps / self._new_steps)
         random_until = np.float32(-(-learner.schedule.random_until(progress.env_steps) // self._new_steps))
         counters = (np.int32(progress.updates), rollouts, random_until, np.int32(len(due)))
@@ -256,7 +255,7 @@ class ReplayDeviceLoop(DeviceSource):
         shared, (self._own, self._replay) = compiled(shared, (self._own, self._replay))
         learner.state = shared.state
         after, counted, non_finite, left = comm.read((shared.taken, shared.counted, shared.non_finite, shared.left))
-        learner.counters[TAKEN] = after
+        learner.schedule.gradient_steps = int(after)
         return ReplayOutcome(int(after) - taken, counted, bool(non_finite), int(left))
 
     def run_until_due(self, progress: Progress) -> int:

@@ -36,7 +36,6 @@ from lockstep.jax.transitions import Part, TransitionBatch
 from lockstep.record.metric_means import MetricMeans
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.gradient_schedule import TAKEN
 from lockstep.session.kept_minibatches import KeptMinibatches
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
 from lockstep.session.shard_replays import Replayed, ShardReplays, announce_replay
@@ -90,12 +89,11 @@ class DQN:
         self.comm = comm
         self._seed = run.seed
         self.replay_observations = ReplayObservations(run, policy.spec, comm)
-        self._shards = ShardReplays(run, policy.spec, comm, self.replay_observations.storage)
-        self.rows = self._shards.rows
-        self.replays = self._shards.replays
-        self.counters = self._shards.counters
-        self.shard_state = self._shards.shard_state
-        self.restore_shard = self._shards.restore_shard
+        self.replays = ShardReplays(run, policy.spec, comm, self.replay_observations.storage)
+        self.rows = self.replays.rows
+        self.counters = self.replays.counters
+        self.shard_state = self.replays.shard_state
+        self.restore_shard = self.replays.restore_shard
         policy.params = comm.read(comm.broadcast(policy.params))
         self.flat = FlatParameters(policy.params)
         self.optimizer = Adam(config.adam_eps)
@@ -127,15 +125,15 @@ class DQN:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         c, progress = self.config, progress or Progress(1)
-        replayed, totals = self._shards.extend(rollouts, extra_sums, progress)
+        replayed, totals = self.replays.extend(rollouts, extra_sums, progress)
         if replayed.skipped and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, [], progress)
         rate = c.learning_rate * (1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0)
-        if replayed.due:
+        if replayed.num_gradient_steps:
             fresh = self.comm.replicate({"learning_rate": np.float32(rate), "sums": _NO_SUMS})
             self.state = self.state._replace(**fresh)
         kept, draws = KeptMinibatches[Part](self._non_finite, enabled=self._stop_on_non_finite), self._draw(replayed)
-        for length in self._calls.lengths(replayed.due, int(self.counters[TAKEN])):
+        for length in self._calls.lengths(replayed.num_gradient_steps, self.replays.gradient_steps):
             steps = list(islice(draws, length))
             self._learn(steps)
             kept.add(*(parts for parts, _ in steps))
@@ -146,12 +144,12 @@ class DQN:
         statistics = [epsilon(c, progress.env_steps), replayed.size, replayed.skipped]
         names = ("exploration/epsilon", "replay/size", "replay/skipped")
         self.metrics.add(names, statistics, 1.0)
-        if replayed.due:
+        if replayed.num_gradient_steps:
             self.policy.params = self._split(self.comm.local(self.state.values))
             num_rows, *value_sums, norm_sum, num_skipped = sums
             self.metrics.add(VALUE_METRICS, value_sums, num_rows)
-            self.metrics.add(("optim/grad_norm",), [norm_sum], replayed.due - num_skipped)
-            self.metrics.add(("optim/skipped",), [num_skipped], replayed.due)
+            self.metrics.add(("optim/grad_norm",), [norm_sum], replayed.num_gradient_steps - num_skipped)
+            self.metrics.add(("optim/skipped",), [num_skipped], replayed.num_gradient_steps)
             self.metrics.add(("optim/learning_rate",), [rate], 1.0)
         return totals
 
@@ -164,9 +162,9 @@ class DQN:
 
         A step is counted when its minibatch is drawn: several are drawn before the call that takes their steps.
         """
-        for drawn, weights in self._shards.minibatches(replayed):
+        for drawn, weights in self.replays.minibatches(replayed):
             parts = self._parts(drawn, weights)
-            self.counters[TAKEN] += 1
+            self.replays.gradient_steps += 1
             yield parts, drawn
 
     def _parts(self, drawn: Sequence[Transitions], weights: Sequence[np.ndarray]) -> list[Part]:
@@ -176,7 +174,7 @@ class DQN:
 
     def _learn(self, steps: Sequence[tuple[list[Part], list[Transitions]]]) -> None:
         """Take a gradient step on each minibatch, in one compiled call, with the copies into the target network."""
-        c, taken = self.config, int(self.counters[TAKEN])
+        c, taken = self.config, self.replays.gradient_steps
         copies = np.arange(taken - len(steps) + 1, taken + 1) % c.target_update_every == 0
         if len(steps) > 1:
             own = self.comm.shard(stacked([parts for parts, _ in steps]))
@@ -187,7 +185,7 @@ class DQN:
         if c.target_rate is None and copies[-1]:
             self.copy_to_target()
         if c.prioritized:
-            self._shards.update_priorities(drawn, self.comm.unshard(priorities))
+            self.replays.update_priorities(drawn, self.comm.unshard(priorities))
 
     def steps(
         self, shared: tuple[State, Array], own: tuple[Part, Array | None]
@@ -290,7 +288,7 @@ class DQN:
 
     def warmup(self) -> None:
         """Compile everything that an update calls, without changing the state; collective."""
-        blank = [self._blank()] * len(self.replays)
+        blank = [self._blank()] * len(self.replays.buffers)
         state: State = self.comm.replicate(self.comm.read(self.state))
         for length in sorted(self._calls.occurring()):
             if length > 1:
@@ -331,7 +329,7 @@ class DQN:
         """Noise of the online, target and selecting networks; keyed by the gradient step, so equal on all ranks."""
         if not self.config.noisy:
             return [None, None, None]
-        step = int(self.counters[TAKEN])
+        step = self.replays.gradient_steps
         names = ("noise", "noise of target", "noise of choice")
         return [self.policy.draw_noise(stream(self._seed, name, step)) for name in names]
 

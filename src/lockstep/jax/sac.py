@@ -104,10 +104,10 @@ class SAC(ActorCritic[SACConfig]):
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Add every shard's rollout to its buffer, and take the due gradient steps, as `DQN.update`; *collective*."""
         progress = progress or Progress(1)
-        replayed, totals = self._shards.extend(rollouts, extra_sums, progress)
+        replayed, totals = self.replays.extend(rollouts, extra_sums, progress)
         if replayed.skipped and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, [], progress)
-        if replayed.due:
+        if replayed.num_gradient_steps:
             self.begin_update(progress.fraction)
         minibatches = self._learn(replayed)
         # One host sync per rollout; acting would wait for the device anyway.
@@ -115,7 +115,7 @@ class SAC(ActorCritic[SACConfig]):
         if sums[-1] and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, minibatches, progress)
         self._add_metrics(replayed, sums)
-        if replayed.due:
+        if replayed.num_gradient_steps:
             self.policy.params = self.current_params()
         return totals
 
@@ -137,7 +137,7 @@ def train(session: Session) -> None:
     progress, new_steps = Progress(run.total_steps), run.num_envs * config.num_steps
     with session.training(progress, collector):
         while not session.over:
-            explorer.random = progress.env_steps < sac.schedule.random_until(progress.env_steps)
+            explorer.random = progress.env_steps < sac.replays.random_until(progress.env_steps)
             rollouts = collector.collect()
             session.timers.enter(LEARN)
             totals = sac.update(rollouts, session.local_statistics(), progress)

@@ -8,8 +8,8 @@ from lockstep.algorithms.replay import ReplayConfig
 from lockstep.run import AnyRun, Run
 from lockstep.world import World, stream
 
-TAKEN, BEGIN, PENDING = range(3)
-"""Indices of `GradientSchedule.counters`. `BEGIN` is -1 until the next rollout sets it: the buffers are new."""
+_TAKEN, _BEGIN, _PENDING = range(3)
+"""Indices of `GradientSchedule.counters`. `_BEGIN` is -1 until the next rollout sets it: the buffers are new."""
 
 
 class GradientSchedule:
@@ -33,6 +33,15 @@ class GradientSchedule:
         self.rows = config.minibatch_rows(world.shard_size(run.num_envs, "num_envs"), world.num_shards)
         self.counters = np.array([0.0, config.learning_starts, 0.0])
 
+    @property
+    def gradient_steps(self) -> int:
+        """The number of gradient steps taken since the start of the run."""
+        return int(self.counters[_TAKEN])
+
+    @gradient_steps.setter
+    def gradient_steps(self, count: int) -> None:
+        self.counters[_TAKEN] = count
+
     def take_due(self, env_steps: int, new_steps: int, *, ready: bool) -> int:
         """Gradient steps to take after a rollout.
 
@@ -43,9 +52,9 @@ class GradientSchedule:
         """
         if not ready or env_steps + new_steps < self._begin(env_steps):
             return 0
-        pending = float(self.counters[PENDING]) + new_steps * self.config.updates_per_step
+        pending = float(self.counters[_PENDING]) + new_steps * self.config.updates_per_step
         due = int(pending + 1e-6)  # tolerates rounding: 192 steps at 10 / 192 each are 10
-        self.counters[PENDING] = pending - due
+        self.counters[_PENDING] = pending - due
         return due
 
     def random_until(self, env_steps: int) -> int:
@@ -56,22 +65,22 @@ class GradientSchedule:
         Args:
             env_steps: of all ranks, before the next rollout.
         """
-        return 0 if self.counters[TAKEN] else self._begin(env_steps)
+        return 0 if self.gradient_steps else self._begin(env_steps)
 
     def _begin(self, env_steps: int) -> int:
         """The environment step from which learning may begin."""
-        if self.counters[BEGIN] < 0:
-            self.counters[BEGIN] = env_steps + self.config.learning_starts
-        return int(self.counters[BEGIN])
+        if self.counters[_BEGIN] < 0:
+            self.counters[_BEGIN] = env_steps + self.config.learning_starts
+        return int(self.counters[_BEGIN])
 
     def fill_again(self) -> None:
         """Begin to learn only after `learning_starts` more steps: the buffers are new, and empty."""
-        self.counters[BEGIN] = -1
-        self.counters[PENDING] = 0
+        self.counters[_BEGIN] = -1
+        self.counters[_PENDING] = 0
 
     def target_critics(self, num_critics: int, count: int) -> np.ndarray:
         """`count` different critics of `num_critics`, in order, for this gradient step: equal on all ranks."""
-        generator = stream(self._seed, "target critics", int(self.counters[TAKEN]))
+        generator = stream(self._seed, "target critics", self.gradient_steps)
         return np.sort(generator.choice(num_critics, count, replace=False))
 
 

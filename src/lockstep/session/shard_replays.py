@@ -30,7 +30,7 @@ class Replayed(NamedTuple):
     """Transitions in the buffers."""
     skipped: float
     """Share of the rollouts that have a non-finite value and were not stored."""
-    due: int
+    num_gradient_steps: int
     """Gradient steps to take."""
     fraction: float
     """Of the run, completed before this rollout."""
@@ -58,14 +58,14 @@ class ShardReplays(GradientSchedule):
         storage: of the observations.
 
     Attributes:
-        replays: of each local shard.
+        buffers: of each local shard.
         streams: of each local shard.
     """
 
     def __init__(self, run: Run, spec: EnvSpec, comm: Comm, storage: ObservationStorage = ON_HOST) -> None:
         super().__init__(run, comm.world)
         self._comm = comm
-        self.replays = make_replays(run, spec, comm, storage)
+        self.buffers = make_replays(run, spec, comm, storage)
         self.streams = [stream(run.seed, "replay", shard) for shard in comm.world.shards]
 
     def extend(
@@ -82,7 +82,7 @@ class ShardReplays(GradientSchedule):
             The buffers of all shards and the gradient steps that are due; the sums of `extra_sums` [M].
         """
         statistics = np.zeros((len(rollouts), 3))
-        for k, (replay, rollout) in enumerate(zip(self.replays, rollouts, strict=True)):
+        for k, (replay, rollout) in enumerate(zip(self.buffers, rollouts, strict=True)):
             if rollout.fault is None:
                 replay.extend(rollout)
             else:
@@ -99,15 +99,15 @@ class ShardReplays(GradientSchedule):
 
         The weights are not yet divided by the largest of all shards.
         """
-        for _ in range(replayed.due):
+        for _ in range(replayed.num_gradient_steps):
             self._comm.timers.enter(LEARN)  # a heartbeat: many steps may be due
-            drawn = [replay.sample(self.rows, s) for replay, s in zip(self.replays, self.streams, strict=True)]
+            drawn = [replay.sample(self.rows, s) for replay, s in zip(self.buffers, self.streams, strict=True)]
             probabilities = [part.probability / self._comm.world.num_shards for part in drawn]
             yield drawn, [importance_weights(self.config, p, replayed.size, replayed.fraction) for p in probabilities]
 
     def update_priorities(self, drawn: Sequence[Transitions], priorities: Iterable[np.ndarray]) -> None:
         """Set the priorities [N] of each shard's part of a minibatch."""
-        for replay, part, priority in zip(self.replays, drawn, priorities, strict=True):
+        for replay, part, priority in zip(self.buffers, drawn, priorities, strict=True):
             replay.update_priorities(part.index, priority)
 
     def noise(self, *shape: int) -> list[np.ndarray]:
@@ -120,7 +120,7 @@ class ShardReplays(GradientSchedule):
 
     def shard_state(self, k: int) -> dict[str, Any]:
         """State of local shard `k`."""
-        replay = self.replays[k].state() if self.config.checkpoint_replay else None
+        replay = self.buffers[k].state() if self.config.checkpoint_replay else None
         return {"stream": self.streams[k].bit_generator.state, "replay": replay}
 
     def restore_shard(self, k: int, state: dict[str, Any]) -> None:
@@ -129,9 +129,9 @@ class ShardReplays(GradientSchedule):
         if state["replay"] is None or not self.config.checkpoint_replay:
             self.fill_again()
         else:
-            self.replays[k].restore(state["replay"])
+            self.buffers[k].restore(state["replay"])
             if not state.get("continues", True):
-                self.replays[k].begin_anew()
+                self.buffers[k].begin_anew()
 
 
 def importance_weights(config: ReplayConfig, probability: np.ndarray, size: int, fraction: float) -> np.ndarray:

@@ -20,7 +20,6 @@ from lockstep.experience.replay import Transitions
 from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.gradient_schedule import TAKEN, GradientSchedule
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
 from lockstep.session.shard_replays import Replayed, ShardReplays
 from lockstep.session.task_checks import check_task
@@ -58,7 +57,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
 
     Attributes:
         flat: all parameters and gradients.
-        schedule: of the gradient steps.
+        replays: the buffers of each local shard, and the number of gradient steps.
         params: the parameters of the critics and of the actor, flat, without gradient.
         critic_params: the part of `params` that is the critics'.
         frozen_critics: the critics, with the same parameters, for a gradient with respect to actions alone.
@@ -89,14 +88,12 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self._num_sums = 2 + len(VALUE_METRICS) + len(actor_metrics)
         self._num_actions = num_actions
         self.storage = observation_storage(run, policy.spec, comm)
-        self._shards = ShardReplays(run, policy.spec, comm, self.storage)
+        self.replays = ShardReplays(run, policy.spec, comm, self.storage)
         self._copies = CopyStream(device)
-        self.schedule: GradientSchedule = self._shards
-        self.rows = self._shards.rows
-        self.replays = self._shards.replays
-        self.shard_state = self._shards.shard_state
-        self.restore_shard = self._shards.restore_shard
-        self.counters = torch.from_numpy(self._shards.counters)
+        self.rows = self.replays.rows
+        self.shard_state = self.replays.shard_state
+        self.restore_shard = self.replays.restore_shard
+        self.counters = torch.from_numpy(self.replays.counters)
         self.metrics = Metrics(metrics, device)
         comm.broadcast_(policy)
         # The sums end with one slot per shard for its largest importance weight.
@@ -159,7 +156,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
 
     def _parts(self, drawn: Sequence[Transitions], weights: Sequence[np.ndarray]) -> list[TransitionBatch]:
         """Each shard's part of a minibatch on the device, with the noise of its actions."""
-        noise = self._shards.noise(self._num_actions, self.policy.spec.action.width)
+        noise = self.replays.noise(self._num_actions, self.policy.spec.action.width)
         return [TransitionBatch.of(d, w, self._copies, e) for d, w, e in zip(drawn, weights, noise, strict=True)]
 
     def _step(self, parts: Sequence[TransitionBatch], drawn: Sequence[Transitions]) -> Tensor:
@@ -170,19 +167,19 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
             skipped; all others are 0 then.
         """
         c = self.config
-        number = int(self.counters[TAKEN]) + 1  # of this step, counted from 1
+        number = self.replays.gradient_steps + 1  # of this step, counted from 1
         updates_actor = number % c.policy_delay == 0
         if c.target_critics is not None:
-            chosen = self._shards.target_critics(c.num_critics, c.target_critics)
+            chosen = self.replays.target_critics(c.num_critics, c.target_critics)
             assert isinstance(self._target_critics, Tensor)
             self._target_critics.copy_(to_device(chosen, self.comm.device))
-        seeds = self._shards.seeds() if self.dropout is not None else []
+        seeds = self.replays.seeds() if self.dropout is not None else []
         totals, priorities = self._gradient_step(parts, updates_actor, *seeds)
-        self.counters[TAKEN] += 1
+        self.replays.gradient_steps += 1
         if c.prioritized:
             on_host = priorities_to_host(totals[-1], priorities)
             if on_host is not None:
-                self._shards.update_priorities(drawn, on_host)
+                self.replays.update_priorities(drawn, on_host)
         return totals
 
     def _accumulate_gradients(self, parts: Sequence[TransitionBatch], updates_actor: bool, *seeds: int) -> list[Tensor]:
@@ -236,7 +233,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         """Add the metrics of an update, from the sum of the results of its steps."""
         statistics = np.array([replayed.size, replayed.skipped])
         self.metrics.add(("replay/size", "replay/skipped"), to_device(statistics, self.comm.device), 1.0)
-        if not replayed.due:
+        if not replayed.num_gradient_steps:
             return
         count = 1 + len(VALUE_METRICS)
         ends = [count, self._num_sums, self._num_sums + 2]
@@ -244,9 +241,9 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         num_actor_steps = of_actor[0] / self.config.batch_size  # its rows are counted only in steps that it took
         self.metrics.add(VALUE_METRICS, of_critics[1:], of_critics[0])
         self.metrics.add(self._actor_metrics, of_actor[1:], of_actor[0])
-        self.metrics.add(("optim/grad_norm",), norm_sums[:1], replayed.due - num_skipped)
+        self.metrics.add(("optim/grad_norm",), norm_sums[:1], replayed.num_gradient_steps - num_skipped)
         self.metrics.add(("optim/policy_grad_norm",), norm_sums[1:], num_actor_steps)
-        self.metrics.add(("optim/skipped",), num_skipped, replayed.due)
+        self.metrics.add(("optim/skipped",), num_skipped, replayed.num_gradient_steps)
         self.metrics.add(("optim/learning_rate",), self.learning_rates[:1], 1.0)
 
     def warmup_step(self, rows: int) -> Callable[[], object]:

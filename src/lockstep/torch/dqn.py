@@ -21,7 +21,6 @@ from lockstep.experience.replay import Transitions
 from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.gradient_schedule import TAKEN
 from lockstep.session.kept_minibatches import KeptMinibatches
 from lockstep.session.non_finite import NonFiniteError, locate_non_finite_replayed
 from lockstep.session.shard_replays import ShardReplays, announce_replay
@@ -63,12 +62,11 @@ class DQN:
         self.comm = comm
         self._seed = run.seed
         self.storage = observation_storage(run, policy.spec, comm)
-        self._shards = ShardReplays(run, policy.spec, comm, self.storage)
+        self.replays = ShardReplays(run, policy.spec, comm, self.storage)
         self._copies = CopyStream(comm.device)
-        self.rows = self._shards.rows
-        self.replays = self._shards.replays
-        self.shard_state = self._shards.shard_state
-        self.restore_shard = self._shards.restore_shard
+        self.rows = self.replays.rows
+        self.shard_state = self.replays.shard_state
+        self.restore_shard = self.replays.restore_shard
         comm.broadcast_(policy)
         self.target = copy.deepcopy(policy)
         target_parameters = [
@@ -85,7 +83,7 @@ class DQN:
         self._one_hot_shard = torch.eye(world.num_shards, device=comm.device)[list(world.shards)]
         self.learning_rate = torch.tensor(config.learning_rate, device=comm.device)
         self.optimizer = Adam(self.flat.params, self.flat.gradient, self.learning_rate, eps=config.adam_eps)
-        self.counters = torch.from_numpy(self._shards.counters)
+        self.counters = torch.from_numpy(self.replays.counters)
         self.metrics = Metrics(METRICS, comm.device)
         self._stop_on_non_finite = run.non_finite == "stop"
         self._non_finite = torch.zeros((), dtype=torch.bool, device=comm.device)
@@ -114,29 +112,29 @@ class DQN:
         """
         c = self.config
         progress = progress or Progress(1)
-        replayed, totals = self._shards.extend(rollouts, extra_sums, progress)
+        replayed, totals = self.replays.extend(rollouts, extra_sums, progress)
         if replayed.skipped and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, [], progress)
         remaining = 1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0
         self.learning_rate.fill_(c.learning_rate * remaining)
         sums = torch.zeros_like(self._skipped_step)
         kept = KeptMinibatches[TransitionBatch](lambda: bool(self._non_finite), enabled=self._stop_on_non_finite)
-        for drawn, weights in self._shards.minibatches(replayed):
+        for drawn, weights in self.replays.minibatches(replayed):
             parts = [TransitionBatch.of(*pair, self._copies) for pair in zip(drawn, weights, strict=True)]
             sums += self._step(parts, drawn)
             kept.add(parts)
         # One host sync per rollout; the next rollout would wait for the device anyway.
-        if replayed.due and self._stop_on_non_finite and bool(self._non_finite):
+        if replayed.num_gradient_steps and self._stop_on_non_finite and bool(self._non_finite):
             raise self._non_finite_error(rollouts, kept.minibatches, progress)
         self.policy.resample(None)  # evaluations and policy files use the network without noise
         statistics = [epsilon(c, progress.env_steps), replayed.size, replayed.skipped]
         names = ("exploration/epsilon", "replay/size", "replay/skipped")
         self.metrics.add(names, to_device(np.array(statistics), self.comm.device), 1.0)
-        if replayed.due:
+        if replayed.num_gradient_steps:
             num_rows, value_sums, norm_sum, num_skipped = torch.split(sums, [1, len(VALUE_METRICS), 1, 1])
             self.metrics.add(VALUE_METRICS, value_sums, num_rows)
-            self.metrics.add(("optim/grad_norm",), norm_sum, replayed.due - num_skipped)
-            self.metrics.add(("optim/skipped",), num_skipped, replayed.due)
+            self.metrics.add(("optim/grad_norm",), norm_sum, replayed.num_gradient_steps - num_skipped)
+            self.metrics.add(("optim/skipped",), num_skipped, replayed.num_gradient_steps)
             self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
         return totals
 
@@ -148,15 +146,15 @@ class DQN:
         """
         c = self.config
         totals, priorities = self._gradient_step([*parts, *self._draw_noise()])
-        self.counters[TAKEN] += 1
+        self.replays.gradient_steps += 1
         if c.target_rate is not None:
             self._move_target(c.target_rate)
-        elif not self.counters[TAKEN] % c.target_update_every:
+        elif not self.replays.gradient_steps % c.target_update_every:
             self.copy_to_target()
         if c.prioritized:
             on_host = priorities_to_host(totals[-1], priorities)
             if on_host is not None:
-                self._shards.update_priorities(drawn, on_host)
+                self.replays.update_priorities(drawn, on_host)
         return totals
 
     def _accumulate_gradients(self, inputs: Sequence[TransitionBatch | Tensor]) -> list[Tensor]:
@@ -264,7 +262,7 @@ class DQN:
         """New noise of each network, equal on all ranks: a function of the gradient step, without state."""
         if not self.config.noisy:
             return []
-        step = int(self.counters[TAKEN])
+        step = self.replays.gradient_steps
         streams = (stream(self._seed, name, step) for name in ("noise of choice", "noise", "noise of target"))
         count = self.policy.num_noise
         return [to_device(numbers.standard_normal(count, np.float32), self.comm.device) for numbers in streams]

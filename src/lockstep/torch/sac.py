@@ -54,19 +54,19 @@ class SAC(ActorCritic[SACConfig, Critics]):
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Add every shard's rollout to its buffer, and take the due gradient steps, as `DQN.update`; *collective*."""
         progress = progress or Progress(1)
-        replayed, totals = self._shards.extend(rollouts, extra_sums, progress)
+        replayed, totals = self.replays.extend(rollouts, extra_sums, progress)
         if replayed.skipped and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, [], progress)
         self._set_learning_rates(progress.fraction)
         totals_of_steps = torch.zeros_like(self._skipped_step)
         kept = KeptMinibatches[TransitionBatch](lambda: bool(self._non_finite), enabled=self._stop_on_non_finite)
-        for drawn, weights in self._shards.minibatches(replayed):
+        for drawn, weights in self.replays.minibatches(replayed):
             parts = self._parts(drawn, weights)
             totals_of_steps += self._step(parts, drawn)
             self._target_params.lerp_(self.critic_params, self.config.target_rate)
             kept.add(parts)
         # One host sync per rollout; the next rollout would wait for the device anyway.
-        if replayed.due and self._stop_on_non_finite and bool(self._non_finite):
+        if replayed.num_gradient_steps and self._stop_on_non_finite and bool(self._non_finite):
             raise self._non_finite_error(rollouts, kept.minibatches, progress)
         self._add_metrics(replayed, totals_of_steps)
         return totals
@@ -148,7 +148,7 @@ def train(session: Session[Run]) -> None:
     new_steps = run.num_envs * config.num_steps
     with session.training(progress, collector):
         while not session.over:
-            explorer.random = progress.env_steps < sac.schedule.random_until(progress.env_steps)
+            explorer.random = progress.env_steps < sac.replays.random_until(progress.env_steps)
             rollouts = collector.collect()
             timers.enter(LEARN)
             totals = sac.update(rollouts, session.local_statistics(), progress)

@@ -15,7 +15,6 @@ from lockstep.experience.exploration import UniformStart
 from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.gradient_schedule import TAKEN
 from lockstep.session.kept_minibatches import KeptMinibatches
 from lockstep.session.shard_replays import announce_replay
 from lockstep.session.task_checks import check_task
@@ -49,20 +48,20 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Add every shard's rollout to its buffer, and take the due gradient steps, as `DQN.update`; *collective*."""
         progress = progress or Progress(1)
-        replayed, totals = self._shards.extend(rollouts, extra_sums, progress)
+        replayed, totals = self.replays.extend(rollouts, extra_sums, progress)
         if replayed.skipped and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, [], progress)
         self._set_learning_rates(progress.fraction)
         totals_of_steps = torch.zeros_like(self._skipped_step)
         kept = KeptMinibatches[TransitionBatch](lambda: bool(self._non_finite), enabled=self._stop_on_non_finite)
-        for drawn, weights in self._shards.minibatches(replayed):
+        for drawn, weights in self.replays.minibatches(replayed):
             parts = self._parts(drawn, weights)
             totals_of_steps += self._step(parts, drawn)
-            if self.counters[TAKEN] % self.config.policy_delay == 0:  # this step updated the actor
+            if self.replays.gradient_steps % self.config.policy_delay == 0:  # this step updated the actor
                 self._target_params.lerp_(self.params, self.config.target_rate)
             kept.add(parts)
         # One host sync per rollout; the next rollout would wait for the device anyway.
-        if replayed.due and self._stop_on_non_finite and bool(self._non_finite):
+        if replayed.num_gradient_steps and self._stop_on_non_finite and bool(self._non_finite):
             raise self._non_finite_error(rollouts, kept.minibatches, progress)
         self._add_metrics(replayed, totals_of_steps)
         return totals
@@ -134,7 +133,7 @@ def train(session: Session[Run]) -> None:
     new_steps = run.num_envs * config.num_steps
     with session.training(progress, collector):
         while not session.over:
-            explorer.random = progress.env_steps < td3.schedule.random_until(progress.env_steps)
+            explorer.random = progress.env_steps < td3.replays.random_until(progress.env_steps)
             rollouts = collector.collect()
             timers.enter(LEARN)
             totals = td3.update(rollouts, session.local_statistics(), progress)

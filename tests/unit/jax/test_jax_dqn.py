@@ -177,11 +177,11 @@ def test_calls_hold_so_many_steps_that_few_programs_are_needed(learner, monkeypa
 @pytest.mark.parametrize("config", [{}, {"noisy": True, "prioritized": True}])
 def test_a_rehearsal_compiles_everything_and_changes_nothing(learner, comm, config):
     dqn = learner(target_update_every=1, **config)
-    before, replays = dqn.shared_arrays(), [replay.size for replay in dqn.replays]
+    before, replays = dqn.shared_arrays(), [replay.size for replay in dqn.replays.buffers]
     dqn.warmup()
     after = dqn.shared_arrays()
     assert all((before[name] == array).all() for name, array in after.items())
-    assert [replay.size for replay in dqn.replays] == replays
+    assert [replay.size for replay in dqn.replays.buffers] == replays
     assert comm.num_compilations == {"step": 1, "_copied": 1}
     update(dqn, rollouts())
     assert take_native_calls(dqn) == 1
@@ -241,10 +241,10 @@ def test_no_shard_learns_until_all_can_draw(learner):
     dqn, collected = learner(n_step=20), rollouts(ends=0.0)
     collected[0].terminated[3] = collected[0].ended[3] = True
     update(dqn, collected)
-    assert [replay.size > 0 for replay in dqn.replays] == [True, False]
+    assert [replay.size > 0 for replay in dqn.replays.buffers] == [True, False]
     assert take_native_calls(dqn) == 0
     update(dqn, rollouts(1, ends=0.2), before=ROWS)
-    assert [replay.size > 0 for replay in dqn.replays] == [True, True]
+    assert [replay.size > 0 for replay in dqn.replays.buffers] == [True, True]
     assert take_native_calls(dqn) == 1, "what was not learned while a shard waited is made up for"
 
 
@@ -322,7 +322,7 @@ def test_a_fault_may_be_left_out(learner):
     collected[1].reward[5, 2] = math.nan
     collected[1].fault = NonFiniteValue(5, 6, "a reward", math.nan)
     update(dqn, collected)
-    assert [replay.size > 0 for replay in dqn.replays] == [True, False]
+    assert [replay.size > 0 for replay in dqn.replays.buffers] == [True, False]
     update(dqn, rollouts(1), before=ROWS)
     assert take_native_calls(dqn) == 1
     assert dqn.metrics.read()["replay/skipped"] == 0.25
@@ -379,11 +379,13 @@ def test_a_gradient_that_is_not_finite_may_be_left_out(learner):
     dqn, collected = learner("skip", loss="mse", max_grad_norm=None, prioritized=True), rollouts()
     collected[1].reward[:] = 1e30
     before = np.concatenate([values(dqn), values(dqn, "optimizer")])
-    priorities = [replay.state()["largest"] for replay in dqn.replays]
+    priorities = [replay.state()["largest"] for replay in dqn.replays.buffers]
     update(dqn, collected)
     after = np.concatenate([values(dqn), values(dqn, "optimizer")])
     assert (after == before).all(), "the step was taken"
-    assert [replay.state()["largest"] for replay in dqn.replays] == priorities, "priorities of a step left out count"
+    assert [replay.state()["largest"] for replay in dqn.replays.buffers] == priorities, (
+        "priorities of a step left out count"
+    )
     assert dqn.metrics.read()["optim/skipped"] == 1.0
     assert take_native_calls(dqn) == 1
 

@@ -5,7 +5,7 @@ import pytest
 from lockstep import World
 from lockstep.algorithms.sac import SACConfig
 from lockstep.run import Run
-from lockstep.session.gradient_schedule import TAKEN, GradientSchedule
+from lockstep.session.gradient_schedule import GradientSchedule
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def collect(schedule: GradientSchedule, env_steps: range) -> list[tuple[bool, in
     for step in env_steps[::4]:
         random = step < schedule.random_until(step)
         due = schedule.take_due(step, 4, ready=True)
-        schedule.counters[TAKEN] += due
+        schedule.gradient_steps += due
         found.append((random, due))
     return found
 

@@ -15,7 +15,7 @@ from lockstep.experience.memory import format_bytes
 from lockstep.experience.rollout import NonFiniteValue, Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.gradient_schedule import TAKEN, GradientSchedule
+from lockstep.session.gradient_schedule import GradientSchedule
 from lockstep.session.host_checks import bytes_of_host
 from lockstep.session.run_state import RunState
 from lockstep.session.shard_replays import ShardReplays, announce_replay, importance_weights
@@ -80,7 +80,7 @@ def test_every_critic_is_as_often_a_target(num_critics, count):
     schedule, other = (GradientSchedule(run_of(), WORLD) for _ in range(2))
     chosen = Counter()
     for step in range(400):
-        schedule.counters[TAKEN] = other.counters[TAKEN] = step
+        schedule.gradient_steps = other.gradient_steps = step
         critics = schedule.target_critics(num_critics, count).tolist()
         assert critics == sorted(set(critics)) and len(critics) == count
         assert schedule.target_critics(num_critics, count).tolist() == critics, "another draw of the same step"
@@ -119,6 +119,6 @@ def test_no_return_crosses_a_gap_between_rollouts(gap):
         shared = {"tensors": {}, "progress": asdict(progress), "journal": None}
         assert not state.restore(shared, saved)
     extend(100.0)
-    returns = {round(float(value)) for value in shards.replays[1].sample(300, shards.streams[1]).return_}
+    returns = {round(float(value)) for value in shards.buffers[1].sample(300, shards.streams[1]).return_}
     across = 1 + round(0.99 * 100)
     assert (across in returns) == (gap is None), returns

@@ -109,10 +109,10 @@ def test_no_shard_learns_until_all_can_draw():
     dqn, collected = learner(n_step=20), rollouts(ends=0.0)
     collected[0].terminated[3] = collected[0].ended[3] = True
     update(dqn, collected)
-    assert [replay.size > 0 for replay in dqn.replays] == [True, False]
+    assert [replay.size > 0 for replay in dqn.replays.buffers] == [True, False]
     assert taken(dqn) == 0
     update(dqn, rollouts(1, ends=0.2), before=ROWS)
-    assert [replay.size > 0 for replay in dqn.replays] == [True, True]
+    assert [replay.size > 0 for replay in dqn.replays.buffers] == [True, True]
     assert taken(dqn) == 1, "what was not learned while a shard waited is made up for"
 
 
@@ -190,7 +190,7 @@ def test_a_fault_may_be_left_out():
     collected[1].reward[5, 2] = math.nan
     collected[1].fault = NonFiniteValue(5, 6, "a reward", math.nan)
     update(dqn, collected)
-    assert [replay.size > 0 for replay in dqn.replays] == [True, False]
+    assert [replay.size > 0 for replay in dqn.replays.buffers] == [True, False]
     update(dqn, rollouts(1), before=ROWS)
     assert taken(dqn) == 1
     assert dqn.metrics.read()["replay/skipped"] == 0.25
