@@ -63,7 +63,7 @@ class TD3BCConfig(OfflineConfigBase):
     alpha: float = 2.5
     """Weight of Q, relative to its mean magnitude, against the imitation of the log; 0 is behaviour cloning."""
     policy_delay: int = 2
-    """Gradient steps of the critics between those of the policy and of the target networks."""
+    """Gradient steps of the critics for each one of the policy and of the target networks."""
     target_noise: float = 0.2
     """Standard deviation of the noise of the target policy's actions, scaled to [-1, 1]; 0: no target policy
     smoothing."""

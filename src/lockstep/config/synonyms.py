@@ -309,7 +309,11 @@ SYNONYMS = (
     Synonym("prioritized_replay_alpha per_alpha priority_alpha", "priority_exponent"),
     Synonym("prioritized_replay_beta per_beta priority_beta", "importance_exponent"),
     Synonym("prioritized_replay_eps per_eps prioritized_replay_epsilon", "priority_eps"),
-    Synonym("cql_weight conservative_weight min_q_weight", "cql_alpha"),
+    Synonym(
+        "cql_weight conservative_weight min_q_weight",
+        "cql_alpha",
+        "half the number of d3rlpy and of the authors' code, which weigh it beside the whole squared error",
+    ),
     Synonym("unlikely_action_threshold imitation_threshold action_flexibility", "bcq_threshold"),
     Synonym(
         "hidden_sizes net_arch hidden_layers hidden_dims actor_hidden_dims fcnet_hiddens mlp_units units layers",
