@@ -44,6 +44,22 @@ def scan_or_unroll(
     return state, jnp.stack(outputs)
 
 
+def scan_while(
+    proceeds: Callable[[Carried], Array], step: Callable[[Carried, Array], Carried], state: Carried, rows: Array
+) -> Carried:
+    """Apply `step` to each of `rows` in turn while `proceeds` of the state; later rows cost no time.
+
+    If `step` has collectives, `proceeds` must be the same on all devices.
+    """
+
+    def one(carry: tuple[Array, Carried]) -> tuple[Array, Carried]:
+        i, state = carry
+        return i + 1, step(state, rows[i])
+
+    start = jnp.zeros((), jnp.int32), state
+    return jax.lax.while_loop(lambda carry: (carry[0] < len(rows)) & proceeds(carry[1]), one, start)[1]
+
+
 class StepCalls:
     """Divides the gradient steps that are due after a rollout among compiled calls, of one step or of `size` steps.
 

@@ -26,7 +26,7 @@ from lockstep.jax.batch import Batch, slots
 from lockstep.jax.batch_builder import BatchBuilder
 from lockstep.jax.comm import Comm
 from lockstep.jax.flat import FlatParameters, Params, divisor
-from lockstep.jax.loops import may_scan, scan_or_unroll
+from lockstep.jax.loops import may_scan, scan_or_unroll, scan_while
 from lockstep.jax.metrics import Metrics
 from lockstep.jax.networks import Policy, actor_of
 from lockstep.jax.non_finite import LossReader
@@ -115,8 +115,8 @@ class PPO:
 
     # -- order -----------------------------------------------------------------------------------------------------
 
-    def learn(self, state: State, batches: Sequence[Batch], orders: Array) -> tuple[State, Array]:
-        """Run all epochs of an update on every shard of this device; call it inside `comm.spmd`.
+    def learn(self, state: State, batches: Sequence[Batch], orders: Array) -> State:
+        """Run the epochs of an update on every shard of this device; call it inside `comm.spmd`.
 
         Args:
             state: before the update.
@@ -124,13 +124,20 @@ class PPO:
             orders: [L, E, T * B] int32, the row order of each shard in each epoch.
 
         Returns:
-            The state after the update, and the sums of each gradient step [E, steps], as `_step` returns them.
+            The state after the update.
         """
-        state, totals = self._epochs(state._replace(past_target_kl=jnp.zeros((), bool)), batches, orders)
-        return self._add_learning_rate(state, jnp.ones((), jnp.float32)), totals
+        state = self._epochs(state._replace(past_target_kl=jnp.zeros((), bool)), batches, orders)
+        return self._add_learning_rate(state, jnp.ones((), jnp.float32))
 
-    def _epochs(self, state: State, batches: Sequence[Batch], orders: Array) -> tuple[State, Array]:
-        return scan_or_unroll(self._scan, lambda s, order: self._epoch(s, batches, order), state, orders.swapaxes(0, 1))
+    def _epochs(self, state: State, batches: Sequence[Batch], orders: Array) -> State:
+        """Take a pass over the rows for each of `orders`; with `target_kl` a scan ends after the first above it."""
+        orders = orders.swapaxes(0, 1)
+        if self._scan and self.config.target_kl is not None:
+            # The KL is over all ranks, so that all leave the loop together and none waits for the gradients of another.
+            return scan_while(
+                lambda s: ~s.past_target_kl, lambda s, order: self._epoch(s, batches, order)[0], state, orders
+            )
+        return scan_or_unroll(self._scan, lambda s, order: self._epoch(s, batches, order), state, orders)[0]
 
     def _add_learning_rate(self, state: State, weight: Array) -> State:
         table = self.metrics.add(state.table, ("optim/learning_rate",), state.learning_rate[None] * weight, weight)
@@ -239,7 +246,9 @@ class PPO:
         for i, epochs in enumerate(calls):
             host_values = _HostValues(statistics, rate, is_first=i == 0, is_last=i == len(calls) - 1)
             sharded_orders = comm.shard([order[epochs] for order in orders])
-            (self.state, *_), _ = self._learn_spmd((self.state, host_values.packed()), (batches, sharded_orders))
+            (self.state, _), _ = self._learn_spmd((self.state, host_values.packed()), (batches, sharded_orders))
+            if c.target_kl is not None and not self._scan and comm.read(self.state.past_target_kl):
+                break
         # One host sync per update; acting would wait for the device anyway.
         values, non_finite = comm.read((self.state.values, self.state.non_finite))
         self.policy.params = self.flat.split(values)
@@ -262,7 +271,7 @@ class PPO:
         order = np.zeros((self.config.num_epochs if self._scan else 1, blank.reward.size), np.int32)
         copy = self.comm.replicate(self.comm.read(self.state))
         host_values = _HostValues(UpdateStatistics(), 0.0, is_first=False, is_last=False).packed()
-        (state, *_), _ = self._learn_spmd((copy, host_values), (batches, self.comm.shard([order] * num_shards)))
+        (state, _), _ = self._learn_spmd((copy, host_values), (batches, self.comm.shard([order] * num_shards)))
         self.comm.read(state.non_finite)  # wait, so that errors are raised here
 
     def normalized(self, batch: Batch, statistics: UpdateStatistics) -> Batch:
@@ -286,11 +295,12 @@ class PPO:
         if self.config.learning_rate_schedule != "adaptive":
             state = state._replace(learning_rate=learning_rate)
         batches = [self.normalized(batch, statistics) for batch in slots(stacked, len(orders))]
-        state, totals = self._epochs(state, batches, orders)
+        state = self._epochs(state, batches, orders)
+        if self.config.target_kl is not None:
+            is_last = jnp.maximum(is_last, state.past_target_kl.astype(jnp.float32))
         explained, weight = jnp.reshape(statistics.explained, 1), statistics.weight * is_last
         table = self.metrics.add(state.table, ("value/explained_variance",), explained * is_last, weight)
-        state = self._add_learning_rate(state._replace(table=table), is_last)
-        return (state, numbers, totals), ()
+        return (self._add_learning_rate(state._replace(table=table), is_last), numbers), ()
 
     def read_metrics(self) -> dict[str, float]:
         """Means of the metrics since the last read; resets the table."""

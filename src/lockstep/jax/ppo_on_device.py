@@ -142,7 +142,7 @@ class PPODeviceLoop(DeviceSource):
         # NaN advantages make `learn` skip every step of an update whose sums are not finite.
         poison = jnp.where(finite, 0.0, jnp.nan)
         batches = [batch._replace(advantage=batch.advantage + poison) for batch in batches]
-        state, _ = ppo.learn(state, batches, jnp.stack(orders))
+        state = ppo.learn(state, batches, jnp.stack(orders))
         return PPOShared(state, normalizers, update + 1, earlier, left - 1, bad), new_shards
 
     def _make_batch(

@@ -23,7 +23,7 @@ class State(NamedTuple):
     non_finite: Array
     """Whether a number was not finite and the run must stop; all later steps are skipped."""
     past_target_kl: Array
-    """Whether this update's KL exceeded `target_kl`; the results of its remaining steps are discarded."""
+    """Whether this update's KL exceeded `target_kl`: no later step of it is taken."""
 
     @classmethod
     def start(cls, values: Array, optimizer: AdamState, learning_rate: float, table: Array | np.ndarray) -> Self:

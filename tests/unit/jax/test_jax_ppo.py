@@ -204,6 +204,30 @@ def test_a_linear_schedule_falls_to_0_at_the_end(learner):
     assert not np.array_equal(state_of(ppo)["policy.network.actor.layers.0.weight"], before)
 
 
+@pytest.mark.parametrize("scan", [True, False], ids=["one call", "a call per epoch"])
+def test_epochs_past_the_target_kl_are_not_computed(learner, scan):
+    """An update of six epochs that ends after the first is one of a single epoch, in what it computes too."""
+    left, computed = [], []
+    for num_epochs in (6, 1):
+        ppo = learner(num_epochs=num_epochs, num_minibatches=2, target_kl=1e-9, learning_rate=0.01)
+        ppo._scan, loss, calls = scan, ppo.loss, []
+
+        def counted(params, part, sequence_length, loss=loss, calls=calls):
+            jax.debug.callback(calls.append, part.weight[0])
+            return loss(params, part, sequence_length)
+
+        ppo.loss = counted
+        ppo.update(rollouts(), np.zeros((2, 1)))
+        jax.effects_barrier()
+        computed.append(len(calls))
+        left.append((state_of(ppo), ppo.read_metrics()))
+    assert computed == [2 * 2, 2 * 2], "of two minibatches, on two shards"
+    (stopped_early, metrics), (single, of_single) = left
+    assert same(stopped_early, single)
+    assert metrics == of_single
+    assert set(metrics) == set(METRICS)
+
+
 def test_the_actor_follows_and_a_rehearsal_compiles_and_changes_nothing(learner):
     ppo = learner(normalize_observation=True, normalize_return=True)
     actor, seen = actor_of(ppo.policy, ppo.comm.devices[0]), np.ones((2, ENVS, 3), np.float32)

@@ -116,7 +116,7 @@ def test_updates_are_those_of_the_learner_on_the_host(found):
     def one_update(shared, own):
         (state, numbers), (stacked, orders) = shared, own
         batches = [learner.normalized(batch, UpdateStatistics(*numbers)) for batch in slots(stacked, SHARDS)]
-        return (learner.learn(state, batches, orders)[0], numbers), ()
+        return (learner.learn(state, batches, orders), numbers), ()
 
     learn = comm.spmd(one_update)
     before = learner.shared_arrays()
