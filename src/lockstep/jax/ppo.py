@@ -115,19 +115,32 @@ class PPO:
 
     # -- order -----------------------------------------------------------------------------------------------------
 
-    def learn(self, state: State, batches: Sequence[Batch], orders: Array) -> State:
-        """Run the epochs of an update on every shard of this device; call it inside `comm.spmd`.
+    def learn(
+        self,
+        state: State,
+        batches: Sequence[Batch],
+        orders: Array,
+        is_first: Array | float = 1.0,
+        is_last: Array | float = 1.0,
+    ) -> State:
+        """Run the epochs of an update, or some of them, on every shard of this device; call it inside `comm.spmd`.
 
         Args:
             state: before the update.
             batches: one for each of L shards, [T * B] rows, with normalized advantages.
             orders: [L, E, T * B] int32, the row order of each shard in each epoch.
+            is_first: 1 if these are the first epochs of the update, else 0.
+            is_last: 1 if these are the last ones, else 0.
 
         Returns:
-            The state after the update.
+            The state after these epochs.
         """
-        state = self._epochs(state._replace(past_target_kl=jnp.zeros((), bool)), batches, orders)
-        return self._add_learning_rate(state, jnp.ones((), jnp.float32))
+        state = state._replace(past_target_kl=state.past_target_kl & (is_first == 0.0))
+        state = self._epochs(state, batches, orders)
+        if self.config.target_kl is not None:
+            is_last = jnp.maximum(is_last, state.past_target_kl.astype(jnp.float32))
+        rate = state.learning_rate[None] * is_last
+        return state._replace(table=self.metrics.add(state.table, ("optim/learning_rate",), rate, is_last))
 
     def _epochs(self, state: State, batches: Sequence[Batch], orders: Array) -> State:
         """Take a pass over the rows for each of `orders`; with `target_kl` a scan ends after the first above it."""
@@ -138,10 +151,6 @@ class PPO:
                 lambda s: ~s.past_target_kl, lambda s, order: self._epoch(s, batches, order)[0], state, orders
             )
         return scan_or_unroll(self._scan, lambda s, order: self._epoch(s, batches, order), state, orders)[0]
-
-    def _add_learning_rate(self, state: State, weight: Array) -> State:
-        table = self.metrics.add(state.table, ("optim/learning_rate",), state.learning_rate[None] * weight, weight)
-        return state._replace(table=table)
 
     def _epoch(self, state: State, batches: Sequence[Batch], order: Array) -> tuple[State, Array]:
         """Take one pass over the rows in `order` [L, T * B]."""
@@ -288,19 +297,15 @@ class PPO:
         return batch
 
     def _learn_shards(self, shared: tuple[State, Array], own: tuple[Batch, Array]) -> tuple[Any, Any]:
-        """`learn`, or one epoch of it, with the advantage statistics and flags from the host; see `update`."""
+        """`learn` with what `update` gives: statistics, learning rate and flags from the host, and stacked batches."""
         (state, numbers), (stacked, orders) = shared, own
         statistics, learning_rate, is_first, is_last = _HostValues.unpacked(numbers)
-        state = state._replace(past_target_kl=state.past_target_kl & (is_first == 0.0))
         if self.config.learning_rate_schedule != "adaptive":
             state = state._replace(learning_rate=learning_rate)
         batches = [self.normalized(batch, statistics) for batch in slots(stacked, len(orders))]
-        state = self._epochs(state, batches, orders)
-        if self.config.target_kl is not None:
-            is_last = jnp.maximum(is_last, state.past_target_kl.astype(jnp.float32))
-        explained, weight = jnp.reshape(statistics.explained, 1), statistics.weight * is_last
-        table = self.metrics.add(state.table, ("value/explained_variance",), explained * is_last, weight)
-        return (self._add_learning_rate(state._replace(table=table), is_last), numbers), ()
+        explained, weight = jnp.reshape(statistics.explained, 1), statistics.weight * is_first
+        table = self.metrics.add(state.table, ("value/explained_variance",), explained * is_first, weight)
+        return (self.learn(state._replace(table=table), batches, orders, is_first, is_last), numbers), ()
 
     def read_metrics(self) -> dict[str, float]:
         """Means of the metrics since the last read; resets the table."""
