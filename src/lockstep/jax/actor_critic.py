@@ -62,7 +62,7 @@ class State(NamedTuple):
 
 
 class ActorCritic(ABC, Generic[SomeConfig]):
-    """A policy and its critics, which learn from replay buffers; a subclass has the losses and the order of an update.
+    """A policy and its critics, which learn from replay buffers; a subclass has the losses.
 
     State across updates: `state`, each shard's replay buffer and random stream, and `counters`, as in DQN.
 
@@ -172,6 +172,24 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         """Restore local shard `k` from its `shard_state`."""
         if isinstance(self.schedule, ShardReplays):
             self.replays.restore_shard(k, state)
+
+    def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+        """Add every shard's rollout to its buffer, and take the due gradient steps, as `DQN.update`; *collective*."""
+        progress = progress or Progress(1)
+        replayed, totals = self.replays.extend(rollouts, extra_sums, progress)
+        if replayed.skipped and self._stop_on_non_finite:
+            raise self._non_finite_error(rollouts, [], progress)
+        if replayed.num_gradient_steps:
+            self.begin_update(progress.fraction)
+        minibatches = self._learn(replayed)
+        # One host sync per rollout; acting would wait for the device anyway.
+        sums = self.comm.read(self.state.sums)
+        if sums[-1] and self._stop_on_non_finite:
+            raise self._non_finite_error(rollouts, minibatches, progress)
+        self._add_metrics(replayed, sums)
+        if replayed.num_gradient_steps:
+            self.policy.params = self.current_params()
+        return totals
 
     def begin_update(self, fraction: float) -> None:
         """Reset the sums, and set the learning rates for a run of which this fraction is completed."""

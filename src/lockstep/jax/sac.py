@@ -8,13 +8,11 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from lockstep.algorithms.sac import METRICS, NUM_ACTIONS, POLICY_METRICS, SACConfig
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.exploration import UniformStart
-from lockstep.experience.rollout import Rollout
 from lockstep.jax import value_losses as losses
 from lockstep.jax.actor_critic import ActorCritic
 from lockstep.jax.comm import Comm
@@ -47,8 +45,6 @@ class SAC(ActorCritic[SACConfig]):
         self._target_entropy = -float(policy.spec.action.width)
         if config.target_entropy is not None:
             self._target_entropy = config.target_entropy
-
-    # -- maths ---------------------------------------------------------------------------------------------------------
 
     def critic_loss(
         self, critics: Params, target: Params, actor: Params, part: ActorCriticPart, keys: Sequence[Array | None]
@@ -98,26 +94,6 @@ class SAC(ActorCritic[SACConfig]):
     def temperature(self, actor: Params) -> Array:
         """The temperature: the exponential of a parameter if it is learned."""
         return jnp.exp(actor[LOG_ALPHA]) if self.config.alpha is None else jnp.asarray(self.config.alpha, jnp.float32)
-
-    # -- order ---------------------------------------------------------------------------------------------------------
-
-    def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
-        """Add every shard's rollout to its buffer, and take the due gradient steps, as `DQN.update`; *collective*."""
-        progress = progress or Progress(1)
-        replayed, totals = self.replays.extend(rollouts, extra_sums, progress)
-        if replayed.skipped and self._stop_on_non_finite:
-            raise self._non_finite_error(rollouts, [], progress)
-        if replayed.num_gradient_steps:
-            self.begin_update(progress.fraction)
-        minibatches = self._learn(replayed)
-        # One host sync per rollout; acting would wait for the device anyway.
-        sums = self.comm.read(self.state.sums)
-        if sums[-1] and self._stop_on_non_finite:
-            raise self._non_finite_error(rollouts, minibatches, progress)
-        self._add_metrics(replayed, sums)
-        if replayed.num_gradient_steps:
-            self.policy.params = self.current_params()
-        return totals
 
 
 def train(session: Session) -> None:

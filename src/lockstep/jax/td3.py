@@ -7,13 +7,11 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from lockstep.algorithms.td3 import METRICS, NUM_ACTIONS, POLICY_METRICS, TD3Config
 from lockstep.distributed.timers import LEARN, OTHER
 from lockstep.experience.exploration import UniformStart
-from lockstep.experience.rollout import Rollout
 from lockstep.jax import value_losses as losses
 from lockstep.jax.actor_critic import ActorCritic
 from lockstep.jax.comm import Comm
@@ -40,8 +38,6 @@ class TD3(ActorCritic[TD3Config]):
         super().__init__(
             run, policy, comm, METRICS, POLICY_METRICS, NUM_ACTIONS, target_actor=True, on_device=on_device
         )
-
-    # -- maths ---------------------------------------------------------------------------------------------------------
 
     def critic_loss(
         self, critics: Params, target: Params, actor: Params, part: ActorCriticPart, keys: Sequence[Array | None]
@@ -81,26 +77,6 @@ class TD3(ActorCritic[TD3Config]):
         critics = {name: leaf[:count] for name, leaf in critics.items()}
         row_loss = -policy.q(critics, batch.observation, action, key, precision).mean(0)
         return row_loss.sum(), jnp.stack([jnp.ones_like(row_loss), row_loss]).sum(1)
-
-    # -- order ---------------------------------------------------------------------------------------------------------
-
-    def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
-        """Add every shard's rollout to its buffer, and take the due gradient steps, as `DQN.update`; *collective*."""
-        progress = progress or Progress(1)
-        replayed, totals = self.replays.extend(rollouts, extra_sums, progress)
-        if replayed.skipped and self._stop_on_non_finite:
-            raise self._non_finite_error(rollouts, [], progress)
-        if replayed.num_gradient_steps:
-            self.begin_update(progress.fraction)
-        minibatches = self._learn(replayed)
-        # One host sync per rollout; acting would wait for the device anyway.
-        sums = self.comm.read(self.state.sums)
-        if sums[-1] and self._stop_on_non_finite:
-            raise self._non_finite_error(rollouts, minibatches, progress)
-        self._add_metrics(replayed, sums)
-        if replayed.num_gradient_steps:
-            self.policy.params = self.current_params()
-        return totals
 
 
 def train(session: Session) -> None:
