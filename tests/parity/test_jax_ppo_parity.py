@@ -215,7 +215,7 @@ def test_values_and_advantages_are_those_of_torch():
         policy.params = perturbed(theirs.policy)
         ours, rollouts = PPO(run, policy, comm), [rollout_of(spec, shard, 0) for shard in range(SHARDS)]
         assert sum(len(rollout.final) for rollout in rollouts) >= 4
-        batches, _, _ = ours._builder.build(ours.state.values, rollouts, np.zeros((SHARDS, 1)))
+        batches, _, _ = ours._builder.build(ours.state.params, rollouts, np.zeros((SHARDS, 1)))
         for rollout, batch in zip(rollouts, comm.unshard(batches), strict=True):
             wanted = theirs._builder.batch(0, rollout)
             for name in [name for name, column in batch._asdict().items() if column is not None]:

@@ -162,7 +162,7 @@ def test_observations_are_mirrored_before_they_are_normalized(spec):
             if spec.critic_size is not None:
                 normalizers.critic_observations.restore(of_critic)
         found = learner._builder.batch(0, rollout)
-        (other,) = jax_comm.unshard(theirs._builder.batches(theirs.state.values, [rollout]))
+        (other,) = jax_comm.unshard(theirs._builder.batches(theirs.state.params, [rollout]))
     for batch in (found, other):
         np.testing.assert_allclose(batch.mirrored_observation[:, 0], expected, atol=1e-6)
         np.testing.assert_array_equal(batch.mirrored_action[:, 0], -np.asarray(batch.action))

@@ -42,7 +42,7 @@ def network(policy: Any) -> dict[str, np.ndarray]:
 
 def target(one: Any) -> dict[str, np.ndarray]:
     """Parameters of the first target network, which is that of Q."""
-    values = one.optimizer.flat_target.split(one.comm.read(one.state.target))
+    values = one.optimizer.flat_target.split(one.comm.read(one.state.target_params))
     return _arrays(subtree(values, _scores_name(one)))
 
 

@@ -83,7 +83,7 @@ def ppo_state(learner: ppo.PPO) -> dict[str, Any]:
         "gradient": read(learner.state.optimizer.moment) / 0.1,  # after one step Adam's moment is a tenth of it
         "learning_rate": float(read(learner.state.learning_rate)),
         "steps": int(read(learner.state.optimizer.steps)),
-        "values": read(learner.state.values),
+        "values": read(learner.state.params),
         "metrics": learner.read_metrics(),
     }
 
@@ -94,7 +94,7 @@ def dqn_gradient(learner: dqn.DQN) -> np.ndarray:
 
 def ppo_networks(learner: ppo.PPO) -> dict[str, dict[str, np.ndarray]]:
     """Every copy of the parameters."""
-    learned = learner.flat.split(learner.comm.read(learner.state.values))
+    learned = learner.flat.split(learner.comm.read(learner.state.params))
     return {"policy": parameters(learner.policy), "learned": learned}
 
 
@@ -103,8 +103,8 @@ def dqn_networks(learner: dqn.DQN) -> dict[str, dict[str, np.ndarray]]:
     state = learner.comm.read(learner.state)
     return {
         "policy": parameters(learner.policy),
-        "learned": {name: np.array(array) for name, array in learner.flat.split(state.values).items()},
-        "target": {name: np.array(array) for name, array in learner.flat.split(state.target).items()},
+        "learned": {name: np.array(array) for name, array in learner.flat.split(state.params).items()},
+        "target": {name: np.array(array) for name, array in learner.flat.split(state.target_params).items()},
         "shared": learner.shared_arrays(),
     }
 
@@ -126,7 +126,7 @@ def by_part(named: dict[str, Any], scale: float = 1.0) -> dict[str, np.ndarray]:
 
 def actor_critic_networks(learner: sac.SAC | td3.TD3) -> dict[str, dict[str, np.ndarray]]:
     """Every copy of the parameters, and all arrays that are compared between ranks."""
-    target = learner.flat_target.split(learner.comm.read(learner.state).target)
+    target = learner.flat_target.split(learner.comm.read(learner.state).target_params)
     prefix = "critics." if isinstance(learner, sac.SAC) else ""  # TD3 has a target of the actor, too
     return {
         "policy": parameters(learner.policy),

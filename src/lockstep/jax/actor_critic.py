@@ -48,9 +48,9 @@ class State(NamedTuple):
 
     policy: Array
     """All parameters of the actor, and the logarithm of the temperature if it is learned [P]."""
-    critics: Array
+    critic_params: Array
     """All parameters of the critics [Q]."""
-    target: Array
+    target_params: Array
     """All parameters of the target networks: of the critics [Q], or of actor and critics [P + Q]."""
     policy_optimizer: AdamState
     critic_optimizer: AdamState
@@ -140,14 +140,14 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         self._named = jax.jit(self._by_name)
         self.state: State = comm.replicate(self._first_state(self.flat.join(actor), self.flat_critics.join(critics)))
 
-    def _first_state(self, values: Array, critic_values: Array) -> State:
+    def _first_state(self, actor_params: Array, critic_params: Array) -> State:
         """Before the first gradient step."""
         return State(
-            policy=values,
-            critics=critic_values,
-            target=self._online_parameters(values, critic_values),
-            policy_optimizer=self._adam.init(values),
-            critic_optimizer=self._adam.init(critic_values),
+            policy=actor_params,
+            critic_params=critic_params,
+            target_params=self._online_parameters(actor_params, critic_params),
+            policy_optimizer=self._adam.init(actor_params),
+            critic_optimizer=self._adam.init(critic_params),
             learning_rates=jnp.asarray(self.initial_rates),
             sums=jnp.asarray(self._no_sums),
         )
@@ -310,15 +310,18 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         if self._stop_on_non_finite:  # later steps are skipped too, so that the failing parameters are preserved
             skipped |= state.sums[-1] > 0
         policy_rate, critic_rate = state.learning_rates
-        critics, optimizer = adam.step(state.critic_optimizer, state.critics, of_critics, critic_rate, skipped)
+        critic_params, optimizer = adam.step(
+            state.critic_optimizer, state.critic_params, of_critics, critic_rate, skipped
+        )
         sums = state.sums + jnp.where(skipped, jnp.zeros_like(totals).at[-1].set(1.0), totals)
-        state = state._replace(critics=critics, critic_optimizer=optimizer, sums=sums)
+        state = state._replace(critic_params=critic_params, critic_optimizer=optimizer, sums=sums)
         if moves_policy:
             policy, optimizer = adam.step(state.policy_optimizer, state.policy, of_policy, policy_rate, skipped)
             state = state._replace(policy=policy, policy_optimizer=optimizer)
         if moves_policy or not self._target_actor:
-            online = self._online_parameters(state.policy, state.critics)
-            state = state._replace(target=state.target + c.target_rate * (online - state.target))
+            online = self._online_parameters(state.policy, state.critic_params)
+            target_params = state.target_params + c.target_rate * (online - state.target_params)
+            state = state._replace(target_params=target_params)
         return state, jnp.where(skipped, jnp.nan, jnp.stack(priorities))
 
     def _shard_sums(
@@ -330,10 +333,10 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         its own holds its largest weight.
         """
         # The barriers isolate the shard's computation: other shards on this device must not change its bits.
-        values = (state.critics, state.target, state.policy)
-        (*values, part) = jax.lax.optimization_barrier((*values, part))
+        vectors = (state.critic_params, state.target_params, state.policy)
+        (*vectors, part) = jax.lax.optimization_barrier((*vectors, part))
         layouts = (self.flat_critics, self.flat_target, self.flat)
-        critics, target, actor = (flat.split(vector) for flat, vector in zip(layouts, values, strict=True))
+        critics, target, actor = (flat.split(vector) for flat, vector in zip(layouts, vectors, strict=True))
         keys: list[Array | None] = [None] * 3
         if part.seed is not None:
             keys = list(jax.random.split(jax.random.key(part.seed), 3))
@@ -356,7 +359,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         self.state, _ = self._copy(self.state, ())
 
     def _copied(self, state: State, own: tuple[()]) -> tuple[State, tuple[()]]:
-        return state._replace(target=jnp.copy(self._online_parameters(state.policy, state.critics))), own
+        return state._replace(target_params=jnp.copy(self._online_parameters(state.policy, state.critic_params))), own
 
     def warmup(self) -> None:
         """Compile everything that an update calls, without changing the state; *collective*."""
@@ -373,7 +376,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
                 state, priorities = step(state, (self.comm.shard(blank), self.replay_observations.rows()))
                 self.comm.unshard(priorities)
         state, _ = self._copy(state, ())
-        self._named(*self.comm.local((state.policy, state.critics)))
+        self._named(*self.comm.local((state.policy, state.critic_params)))
 
     def _blank(self) -> ActorCriticPart:
         """A shard's part of a minibatch of zeros."""
@@ -381,7 +384,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
 
     def current_params(self) -> Params:
         """The parameters of the policy by name, on this process' first device."""
-        return self._named(*self.comm.local((self.state.policy, self.state.critics)))
+        return self._named(*self.comm.local((self.state.policy, self.state.critic_params)))
 
     def _by_name(self, policy: Array, critics: Array) -> Params:
         """All parameters of the policy by name, from the vectors [P] and [Q]."""
@@ -427,8 +430,8 @@ class ActorCritic(ABC, Generic[SomeConfig]):
 
     def _named_state(self) -> dict[str, np.ndarray]:
         state = cast(State, self.comm.read(self.state))
-        named = with_prefix("policy", self._by_name(state.policy, state.critics))
-        named |= with_prefix("target", self.flat_target.split(state.target))
+        named = with_prefix("policy", self._by_name(state.policy, state.critic_params))
+        named |= with_prefix("target", self.flat_target.split(state.target_params))
         named |= with_prefix("policy_optimizer", state.policy_optimizer._asdict())
         named |= with_prefix("critic_optimizer", state.critic_optimizer._asdict())
         named |= {"learning_rates": state.learning_rates}
@@ -440,8 +443,8 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         named = cast(Params, merged)  # numpy arrays, for `Comm.replicate`
         loaded = self.comm.read(self.state)._replace(
             policy=self.flat.join(subtree(named, "policy")),
-            critics=self.flat_critics.join(subtree(named, "policy.critics")),
-            target=self.flat_target.join(subtree(named, "target")),
+            critic_params=self.flat_critics.join(subtree(named, "policy.critics")),
+            target_params=self.flat_target.join(subtree(named, "target")),
             policy_optimizer=AdamState(**subtree(named, "policy_optimizer")),
             critic_optimizer=AdamState(**subtree(named, "critic_optimizer")),
             learning_rates=named["learning_rates"],

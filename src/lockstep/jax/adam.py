@@ -36,27 +36,28 @@ class Adam:
     def __init__(self, eps: float = 1e-8, betas: tuple[float, float] = (0.9, 0.999)) -> None:
         self._adam = optax.scale_by_adam(b1=betas[0], b2=betas[1], eps=eps)
 
-    def init(self, values: Array) -> AdamState:
+    def init(self, params: Array) -> AdamState:
         """The state before the first step."""
-        return AdamState(jnp.zeros_like(values), jnp.zeros_like(values), jnp.zeros((), jnp.int32))
+        return AdamState(jnp.zeros_like(params), jnp.zeros_like(params), jnp.zeros((), jnp.int32))
 
     def step(
-        self, state: AdamState, values: Array, gradient: Array, learning_rate: Array, skipped: Array
+        self, state: AdamState, params: Array, gradient: Array, learning_rate: Array, skipped: Array
     ) -> tuple[Array, AdamState]:
         """Update the parameters [P].
 
         Args:
             state: m, v and t.
-            values: x.
+            params: x.
             gradient: g.
             learning_rate: lr, a scalar array; a Python number would be a compile-time constant.
-            skipped: a scalar bool. If it is true, values, moments and step count are unchanged, even by a NaN gradient.
+            skipped: a scalar bool. If it is true, parameters, moments and step count are unchanged, even by a NaN
+                gradient.
         """
         before = optax.ScaleByAdamState(state.steps, state.moment, state.square)
         change, after = cast(Any, self._adam).update(gradient, before)
-        old, new = (values, *state), (values - learning_rate * change, after.mu, after.nu, after.count)
-        values, moment, square, steps = (jnp.where(skipped, was, now) for was, now in zip(old, new, strict=True))
-        return values, AdamState(moment, square, steps)
+        old, new = (params, *state), (params - learning_rate * change, after.mu, after.nu, after.count)
+        params, moment, square, steps = (jnp.where(skipped, was, now) for was, now in zip(old, new, strict=True))
+        return params, AdamState(moment, square, steps)
 
 
 def adapted(learning_rate: Array, kl: Array, desired_kl: float) -> Array:

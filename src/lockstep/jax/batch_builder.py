@@ -171,7 +171,7 @@ class BatchBuilder:
         self.fault: tuple[str, int] | None = None
         self._flat = flat = FlatParameters(policy.params)
         self._value = jax.jit(
-            lambda values, observation, critic: policy.apply(flat.split(values), observation, critic=critic)[1]
+            lambda vector, observation, critic: policy.apply(flat.split(vector), observation, critic=critic)[1]
         )
         critic_size = policy.state_size - policy.actor_state_size
         self.critic_states = [np.zeros((shard_envs, critic_size), np.float32) for _ in comm.world.shards]
@@ -179,12 +179,12 @@ class BatchBuilder:
 
     @np.errstate(over="ignore", invalid="ignore")  # non-finite sums are reported on all ranks, with their source
     def build(
-        self, values: Array, rollouts: list[Rollout], extra_sums: np.ndarray
+        self, flat_params: Array, rollouts: list[Rollout], extra_sums: np.ndarray
     ) -> tuple[Batch, UpdateStatistics | None, np.ndarray]:
         """Build the batches of all local shards and update the normalizers; collective, one message.
 
         Args:
-            values: parameters [P] of the policy that acted.
+            flat_params: parameters [P] of the policy that acted.
             rollouts: one for each local shard.
             extra_sums: [K, M] numbers to sum over all shards in the same message.
 
@@ -192,7 +192,7 @@ class BatchBuilder:
             The batches [L, T * B] of each device; the statistics of all shards, None if a value is not finite; the sums
             of `extra_sums`.
         """
-        batches = self.batches(values, rollouts)
+        batches = self.batches(flat_params, rollouts)
         if self.critic_states[0].size:
             self.critic_states = self._comm.unshard(self._critic_states_after)
         columns = self._comm.unshard((batches.advantage, batches.target))
@@ -203,13 +203,13 @@ class BatchBuilder:
         statistics, self.fault = self.normalizers.update_statistics(total)
         return batches, statistics, totals
 
-    def batches(self, values: Array, rollouts: list[Rollout]) -> Batch:
+    def batches(self, flat_params: Array, rollouts: list[Rollout]) -> Batch:
         """The batches of the rollouts of local shards, [L, T * B] on each device."""
-        value = partial(self._value, self._comm.local(values))
+        value = partial(self._value, self._comm.local(flat_params))
         sharded = self._comm.shard([self.steps(k, rollout, value) for k, rollout in enumerate(rollouts)])
         moments = self.normalizers.values
         targets = () if moments is None else tuple(np.float32(x) for x in moments.center_and_deviation)
-        batches, self._critic_states_after = self._build_spmd((values, targets), sharded)[1]
+        batches, self._critic_states_after = self._build_spmd((flat_params, targets), sharded)[1]
         return batches
 
     def blank(self) -> Rollout:
@@ -229,9 +229,9 @@ class BatchBuilder:
         self, shared: tuple[Array, tuple[Array, Array] | tuple[()]], own: Steps
     ) -> tuple[tuple[()], tuple[Batch, Array | None]]:
         outputs: list[tuple[Batch, Array | None]] = []
-        values, targets = shared
+        flat_params, targets = shared
         for steps in slots(own, len(own.reward)):
-            isolated, steps = jax.lax.optimization_barrier((values, steps))  # as in `PPO._shard_sums`
+            isolated, steps = jax.lax.optimization_barrier((flat_params, steps))  # as in `PPO._shard_sums`
             params = self._flat.split(isolated)
             output = batch_of(self._config, self._policy, params, steps, self._precision, targets or None)
             outputs.append(jax.lax.optimization_barrier(output))

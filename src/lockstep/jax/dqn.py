@@ -48,9 +48,9 @@ _NO_SUMS = np.zeros(1 + len(VALUE_METRICS) + 2, np.float32)
 class State(NamedTuple):
     """Parameters of both networks, optimizer state and metric sums."""
 
-    values: Array
+    params: Array
     """All parameters of the online network [P], in the order of `FlatParameters`."""
-    target: Array
+    target_params: Array
     """All parameters of the target network [P]."""
     optimizer: AdamState
     learning_rate: Array
@@ -59,17 +59,18 @@ class State(NamedTuple):
 
     def named(self, flat: FlatParameters) -> dict[str, np.ndarray]:
         """The state as host arrays by checkpoint name; torch uses the same names."""
-        named = with_prefix("policy", flat.split(self.values)) | with_prefix("optimizer", self.optimizer._asdict())
-        named |= with_prefix("target", flat.split(self.target)) | {"learning_rate": self.learning_rate}
+        named = with_prefix("policy", flat.split(self.params)) | with_prefix("optimizer", self.optimizer._asdict())
+        named |= with_prefix("target", flat.split(self.target_params)) | {"learning_rate": self.learning_rate}
         return {name: np.asarray(array) for name, array in named.items()}
 
     def loaded(self, flat: FlatParameters, arrays: Mapping[str, np.ndarray]) -> Self:
         """The state with the entries of `arrays`, named as in `named`, replaced; on the host."""
         merged = {name: np.asarray(arrays.get(name, old), old.dtype) for name, old in self.named(flat).items()}
         named = cast(Params, merged)  # numpy arrays, for `Comm.replicate`
-        values, target = (flat.join(subtree(named, network)) for network in ("policy", "target"))
+        params, target = (flat.join(subtree(named, network)) for network in ("policy", "target"))
         optimizer = AdamState(**subtree(named, "optimizer"))
-        return self._replace(values=values, target=target, optimizer=optimizer, learning_rate=named["learning_rate"])
+        rate = named["learning_rate"]
+        return self._replace(params=params, target_params=target, optimizer=optimizer, learning_rate=rate)
 
 
 class DQN:
@@ -105,9 +106,9 @@ class DQN:
         self._steps_spmd = comm.spmd(self.steps)
         self._copy = comm.spmd(self._copied, donate=False)
         self._split = jax.jit(self.flat.split)
-        values = self.flat.join(policy.params)
+        flat_params = self.flat.join(policy.params)
         rate = jnp.asarray(config.learning_rate, jnp.float32)
-        start = State(values, values, self.optimizer.init(values), rate, jnp.asarray(_NO_SUMS))
+        start = State(flat_params, flat_params, self.optimizer.init(flat_params), rate, jnp.asarray(_NO_SUMS))
         self.state: State = comm.replicate(start)
 
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
@@ -145,7 +146,7 @@ class DQN:
         names = ("exploration/epsilon", "replay/size", "replay/skipped")
         self.metrics.add(names, statistics, 1.0)
         if replayed.num_gradient_steps:
-            self.policy.params = self._split(self.comm.local(self.state.values))
+            self.policy.params = self._split(self.comm.local(self.state.params))
             num_rows, *value_sums, norm_sum, num_skipped = sums
             self.metrics.add(VALUE_METRICS, value_sums, num_rows)
             self.metrics.add(("optim/grad_norm",), [norm_sum], replayed.num_gradient_steps - num_skipped)
@@ -202,7 +203,7 @@ class DQN:
             part, copied = given
             state, _ = self.step(state, (part, observations))
             if self.config.target_rate is None:
-                state = state._replace(target=jnp.where(copied, state.values, state.target))
+                state = state._replace(target_params=jnp.where(copied, state.params, state.target_params))
             return state, None
 
         state, _ = jax.lax.scan(step, state, (steps_first(parts), copies))
@@ -234,11 +235,12 @@ class DQN:
         skipped = ~jnp.isfinite(totals).all()
         if self._stop_on_non_finite:  # later steps are skipped too, so that the failing parameters are preserved
             skipped |= state.sums[-1] > 0
-        values, optimizer = self.optimizer.step(state.optimizer, state.values, gradient, state.learning_rate, skipped)
+        params, optimizer = self.optimizer.step(state.optimizer, state.params, gradient, state.learning_rate, skipped)
         sums = state.sums + jnp.where(skipped, jnp.zeros_like(totals).at[-1].set(1.0), totals)
-        after = State(values, state.target, optimizer, state.learning_rate, sums)
+        after = State(params, state.target_params, optimizer, state.learning_rate, sums)
         if c.target_rate is not None:
-            after = after._replace(target=after.target + c.target_rate * (after.values - after.target))
+            target_params = after.target_params + c.target_rate * (after.params - after.target_params)
+            after = after._replace(target_params=target_params)
         return after, jnp.where(skipped, jnp.nan, jnp.stack(priorities))
 
     def _shard_sums(self, state: State, number: Array, part: Part) -> tuple[Array, Array]:
@@ -247,8 +249,8 @@ class DQN:
         The contribution is its gradient sum [P], metric sums, and S slots of which its own holds its largest weight.
         """
         # The barriers isolate the shard's computation: other shards on this device must not change its bits.
-        values, target, part = jax.lax.optimization_barrier((state.values, state.target, part))
-        networks = self.flat.split(values), self.flat.split(target)
+        flat_params, target, part = jax.lax.optimization_barrier((state.params, state.target_params, part))
+        networks = self.flat.split(flat_params), self.flat.split(target)
         gradient, (sums, priority) = jax.grad(self.loss, has_aux=True)(*networks, part)
         max_weights = jax.nn.one_hot(number, self.comm.world.num_shards, dtype=jnp.float32) * part.batch.weight.max()
         return jax.lax.optimization_barrier((jnp.concatenate([self.flat.join(gradient), sums, max_weights]), priority))
@@ -297,7 +299,7 @@ class DQN:
             else:
                 state, priorities = self._step_spmd(state, (self.comm.shard(blank), self.replay_observations.rows()))
                 self.comm.unshard(priorities)
-        self._split(self.comm.local(self._copy(state.values, ())[0]))
+        self._split(self.comm.local(self._copy(state.params, ())[0]))
 
     def _blank(self) -> Part:
         """A shard's part of a minibatch of zeros."""
@@ -307,11 +309,11 @@ class DQN:
 
     def copy_to_target(self) -> None:
         """Copy the online network into the target network."""
-        target, _ = self._copy(self.state.values, ())
-        self.state = self.state._replace(target=target)
+        target, _ = self._copy(self.state.params, ())
+        self.state = self.state._replace(target_params=target)
 
-    def _copied(self, values: Array, own: tuple[()]) -> tuple[Array, tuple[()]]:
-        return jnp.copy(values), own
+    def _copied(self, params: Array, own: tuple[()]) -> tuple[Array, tuple[()]]:
+        return jnp.copy(params), own
 
     def _non_finite_error(
         self, rollouts: list[Rollout], minibatches: Sequence[Sequence[Part]], progress: Progress
@@ -341,7 +343,7 @@ class DQN:
     def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Load `shared_arrays`, or a part of it."""
         self.state = self.comm.replicate(self.comm.read(self.state).loaded(self.flat, arrays))
-        self.policy.params = self._split(self.comm.local(self.state.values))
+        self.policy.params = self._split(self.comm.local(self.state.params))
         self.counters[:] = arrays.get("counters", self.counters)
         self.metrics.table[:] = arrays.get("metrics", self.metrics.table)
 

@@ -66,8 +66,8 @@ class PPO:
         self.flat = FlatParameters(policy.params)
         self.optimizer = Adam(config.adam_eps)
         self.metrics = Metrics(METRICS)
-        values = self.flat.join(policy.params)
-        start = State.start(values, self.optimizer.init(values), config.learning_rate, self.metrics.zeros())
+        flat_params = self.flat.join(policy.params)
+        start = State.start(flat_params, self.optimizer.init(flat_params), config.learning_rate, self.metrics.zeros())
         self.state: State = comm.replicate(start)
         self.symmetry = Symmetry(config.symmetry, policy.spec) if config.symmetry else None
         self._builder = BatchBuilder(config, policy, comm, shard_envs, run.precision, self.symmetry)
@@ -191,7 +191,7 @@ class PPO:
         Minibatches whose global weight is 0 are skipped without being counted. Returns the state, and weight, sums,
         gradient norm, 1 if the step was taken, 1 if it was not finite.
         """
-        rows = jnp.stack([self._shard_sums(state.values, part, self.sequence_length) for part in parts])
+        rows = jnp.stack([self._shard_sums(state.params, part, self.sequence_length) for part in parts])
         total = self.comm.sum_shards(rows, "average_gradients")
         gradient, sums = total[: self.flat.num_parameters], total[self.flat.num_parameters :]
         # A product, as XLA divides a vector by a number in one layout and multiplies by the inverse in another.
@@ -205,18 +205,18 @@ class PPO:
             state = state._replace(non_finite=skipped)
         if self.config.adapt_before_step:
             state = self._adapt_learning_rate(state, "step", jnp.where(skipped | state.past_target_kl, jnp.nan, sums))
-        values, optimizer = self.optimizer.step(
-            state.optimizer, state.values, gradient, state.learning_rate, skipped | empty | state.past_target_kl
+        params, optimizer = self.optimizer.step(
+            state.optimizer, state.params, gradient, state.learning_rate, skipped | empty | state.past_target_kl
         )
         totals = jnp.where(skipped, jnp.zeros_like(totals).at[-1].set(1.0), jnp.where(empty, 0.0, totals))
-        return state._replace(values=values, optimizer=optimizer), jnp.where(state.past_target_kl, 0.0, totals)
+        return state._replace(params=params, optimizer=optimizer), jnp.where(state.past_target_kl, 0.0, totals)
 
-    def _shard_sums(self, values: Array, part: Batch, sequence_length: int) -> Array:
+    def _shard_sums(self, flat_params: Array, part: Batch, sequence_length: int) -> Array:
         """One shard's contribution to a step: its gradient sum [P], then its metric sums."""
         # The barriers isolate the shard's computation: other shards on this device must not change its bits.
-        values, part = jax.lax.optimization_barrier((values, part))
+        flat_params, part = jax.lax.optimization_barrier((flat_params, part))
         loss = partial(self.loss, sequence_length=sequence_length)
-        (_, sums), gradient = jax.value_and_grad(loss, has_aux=True)(self.flat.split(values), part)
+        (_, sums), gradient = jax.value_and_grad(loss, has_aux=True)(self.flat.split(flat_params), part)
         return jax.lax.optimization_barrier(jnp.concatenate([self.flat.join(gradient), sums]))
 
     @np.errstate(over="ignore")  # a float32 overflow skips the update, or ends the run with a NonFiniteError
@@ -235,7 +235,7 @@ class PPO:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         c, comm, progress = self.config, self.comm, progress or Progress(1)
-        batches, statistics, totals = self._builder.build(self.state.values, rollouts, extra_sums)
+        batches, statistics, totals = self._builder.build(self.state.params, rollouts, extra_sums)
         if statistics is None:
             if self._stop_on_non_finite:
                 if self._builder.fault:
@@ -259,8 +259,8 @@ class PPO:
             if c.target_kl is not None and not self._scan and comm.read(self.state.past_target_kl):
                 break
         # One host sync per update; acting would wait for the device anyway.
-        values, non_finite = comm.read((self.state.values, self.state.non_finite))
-        self.policy.params = self.flat.split(values)
+        flat_params, non_finite = comm.read((self.state.params, self.state.non_finite))
+        self.policy.params = self.flat.split(flat_params)
         if non_finite:
             raise self._non_finite_error(rollouts, batches, statistics, progress)
         return totals
@@ -276,7 +276,7 @@ class PPO:
             blank = rollout_on_device(blank, device)
         first = np.stack([seen] * num_shards)
         ActorWithState(actor, first.shape[:2])(first)
-        batches = self._builder.batches(self.state.values, [blank] * num_shards)
+        batches = self._builder.batches(self.state.params, [blank] * num_shards)
         order = np.zeros((self.config.num_epochs if self._scan else 1, blank.reward.size), np.int32)
         copy = self.comm.replicate(self.comm.read(self.state))
         host_values = _HostValues(UpdateStatistics(), 0.0, is_first=False, is_last=False).packed()
@@ -320,7 +320,7 @@ class PPO:
     def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Load `shared_arrays`, or a part of it such as the policy's parameters."""
         state = self.comm.read(self.state).loaded(self.flat, arrays)
-        self.state, self.policy.params = self.comm.replicate(state), self.flat.split(state.values)
+        self.state, self.policy.params = self.comm.replicate(state), self.flat.split(state.params)
         self._builder.load_shared(arrays)
 
     def shard_state(self, k: int) -> dict[str, Any]:
@@ -344,10 +344,10 @@ class PPO:
         self, rollouts: list[Rollout], batches: Batch, statistics: UpdateStatistics, progress: Progress
     ) -> NonFiniteError:
         parts = [self.normalized(part, statistics) for part in self.comm.unshard(batches)]
-        values = self.comm.local(self.state.values)
+        flat_params = self.comm.local(self.state.params)
 
         def gradient_and_sums(part: Batch) -> list[Array]:
-            return jnp.split(self._shard_sums(values, part, 1), [self.flat.num_parameters])
+            return jnp.split(self._shard_sums(flat_params, part, 1), [self.flat.num_parameters])
 
         reader = LossReader(gradient_and_sums, self.rows)
         hosts = [rollout_on_host(rollout) for rollout in rollouts]

@@ -118,7 +118,7 @@ class PPODeviceLoop(DeviceSource):
         new_shards, batches, rows, orders = list[Shard](), list[Batch](), list[Array](), list[Array]()
         for shard in shards:
             # The barriers isolate the shard's computation: other shards on this device must not change its bits.
-            isolated = jax.lax.optimization_barrier((state.values, normalizers, shard, update))
+            isolated = jax.lax.optimization_barrier((state.params, normalizers, shard, update))
             new_shard, batch, row, order = jax.lax.optimization_barrier(self._make_batch(*isolated))
             new_shards.append(new_shard)
             batches.append(batch)
@@ -146,10 +146,10 @@ class PPODeviceLoop(DeviceSource):
         return PPOShared(state, normalizers, update + 1, earlier, left - 1, bad), new_shards
 
     def _make_batch(
-        self, values: Array, normalizers: Mapping[str, Moments], shard: Shard, update: Array
+        self, flat_params: Array, normalizers: Mapping[str, Moments], shard: Shard, update: Array
     ) -> tuple[Shard, Batch, Array, Array]:
         """Collect a shard's rollout: the shard after it, its batch, its sums, and its row orders [E, T * B]."""
-        params = self._ppo.flat.split(values)
+        params = self._ppo.flat.split(flat_params)
         shard, steps, sums = self._rollout.rollout(params, normalizers, shard, update)
         values_of = normalizers.get("values")
         targets = None if values_of is None else values_of.center_and_deviation
@@ -219,9 +219,9 @@ class PPODeviceLoop(DeviceSource):
         state = ppo.state._replace(learning_rate=rate) if constant else ppo.state
         shared, self._own = self._updates(PPOShared(state, normalizers, *counters), self._own)
         ppo.state = shared.state
-        outputs = (ppo.state.values, ppo.state.non_finite, shared.left, shared.normalizers, shared.bad)
-        values, non_finite, left, normalizers, bad = comm.read(outputs)
-        ppo.policy.params = ppo.flat.split(values)
+        outputs = (ppo.state.params, ppo.state.non_finite, shared.left, shared.normalizers, shared.bad)
+        flat_params, non_finite, left, normalizers, bad = comm.read(outputs)
+        ppo.policy.params = ppo.flat.split(flat_params)
         return PPOOutcome(normalizers, bool(non_finite), int(left), int(bad))
 
     def run_until_due(self, progress: Progress) -> int:

@@ -14,7 +14,7 @@ from lockstep.jax.flat import FlatParameters, Params, subtree, with_prefix
 class State(NamedTuple):
     """Parameters, optimizer state, metrics and flags."""
 
-    values: Array
+    params: Array
     """All parameters of the policy [P], in the order of `FlatParameters`."""
     optimizer: AdamState
     learning_rate: Array
@@ -26,14 +26,14 @@ class State(NamedTuple):
     """Whether this update's KL exceeded `target_kl`: no later step of it is taken."""
 
     @classmethod
-    def start(cls, values: Array, optimizer: AdamState, learning_rate: float, table: Array | np.ndarray) -> Self:
+    def start(cls, params: Array, optimizer: AdamState, learning_rate: float, table: Array | np.ndarray) -> Self:
         """Before the first update."""
         no = jnp.zeros((), bool)
-        return cls(values, optimizer, jnp.asarray(learning_rate, jnp.float32), jnp.asarray(table), no, no)
+        return cls(params, optimizer, jnp.asarray(learning_rate, jnp.float32), jnp.asarray(table), no, no)
 
     def named(self, flat: FlatParameters) -> dict[str, np.ndarray]:
         """The state as host arrays by checkpoint name; torch uses the same names."""
-        named = with_prefix("policy", flat.split(self.values)) | with_prefix("optimizer", self.optimizer._asdict())
+        named = with_prefix("policy", flat.split(self.params)) | with_prefix("optimizer", self.optimizer._asdict())
         named |= {"learning_rate": self.learning_rate, "metrics": self.table}
         return {name: np.asarray(array) for name, array in named.items()}
 
@@ -41,7 +41,7 @@ class State(NamedTuple):
         """The state with the entries of `arrays`, named as in `named`, replaced; on the host."""
         merged = {name: np.asarray(arrays.get(name, old), old.dtype) for name, old in self.named(flat).items()}
         named = cast(Params, merged)  # numpy arrays, for `Comm.replicate`
-        values, optimizer = flat.join(subtree(named, "policy")), AdamState(**subtree(named, "optimizer"))
+        params, optimizer = flat.join(subtree(named, "policy")), AdamState(**subtree(named, "optimizer"))
         return self._replace(
-            values=values, optimizer=optimizer, learning_rate=named["learning_rate"], table=named["metrics"]
+            params=params, optimizer=optimizer, learning_rate=named["learning_rate"], table=named["metrics"]
         )

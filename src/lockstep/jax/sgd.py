@@ -16,14 +16,14 @@ class SgdState(NamedTuple):
 class Sgd:
     """x -= lr g; pure functions."""
 
-    def init(self, values: Array) -> SgdState:
+    def init(self, params: Array) -> SgdState:
         """The state before the first step."""
-        del values
+        del params
         return SgdState(jnp.zeros((), jnp.int32))
 
     def step(
-        self, state: SgdState, values: Array, gradient: Array, learning_rate: Array, skipped: Array
+        self, state: SgdState, params: Array, gradient: Array, learning_rate: Array, skipped: Array
     ) -> tuple[Array, SgdState]:
         """Update the parameters [P], unless `skipped` is true."""
-        after = jnp.where(skipped, values, values - learning_rate * gradient)
+        after = jnp.where(skipped, params, params - learning_rate * gradient)
         return after, SgdState(state.steps + jnp.where(skipped, 0, 1))

@@ -87,7 +87,7 @@ def test_the_state_is_updated_in_its_own_buffers(learner):
     """A gradient step is given the buffers of the state, so that a GPU holds it once."""
     dqn = learner()
     update(dqn, rollouts())
-    before = jax.tree.leaves((dqn.state.values, dqn.state.target, dqn.state.optimizer))
+    before = jax.tree.leaves((dqn.state.params, dqn.state.target_params, dqn.state.optimizer))
     update(dqn, rollouts(1), ROWS)
     assert all(leaf.is_deleted() for leaf in before)
 

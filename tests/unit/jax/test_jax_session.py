@@ -224,17 +224,17 @@ def test_a_device_that_differs_is_noticed(tmp_path):
         ppo = PPO(session.run, Policy(session.spec, RUN.network), session.comm)
         held = LearnerState(ppo, session.comm)
         session.comm.check_equal(held.state_to_compare())
-        values = ppo.state.values
+        values = ppo.state.params
         pieces = [np.asarray(piece.data).copy() for piece in values.addressable_shards]
         pieces[1][0] += 1.0
         on = [jax.device_put(piece, device) for piece, device in zip(pieces, session.comm.devices, strict=True)]
         spoiled = jax.make_array_from_single_device_arrays(values.shape, values.sharding, on)
-        ppo.state = ppo.state._replace(values=spoiled)
-        with pytest.raises(MismatchError, match=r"ranks 0 and 1 hold different state\.values") as caught:
+        ppo.state = ppo.state._replace(params=spoiled)
+        with pytest.raises(MismatchError, match=r"ranks 0 and 1 hold different state\.params") as caught:
             session.comm.check_equal(held.state_to_compare())
         session.backend.dump_error(caught.value, tmp_path, session.comm, held.state_to_compare())
     left = [load_file(tmp_path / "mismatch" / f"rank_{rank}.safetensors") for rank in (0, 1)]
-    np.testing.assert_array_equal(np.flatnonzero(left[1]["state.values"] - left[0]["state.values"]), [0])
+    np.testing.assert_array_equal(np.flatnonzero(left[1]["state.params"] - left[0]["state.params"]), [0])
 
 
 def test_one_thread_unless_a_step_is_worth_more(monkeypatch):

@@ -30,16 +30,17 @@ Loss = Callable[[Params, Params, Part], tuple[Array, Array]]
 class State(NamedTuple):
     """Parameters and optimizer state."""
 
-    values: Array
+    params: Array
     """All parameters [P]."""
-    target: Array
+    target_params: Array
     """Parameters of the target networks [T]."""
     optimizer: AdamState | SgdState
     learning_rate: Array
 
     def named(self, flat: FlatParameters, flat_target: FlatParameters) -> dict[str, np.ndarray]:
         """The state that a checkpoint holds, as host arrays by name."""
-        named = with_prefix("policy", flat.split(self.values)) | with_prefix("target", flat_target.split(self.target))
+        named = with_prefix("policy", flat.split(self.params))
+        named |= with_prefix("target", flat_target.split(self.target_params))
         named |= with_prefix("optimizer", self.optimizer._asdict()) | {"learning_rate": self.learning_rate}
         return {name: np.asarray(array) for name, array in named.items()}
 
@@ -49,8 +50,8 @@ class State(NamedTuple):
         merged = {name: np.asarray(arrays.get(name, old), old.dtype) for name, old in before.items()}
         named = cast(Params, merged)  # numpy arrays, for `Comm.replicate`
         return self._replace(
-            values=flat.join(subtree(named, "policy")),
-            target=flat_target.join(subtree(named, "target")),
+            params=flat.join(subtree(named, "policy")),
+            target_params=flat_target.join(subtree(named, "target")),
             optimizer=type(self.optimizer)(**subtree(named, "optimizer")),
             learning_rate=named["learning_rate"],
         )
@@ -103,9 +104,9 @@ class OfflineOptimizer:
         self._step_spmd = comm.spmd(self.step)
         self._copy = comm.spmd(self._copied, donate=False)
         self._split = jax.jit(self.flat.split)
-        values = self.flat.join(params)
+        flat_params = self.flat.join(params)
         rate = jnp.asarray(c.learning_rate, jnp.float32)
-        start = State(values, self.flat_target.join(params), self._optimizer.init(values), rate)
+        start = State(flat_params, self.flat_target.join(params), self._optimizer.init(flat_params), rate)
         self.state: State = comm.replicate(start)
         self._rate = np.float32(c.learning_rate)
         self._epoch = 0.0
@@ -159,20 +160,20 @@ class OfflineOptimizer:
         of_scores, norm = clip_by_global_norm(of_scores, c.max_grad_norm)
         gradient = jnp.concatenate([of_scores, of_others])
         if c.l2_decay:
-            gradient = gradient + c.l2_decay * state.values
+            gradient = gradient + c.l2_decay * state.params
         totals = jnp.concatenate([sums, jnp.stack([norm, jnp.zeros_like(norm)])])
         # Without barriers programs of different layouts may fuse these products with the sums of Adam or not, and round
         # differently.
         gradient, totals = jax.lax.optimization_barrier((gradient, totals))
         skipped = ~(jnp.isfinite(totals).all() & jnp.isfinite(of_others).all())
-        values, optimizer = cast(Any, self._optimizer).step(
-            state.optimizer, state.values, gradient, state.learning_rate, skipped
+        params, optimizer = cast(Any, self._optimizer).step(
+            state.optimizer, state.params, gradient, state.learning_rate, skipped
         )
-        moved = state.target + c.target_rate * (values[: self.flat_target.num_parameters] - state.target)
+        moved = state.target_params + c.target_rate * (params[: self.flat_target.num_parameters] - state.target_params)
         if_skipped = jnp.zeros_like(totals).at[-1].set(1.0)
         after = State(
-            values=values,
-            target=jnp.where(skipped, state.target, moved),
+            params=params,
+            target_params=jnp.where(skipped, state.target_params, moved),
             optimizer=optimizer,
             learning_rate=state.learning_rate,
         )
@@ -181,8 +182,8 @@ class OfflineOptimizer:
     def shard_sums(self, state: State, part: Part, extra: Array) -> Array:
         """One shard's contribution to a step: its gradient sum [P], its sums, and those of the caller."""
         # The barriers isolate the shard's computation: other shards on this device must not change its bits.
-        values, target, part = jax.lax.optimization_barrier((state.values, state.target, part))
-        params, targets = self.flat.split(values), self.flat_target.split(target)
+        flat_params, target, part = jax.lax.optimization_barrier((state.params, state.target_params, part))
+        params, targets = self.flat.split(flat_params), self.flat_target.split(target)
         gradient, sums = jax.grad(self._loss, has_aux=True)(params, targets, part)
         return jax.lax.optimization_barrier(jnp.concatenate([self.flat.join(gradient), sums, extra]))
 
@@ -191,11 +192,11 @@ class OfflineOptimizer:
         self.state, _ = self._copy(self.state, ())
 
     def _copied(self, state: State, own: tuple[()]) -> tuple[State, tuple[()]]:
-        return state._replace(target=jnp.copy(state.values[: self.flat_target.num_parameters])), own
+        return state._replace(target_params=jnp.copy(state.params[: self.flat_target.num_parameters])), own
 
     def params(self) -> Params:
         """Copies of the current parameters by name, on the first local device."""
-        return self._split(self.comm.local(self.state.values))
+        return self._split(self.comm.local(self.state.params))
 
     def warmup(self, parts: Sequence[Part], num_extra: int) -> None:
         """Compile the gradient step, without changing the state; *collective*."""
