@@ -111,7 +111,7 @@ def moments(learner, mirror):
         of_torch[name] = flat[kind][offsets[kind] : offsets[kind] + size].reshape(parameter.shape)
         offsets[kind] += size
     state = mirror.comm.read(mirror.state)
-    found = mirror.flat.split(state.policy_optimizer.moment)
+    found = mirror.flat_actor.split(state.actor_optimizer.moment)
     critics = mirror.flat_critics.split(state.critic_optimizer.moment)
     return of_torch, {**found, **{f"critics.{name}": value for name, value in critics.items()}}
 

@@ -113,7 +113,7 @@ def actor_critic_gradient(learner: sac.SAC | td3.TD3) -> dict[str, np.ndarray]:
     """The gradients of critics, actor and temperature, each as one vector, after one step."""
     state = learner.comm.read(learner.state)
     named = {f"critics.{name}": g for name, g in learner.flat_critics.split(state.critic_optimizer.moment).items()}
-    return by_part(named | learner.flat.split(state.policy_optimizer.moment), scale=10.0)
+    return by_part(named | learner.flat_actor.split(state.actor_optimizer.moment), scale=10.0)
 
 
 def by_part(named: dict[str, Any], scale: float = 1.0) -> dict[str, np.ndarray]:
@@ -229,17 +229,17 @@ def actor_critic_reference(
         error = target[None] - q_of(params, observation, action)
         return (jnp.asarray(weight, jnp.float32) * (error**2).sum(0)).mean() / 2
 
-    def policy_loss(actor: Any) -> tuple[Any, Any]:
+    def actor_loss(actor: Any) -> tuple[Any, Any]:
         if not soft:
             return -q_of(params, observation, jnp.tanh(network(actor, "actor", observation)))[0].mean(), 0.0
         chosen, log_prob = drawn(actor, observation, noise[:, 1])
         return (log_prob - q_of(params, observation, chosen).min(0)).mean(), -log_prob.mean()
 
     of_critics, gradient = jax.value_and_grad(value_loss)(params)
-    (of_policy, entropy), policy_gradient = jax.value_and_grad(policy_loss, has_aux=True)(params)
-    losses = {"loss/value": of_critics, "loss/policy": of_policy, "value/target": target.mean()}
+    (of_actor, entropy), actor_gradient = jax.value_and_grad(actor_loss, has_aux=True)(params)
+    losses = {"loss/value": of_critics, "loss/policy": of_actor, "value/target": target.mean()}
     gradients = {name: g for name, g in gradient.items() if name.startswith("critics.")}
-    gradients |= {name: g for name, g in policy_gradient.items() if name.startswith("actor.")}
+    gradients |= {name: g for name, g in actor_gradient.items() if name.startswith("actor.")}
     if soft:
         losses["policy/entropy"] = entropy
         gradients["temperature.log_alpha"] = jnp.asarray(entropy + 2.0)  # target entropy: -2

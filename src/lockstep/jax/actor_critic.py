@@ -46,18 +46,18 @@ SomeConfig = TypeVar("SomeConfig", bound=SACConfig | TD3Config)
 class State(NamedTuple):
     """Parameters of all networks, optimizer states and metric sums."""
 
-    policy: Array
+    actor_params: Array
     """All parameters of the actor, and the logarithm of the temperature if it is learned [P]."""
     critic_params: Array
     """All parameters of the critics [Q]."""
     target_params: Array
     """All parameters of the target networks: of the critics [Q], or of actor and critics [P + Q]."""
-    policy_optimizer: AdamState
+    actor_optimizer: AdamState
     critic_optimizer: AdamState
     learning_rates: Array
-    """Of policy and temperature, and of the critics [2]."""
+    """Of actor and temperature, and of the critics [2]."""
     sums: Array
-    """Over the gradient steps since `begin_update`: rows and sums of the critics' loss, rows and sums of the policy's,
+    """Over the gradient steps since `begin_update`: rows and sums of the critics' loss, rows and sums of the actor's,
     gradient norms of critics and actor, skipped steps."""
 
 
@@ -71,9 +71,9 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         policy: the parameters of rank 0 are broadcast.
         comm: the ranks.
         metrics: names.
-        policy_sums: those of the policy's loss.
+        actor_metrics: names of the sums of the actor's loss.
         num_actions: actions to draw for a transition, which needs noise for them.
-        target_actor: whether there is a target actor. The target networks then move with the policy, else with the
+        target_actor: whether there is a target actor. The target networks then move with the actor, else with the
             critics.
         on_device: whether the environments and their transitions are on the device, out of this object's sight: it then
             has no replay buffers, and `update` cannot be called.
@@ -81,7 +81,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
     Attributes:
         schedule: of the gradient steps.
         state: what updates change on the devices; equal on all of them.
-        flat: layout of the parameters of actor and temperature.
+        flat_actor: layout of the parameters of actor and temperature.
         flat_critics: layout of the parameters of the critics.
         flat_target: layout of the parameters of the target networks.
     """
@@ -94,7 +94,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         policy: ContinuousPolicy,
         comm: Comm,
         metrics: Sequence[str],
-        policy_sums: Sequence[str],
+        actor_metrics: Sequence[str],
         num_actions: int,
         *,
         target_actor: bool,
@@ -114,8 +114,8 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         self.counters = self.schedule.counters
         self.metrics = MetricMeans(metrics)
         policy.params = comm.read(comm.broadcast(policy.params))
-        self._policy_sums = policy_sums
-        self._num_sums = 2 + len(VALUE_METRICS) + len(policy_sums)
+        self._actor_metrics = actor_metrics
+        self._num_sums = 2 + len(VALUE_METRICS) + len(actor_metrics)
         self._no_sums = np.zeros(self._num_sums + 3, np.float32)
         self.num_actions = num_actions
         self._target_actor = target_actor
@@ -123,10 +123,10 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         self._precision = run.precision
         actor = {name: value for name, value in policy.params.items() if not name.startswith("critics.")}
         critics = subtree(policy.params, "critics")
-        self.flat = FlatParameters(actor)
+        self.flat_actor = FlatParameters(actor)
         self.flat_critics = FlatParameters(critics)
         self.flat_target = FlatParameters(policy.params if target_actor else critics)
-        self._actor_size = self.flat.num_parameters - (LOG_ALPHA in actor)
+        self._actor_size = self.flat_actor.num_parameters - (LOG_ALPHA in actor)
         self._adam = Adam(config.adam_eps)
         rates = [config.learning_rate, config.critic_learning_rate or config.learning_rate]
         self.initial_rates = np.array(rates, np.float32)
@@ -138,15 +138,17 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         self._critic_step_spmd = comm.spmd(self.critic_step)
         self._copy = comm.spmd(self._copied, donate=False)
         self._named = jax.jit(self._by_name)
-        self.state: State = comm.replicate(self._first_state(self.flat.join(actor), self.flat_critics.join(critics)))
+        self.state: State = comm.replicate(
+            self._first_state(self.flat_actor.join(actor), self.flat_critics.join(critics))
+        )
 
     def _first_state(self, actor_params: Array, critic_params: Array) -> State:
         """Before the first gradient step."""
         return State(
-            policy=actor_params,
+            actor_params=actor_params,
             critic_params=critic_params,
             target_params=self._online_parameters(actor_params, critic_params),
-            policy_optimizer=self._adam.init(actor_params),
+            actor_optimizer=self._adam.init(actor_params),
             critic_optimizer=self._adam.init(critic_params),
             learning_rates=jnp.asarray(self.initial_rates),
             sums=jnp.asarray(self._no_sums),
@@ -159,7 +161,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         """The critics' loss as a weighted *sum* over rows [N]; row count, then `VALUE_METRICS`; priorities [N]."""
 
     @abstractmethod
-    def policy_loss(
+    def actor_loss(
         self, actor: Params, critics: Params, part: ActorCriticPart, key: Array | None
     ) -> tuple[Array, Array]:
         """The loss of actor and temperature as a *sum* over rows [N]; row count, then metric sums."""
@@ -245,8 +247,8 @@ class ActorCritic(ABC, Generic[SomeConfig]):
     def _learn_one(self, parts: Sequence[ActorCriticPart], drawn: Sequence[Transitions]) -> None:
         """Take a gradient step on a minibatch, of which each local shard has its part."""
         number = self.replays.gradient_steps  # of this step, counted from 1: it is the last that was drawn
-        moves_policy = number % self.config.policy_delay == 0
-        step = self._step_spmd if moves_policy else self._critic_step_spmd
+        updates_actor = number % self.config.policy_delay == 0
+        step = self._step_spmd if updates_actor else self._critic_step_spmd
         self.state, priorities = step(self.state, (self.comm.shard(parts), self.replay_observations.rows()))
         if self.config.prioritized:
             self.replays.update_priorities(drawn, self.comm.unshard(priorities))
@@ -254,14 +256,14 @@ class ActorCritic(ABC, Generic[SomeConfig]):
     def steps(self, state: State, own: Own) -> tuple[State, tuple[()]]:
         """Take one gradient step after another on every shard's parts of minibatches [L, G, ...]; see `step`.
 
-        The last of every `policy_delay` steps moves the policy.
+        The last of every `policy_delay` steps updates the actor.
         """
         delay, (stacks, observations) = self.config.policy_delay, own
 
         def group(state: State, parts: ActorCriticPart) -> tuple[State, None]:
             for i in range(delay):
                 part = jax.tree.map(lambda leaf, i=i: leaf[i], parts)
-                state, _ = self._gradient_step(state, (part, observations), moves_policy=i == delay - 1)
+                state, _ = self._gradient_step(state, (part, observations), updates_actor=i == delay - 1)
                 state = jax.lax.optimization_barrier(state)  # steps are not fused, to have the bits of single calls
             return state, None
 
@@ -276,90 +278,96 @@ class ActorCritic(ABC, Generic[SomeConfig]):
 
         Also returns the priorities [L, N] of this device's rows; NaN, which replay buffers ignore, for a skipped step.
         """
-        return self._gradient_step(state, own, moves_policy=True)
+        return self._gradient_step(state, own, updates_actor=True)
 
     def critic_step(self, state: State, own: Own) -> tuple[State, Array]:
-        """Take one gradient step of the critics alone, between those of the policy (`policy_delay`); see `step`."""
-        return self._gradient_step(state, own, moves_policy=False)
+        """Take one gradient step of the critics alone, between those of the actor (`policy_delay`); see `step`."""
+        return self._gradient_step(state, own, updates_actor=False)
 
-    def _gradient_step(self, state: State, own: Own, *, moves_policy: bool) -> tuple[State, Array]:
-        """`step`, or `critic_step` unless it `moves_policy`."""
+    def _gradient_step(self, state: State, own: Own, *, updates_actor: bool) -> tuple[State, Array]:
+        """`step`, or `critic_step` unless it `updates_actor`."""
         c, comm, adam = self.config, self.comm, self._adam
         rows, priorities, (parts, observations) = list[Array](), list[Array](), own
         for number, part in zip(comm.shard_numbers(), slots(parts, comm.num_slots), strict=True):
             part = observed(part, observations, self.policy.spec)
-            row, priority = self._shard_sums(state, number, part, moves_policy=moves_policy)
+            row, priority = self._shard_sums(state, number, part, updates_actor=updates_actor)
             rows.append(row)
             priorities.append(priority)
         total = comm.sum_shards(jnp.stack(rows), "average_gradients")
-        end = self.flat_critics.num_parameters + (self.flat.num_parameters if moves_policy else 0)
+        end = self.flat_critics.num_parameters + (self.flat_actor.num_parameters if updates_actor else 0)
         ends = [self.flat_critics.num_parameters, end, end + self._num_sums]
-        of_critics, of_policy, sums, max_weights = jnp.split(total, ends)
+        of_critics, of_actor, sums, max_weights = jnp.split(total, ends)
         # Products, as XLA divides a vector by a number in one layout and multiplies by the inverse in another.
         scale, inverse = 1.0 / max_weights.max(), 1.0 / sums[0]
         sums = sums.at[1].multiply(scale)
         of_critics, norm = clip_by_global_norm(of_critics * (scale * inverse), c.max_grad_norm)
-        of_policy = of_policy * inverse
-        of_actor, policy_norm = clip_by_global_norm(of_policy[: self._actor_size], c.max_grad_norm)
-        of_policy = jnp.concatenate([of_actor, of_policy[self._actor_size :]])
-        totals = jnp.concatenate([sums, jnp.stack([norm, policy_norm, jnp.zeros_like(norm)])])
+        of_actor = of_actor * inverse
+        clipped, actor_norm = clip_by_global_norm(of_actor[: self._actor_size], c.max_grad_norm)
+        of_actor = jnp.concatenate([clipped, of_actor[self._actor_size :]])  # the temperature's is not clipped
+        totals = jnp.concatenate([sums, jnp.stack([norm, actor_norm, jnp.zeros_like(norm)])])
         # Without barriers programs of different layouts may fuse these products with the sums of Adam or not, and round
         # differently.
-        of_critics, of_policy, totals = jax.lax.optimization_barrier((of_critics, of_policy, totals))
+        of_critics, of_actor, totals = jax.lax.optimization_barrier((of_critics, of_actor, totals))
         skipped = ~jnp.isfinite(totals).all()
         if self._stop_on_non_finite:  # later steps are skipped too, so that the failing parameters are preserved
             skipped |= state.sums[-1] > 0
-        policy_rate, critic_rate = state.learning_rates
+        actor_rate, critic_rate = state.learning_rates
         critic_params, optimizer = adam.step(
             state.critic_optimizer, state.critic_params, of_critics, critic_rate, skipped
         )
         sums = state.sums + jnp.where(skipped, jnp.zeros_like(totals).at[-1].set(1.0), totals)
         state = state._replace(critic_params=critic_params, critic_optimizer=optimizer, sums=sums)
-        if moves_policy:
-            policy, optimizer = adam.step(state.policy_optimizer, state.policy, of_policy, policy_rate, skipped)
-            state = state._replace(policy=policy, policy_optimizer=optimizer)
-        if moves_policy or not self._target_actor:
-            online = self._online_parameters(state.policy, state.critic_params)
+        if updates_actor:
+            actor_params, optimizer = adam.step(
+                state.actor_optimizer, state.actor_params, of_actor, actor_rate, skipped
+            )
+            state = state._replace(actor_params=actor_params, actor_optimizer=optimizer)
+        if updates_actor or not self._target_actor:
+            online = self._online_parameters(state.actor_params, state.critic_params)
             target_params = state.target_params + c.target_rate * (online - state.target_params)
             state = state._replace(target_params=target_params)
         return state, jnp.where(skipped, jnp.nan, jnp.stack(priorities))
 
     def _shard_sums(
-        self, state: State, number: Array, part: ActorCriticPart, *, moves_policy: bool
+        self, state: State, number: Array, part: ActorCriticPart, *, updates_actor: bool
     ) -> tuple[Array, Array]:
         """One shard's contribution to a step, and its priorities [N].
 
-        The contribution is its gradient sums [Q] and, if the policy moves, [P], its metric sums, and S slots of which
-        its own holds its largest weight.
+        The contribution is its gradient sums [Q] and, if the actor takes a step, [P], its metric sums, and S slots of
+        which its own holds its largest weight.
         """
         # The barriers isolate the shard's computation: other shards on this device must not change its bits.
-        vectors = (state.critic_params, state.target_params, state.policy)
+        vectors = (state.critic_params, state.target_params, state.actor_params)
         (*vectors, part) = jax.lax.optimization_barrier((*vectors, part))
-        layouts = (self.flat_critics, self.flat_target, self.flat)
+        layouts = (self.flat_critics, self.flat_target, self.flat_actor)
         critics, target, actor = (flat.split(vector) for flat, vector in zip(layouts, vectors, strict=True))
         keys: list[Array | None] = [None] * 3
         if part.seed is not None:
             keys = list(jax.random.split(jax.random.key(part.seed), 3))
         gradient, (sums, priority) = jax.grad(self.critic_loss, has_aux=True)(critics, target, actor, part, keys[:2])
         gradients = [self.flat_critics.join(gradient)]
-        policy_sums = jnp.zeros(1 + len(self._policy_sums), jnp.float32)
-        if moves_policy:
-            of_policy, policy_sums = jax.grad(self.policy_loss, has_aux=True)(actor, critics, part, keys[2])
-            gradients.append(self.flat.join(of_policy))
+        actor_sums = jnp.zeros(1 + len(self._actor_metrics), jnp.float32)
+        if updates_actor:
+            of_actor, actor_sums = jax.grad(self.actor_loss, has_aux=True)(actor, critics, part, keys[2])
+            gradients.append(self.flat_actor.join(of_actor))
         max_weights = jax.nn.one_hot(number, self.comm.world.num_shards, dtype=jnp.float32) * part.batch.weight.max()
-        row = jnp.concatenate([*gradients, sums, policy_sums, max_weights])
+        row = jnp.concatenate([*gradients, sums, actor_sums, max_weights])
         return jax.lax.optimization_barrier((row, priority))
 
-    def _online_parameters(self, policy: Array, critics: Array) -> Array:
+    def _online_parameters(self, actor_params: Array, critic_params: Array) -> Array:
         """What the target networks follow, in their layout, from the vectors [P] and [Q]."""
-        return self.flat_target.join(self._by_name(policy, critics)) if self._target_actor else critics
+        return (
+            self.flat_target.join(self._by_name(actor_params, critic_params)) if self._target_actor else critic_params
+        )
 
     def copy_to_target(self) -> None:
         """Copy the networks into their target networks."""
         self.state, _ = self._copy(self.state, ())
 
     def _copied(self, state: State, own: tuple[()]) -> tuple[State, tuple[()]]:
-        return state._replace(target_params=jnp.copy(self._online_parameters(state.policy, state.critic_params))), own
+        return state._replace(
+            target_params=jnp.copy(self._online_parameters(state.actor_params, state.critic_params))
+        ), own
 
     def warmup(self) -> None:
         """Compile everything that an update calls, without changing the state; *collective*."""
@@ -376,7 +384,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
                 state, priorities = step(state, (self.comm.shard(blank), self.replay_observations.rows()))
                 self.comm.unshard(priorities)
         state, _ = self._copy(state, ())
-        self._named(*self.comm.local((state.policy, state.critic_params)))
+        self._named(*self.comm.local((state.actor_params, state.critic_params)))
 
     def _blank(self) -> ActorCriticPart:
         """A shard's part of a minibatch of zeros."""
@@ -384,20 +392,20 @@ class ActorCritic(ABC, Generic[SomeConfig]):
 
     def current_params(self) -> Params:
         """The parameters of the policy by name, on this process' first device."""
-        return self._named(*self.comm.local((self.state.policy, self.state.critic_params)))
+        return self._named(*self.comm.local((self.state.actor_params, self.state.critic_params)))
 
-    def _by_name(self, policy: Array, critics: Array) -> Params:
+    def _by_name(self, actor_params: Array, critic_params: Array) -> Params:
         """All parameters of the policy by name, from the vectors [P] and [Q]."""
-        return self.flat.split(policy) | with_prefix("critics", self.flat_critics.split(critics))
+        return self.flat_actor.split(actor_params) | with_prefix("critics", self.flat_critics.split(critic_params))
 
     def _non_finite_error(
         self, rollouts: list[Rollout], minibatches: Sequence[Sequence[ActorCriticPart]], progress: Progress
     ) -> NonFiniteError:
         state, number = self.comm.local(self.state), jnp.zeros((), jnp.int32)
-        end = self.flat_critics.num_parameters + self.flat.num_parameters
+        end = self.flat_critics.num_parameters + self.flat_actor.num_parameters
 
         def gradient_and_sums(part: ActorCriticPart) -> list[Array]:
-            return jnp.split(self._shard_sums(state, number, part, moves_policy=True)[0], [end])
+            return jnp.split(self._shard_sums(state, number, part, updates_actor=True)[0], [end])
 
         reader = LossReader(gradient_and_sums, self.rows)
         batches = [self.replay_observations.on_host(parts) for parts in minibatches]
@@ -415,12 +423,12 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         if not count:
             return
         ends = [1 + len(VALUE_METRICS), self._num_sums, self._num_sums + 2]
-        of_critics, of_policy, norm_sums, num_skipped = np.split(sums, ends)
-        num_policy_steps = of_policy[0] / self.config.batch_size  # its rows are counted only in steps that moved it
+        of_critics, of_actor, norm_sums, num_skipped = np.split(sums, ends)
+        num_actor_steps = of_actor[0] / self.config.batch_size  # its rows are counted only in steps that moved it
         self.metrics.add(VALUE_METRICS, of_critics[1:], of_critics[0])
-        self.metrics.add(self._policy_sums, of_policy[1:], of_policy[0])
+        self.metrics.add(self._actor_metrics, of_actor[1:], of_actor[0])
         self.metrics.add(("optim/grad_norm",), norm_sums[:1], count - num_skipped[0])
-        self.metrics.add(("optim/policy_grad_norm",), norm_sums[1:], num_policy_steps)
+        self.metrics.add(("optim/policy_grad_norm",), norm_sums[1:], num_actor_steps)
         self.metrics.add(("optim/skipped",), num_skipped, count)
 
     def shared_arrays(self) -> dict[str, np.ndarray]:
@@ -430,9 +438,9 @@ class ActorCritic(ABC, Generic[SomeConfig]):
 
     def _named_state(self) -> dict[str, np.ndarray]:
         state = cast(State, self.comm.read(self.state))
-        named = with_prefix("policy", self._by_name(state.policy, state.critic_params))
+        named = with_prefix("policy", self._by_name(state.actor_params, state.critic_params))
         named |= with_prefix("target", self.flat_target.split(state.target_params))
-        named |= with_prefix("policy_optimizer", state.policy_optimizer._asdict())
+        named |= with_prefix("policy_optimizer", state.actor_optimizer._asdict())
         named |= with_prefix("critic_optimizer", state.critic_optimizer._asdict())
         named |= {"learning_rates": state.learning_rates}
         return {name: np.asarray(array) for name, array in named.items()}
@@ -442,10 +450,10 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         merged = {name: np.asarray(arrays.get(name, old), old.dtype) for name, old in self._named_state().items()}
         named = cast(Params, merged)  # numpy arrays, for `Comm.replicate`
         loaded = self.comm.read(self.state)._replace(
-            policy=self.flat.join(subtree(named, "policy")),
+            actor_params=self.flat_actor.join(subtree(named, "policy")),
             critic_params=self.flat_critics.join(subtree(named, "policy.critics")),
             target_params=self.flat_target.join(subtree(named, "target")),
-            policy_optimizer=AdamState(**subtree(named, "policy_optimizer")),
+            actor_optimizer=AdamState(**subtree(named, "policy_optimizer")),
             critic_optimizer=AdamState(**subtree(named, "critic_optimizer")),
             learning_rates=named["learning_rates"],
         )

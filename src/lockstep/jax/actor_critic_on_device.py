@@ -168,8 +168,8 @@ class ReplayDeviceLoop(DeviceSource):
         new_shards, statistics = list[Shard](), list[Array]()
         for slot, shard in enumerate(shards):
             # The barriers isolate the shard's computation: other shards on this device must not change its bits.
-            flat_params, shard, number = jax.lax.optimization_barrier((state.policy, shard, update))
-            rollout = self._rollout.rollout(learner.flat.split(flat_params), shard, number, random)
+            flat_params, shard, number = jax.lax.optimization_barrier((state.actor_params, shard, update))
+            rollout = self._rollout.rollout(learner.flat_actor.split(flat_params), shard, number, random)
             new_shard, steps = jax.lax.optimization_barrier(rollout)
             finite = new_shard.fault.what == 0
             replay = self._rows.write(replay, slot, steps, finite)

@@ -69,7 +69,7 @@ class SAC(ActorCritic[SACConfig]):
         sums = jnp.stack([jnp.ones_like(row_loss), batch.weight * row_loss, q.mean(0), y, priority]).sum(1)
         return jnp.dot(batch.weight, row_loss), (sums, priority)
 
-    def policy_loss(
+    def actor_loss(
         self, actor: Params, critics: Params, part: ActorCriticPart, key: Array | None
     ) -> tuple[Array, Array]:
         """The loss of actor and temperature as a *sum* over rows [N]; metric sums, row count first.

@@ -64,7 +64,7 @@ class TD3(ActorCritic[TD3Config]):
         sums = jnp.stack([jnp.ones_like(row_loss), batch.weight * row_loss, q.mean(0), y, priority]).sum(1)
         return jnp.dot(batch.weight, row_loss), (sums, priority)
 
-    def policy_loss(
+    def actor_loss(
         self, actor: Params, critics: Params, part: ActorCriticPart, key: Array | None
     ) -> tuple[Array, Array]:
         """The loss of the actor as a *sum* over rows [N]; metric sums, row count first.

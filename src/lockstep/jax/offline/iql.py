@@ -95,11 +95,11 @@ class IQL(OfflineLearner[ActorPolicy]):
         q = policy.q(params, batch.state, batch.action, precision)
         value_loss = squared(y[None] - q).sum(0)
         expectile_loss = expectile(target_q - v, c.expectile)
-        policy_loss = -advantage_weight * policy.log_prob(params, batch.state, batch.action, precision)
+        actor_loss = -advantage_weight * policy.log_prob(params, batch.state, batch.action, precision)
         models = self._model_losses(params, target, part)
         metrics = [value_loss, q.mean(0), y, jnp.abs(y[None] - q).mean(0), expectile_loss]
-        metrics += [advantage, policy_loss, advantage_weight, *models]
-        rows = value_loss + expectile_loss + policy_loss + sum(models)
+        metrics += [advantage, actor_loss, advantage_weight, *models]
+        rows = value_loss + expectile_loss + actor_loss + sum(models)
         sums = jnp.stack([batch.weight, *(batch.weight * metric for metric in metrics)]).sum(1)
         return jnp.dot(batch.weight, rows), sums
 
