@@ -6,9 +6,18 @@ import re
 import shutil
 from pathlib import Path
 
-_TEMPORARY = re.compile(r"\..+\.\d+")  # .NAME.PID, renamed when complete
+ATOMICALLY_WRITTEN = (
+    *("run.yaml", "init_from.txt", "preflight.json", "trackers.json", "summary.json", "estimates.json"),
+    *("policy.safetensors", "policy_best.safetensors", "profile.json.gz"),
+)
+"""The files of a run directory that are written under another name, `.NAME.PID`, and renamed when complete.
+
+Any other hidden file there is the user's.
+"""
+_TEMPORARY = re.compile(rf"\.(?:{'|'.join(map(re.escape, ATOMICALLY_WRITTEN))})\.\d+")
+_TEMPORARY_LATEST = re.compile(r"\.LATEST\.\d+")
 _STACK = re.compile(r"rank_\d+\.stack")
-_PARTIAL_CHECKPOINT = ".step_"
+_PARTIAL_CHECKPOINT = re.compile(r"\.step_\d+")
 REPLACED = ".replaced_"
 """Before the name of a checkpoint while another one of the same step takes its place."""
 
@@ -18,17 +27,23 @@ def remove_partial_files(run_dir: Path) -> None:
 
     Call it only when no rank of the run is alive: it also removes files that are being written.
     """
-    checkpoints = run_dir / "checkpoints"
-    for entry in _entries(checkpoints):
-        if entry.name.startswith(_PARTIAL_CHECKPOINT):
-            _remove(entry)
-        elif entry.name.startswith(REPLACED):
-            _put_back(entry)
-    for entry in (*_entries(run_dir), *_entries(checkpoints)):
+    remove_partial_checkpoints(run_dir)
+    for entry in _entries(run_dir):
         if _TEMPORARY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
             _remove(entry)
     for entry in _entries(run_dir / "logs"):
         if _STACK.fullmatch(entry.name) and _count_lines(entry) <= 1:  # only the header: no stack was requested
+            _remove(entry)
+
+
+def remove_partial_checkpoints(folder: Path) -> None:
+    """Remove what is incomplete in `folder/checkpoints`, and nothing beside it. Never raises."""
+    for entry in _entries(folder / "checkpoints"):
+        if _PARTIAL_CHECKPOINT.fullmatch(entry.name):
+            _remove(entry)
+        elif entry.name.startswith(REPLACED):
+            _put_back(entry)
+        elif _TEMPORARY_LATEST.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
             _remove(entry)
 
 

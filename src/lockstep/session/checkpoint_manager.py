@@ -23,7 +23,7 @@ from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import DamagedError
 from lockstep.record.checkpoint_writer import CheckpointWriter
-from lockstep.record.partial_files import remove_partial_files
+from lockstep.record.partial_files import remove_partial_checkpoints
 from lockstep.record.run_dir import lock_run_dir
 
 _ITEMS, _TUPLE, _TENSOR = "__items__", "__tuple__", "__tensor__"
@@ -188,7 +188,7 @@ class CheckpointManager:
             self._lock = lock_run_dir(
                 self._folder, "or another CheckpointManager of this one saves here", setting="folder"
             )
-            remove_partial_files(self._folder)
+            remove_partial_checkpoints(self._folder)
         except ConfigError as error:
             return str(error), ""
         except OSError as error:

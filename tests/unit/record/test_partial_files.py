@@ -2,7 +2,13 @@
 
 import os
 
-from lockstep.record.partial_files import remove_partial_files, remove_results
+from lockstep.estimators.result import ESTIMATES_FILE
+from lockstep.preflight import compare
+from lockstep.record.partial_files import ATOMICALLY_WRITTEN, remove_partial_files, remove_results
+from lockstep.record.run_dir import INIT_FROM_FILE, RUN_FILE, SUMMARY_FILE
+from lockstep.record.trackers.open import IDS_FILE
+from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
+from lockstep.session.profile import PROFILE_FILE
 from lockstep.system.files import write_atomically
 
 
@@ -14,6 +20,7 @@ def test_half_written_goes_and_whole_stays(tmp_path):
     for name in ("checkpoints/step_10", "checkpoints/.step_20", "checkpoints/.step_20/deep", "logs"):
         (tmp_path / name).mkdir(parents=True)
     whole = ["run.yaml", ".mine", ".mine.yaml", "policy.safetensors", "checkpoints/LATEST", "checkpoints/step_10/a"]
+    whole += [".env.2", ".history.1", "checkpoints/.notes.2", "checkpoints/.step_by_step"]
     half = [".summary.json.123", ".policy.safetensors.123", "checkpoints/.LATEST.9", "checkpoints/.step_20/deep/b"]
     for name in whole + half:
         (tmp_path / name).write_text("")
@@ -44,6 +51,12 @@ def test_what_an_atomic_write_leaves_is_known_by_its_name(tmp_path, monkeypatch)
     assert files(tmp_path) == [left]
     remove_partial_files(tmp_path)
     assert files(tmp_path) == []
+
+
+def test_the_names_are_those_of_the_writers():
+    """The guardian, which has the standard library alone, cannot read them there."""
+    names = {RUN_FILE, INIT_FROM_FILE, SUMMARY_FILE, compare.FILE, IDS_FILE, ESTIMATES_FILE}
+    assert {*ATOMICALLY_WRITTEN} == names | {POLICY_FILE, BEST_POLICY_FILE, PROFILE_FILE}
 
 
 def test_what_a_link_points_to_stays(tmp_path):

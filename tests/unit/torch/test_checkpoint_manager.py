@@ -252,3 +252,14 @@ def test_shards_that_are_no_mapping_are_named(comm, tmp_path):
         pytest.raises(ConfigError, match=r"^shards is a list, not a mapping; give \{shard: state\} for \[0\]$"),
     ):
         manager.save(1, {}, [{"a": 1}])
+
+
+def test_hidden_files_of_the_folder_are_the_users(comm, tmp_path):
+    """Only what a killed manager leaves in `checkpoints` goes: the folder may be any, even a home directory."""
+    for name in (".env.2", ".history.1", ".summary.json.7", "checkpoints/.step_5/learner", "checkpoints/.LATEST.7"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    with CheckpointManager(comm, tmp_path):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == {".env.2", ".history.1", ".summary.json.7", "checkpoints"}
+    assert not list((tmp_path / "checkpoints").iterdir())
