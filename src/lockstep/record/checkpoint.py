@@ -167,11 +167,7 @@ def find(run_dir: Path) -> list[Path]:
 
     One that was being replaced when its run was killed counts under the name that it has until the next start.
     """
-    steps: dict[int, Path] = {}
-    for prefix in ("step_", f"{REPLACED}step_"):
-        for path in (run_dir / FOLDER).glob(f"{prefix}*"):
-            if (number := path.name.removeprefix(prefix)).isdecimal():
-                steps.setdefault(int(number), path)
+    steps = _by_step(run_dir, f"{REPLACED}step_") | _by_step(run_dir)
     named = latest_step(run_dir)
     latest = named if named in steps else max(steps, default=0)
     return [steps[step] for step in sorted(steps, reverse=True) if step <= latest]
@@ -185,10 +181,11 @@ def partial(run_dir: Path, step: int) -> Path:
 def commit(run_dir: Path, manifest: Mapping[str, Any], num_kept: int) -> None:
     """Publish a checkpoint whose files are written; then remove all but the newest `num_kept` and the best one.
 
-    Checkpoints after the one that the run was resumed from are of another continuation and are removed, too.
+    Checkpoints after the one that the run was resumed from are of another continuation and are removed, too. A copy
+    under another name, such as `step_10_keep`, is the user's and stays.
     """
     step = int(manifest["step"])
-    abandoned = {*(run_dir / FOLDER).glob("step_*")} - {*find(run_dir), run_dir / FOLDER / f"step_{step}"}
+    abandoned = {*_by_step(run_dir).values()} - {*find(run_dir), run_dir / FOLDER / f"step_{step}"}
     beside, path = partial(run_dir, step), run_dir / FOLDER / f"step_{step}"
     sync_directory(run_dir)  # `checkpoints` and the records may be new in it
     write_atomically(beside / MANIFEST, json.dumps(manifest, indent=2) + "\n")
@@ -223,6 +220,12 @@ def superseded(run_dir: Path, num_kept: int) -> Iterator[Path]:
     # `found` is from new to old; of equal scores the oldest counts, for which the evaluation was made.
     best = max(reversed(scores), key=lambda path: scores[path], default=None)
     yield from (path for path in found[num_kept:] if path != best)
+
+
+def _by_step(run_dir: Path, prefix: str = "step_") -> dict[int, Path]:
+    """The directories of checkpoints by their step; what has no number after `prefix` is none."""
+    found = ((path.name.removeprefix(prefix), path) for path in (run_dir / FOLDER).glob(f"{prefix}*"))
+    return {int(number): path for number, path in found if number.isdecimal()}
 
 
 def _size_and_sha256(path: Path) -> tuple[int, str]:

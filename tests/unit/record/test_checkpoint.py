@@ -208,6 +208,14 @@ def test_what_lies_after_latest_belongs_to_another_future(tmp_path):
     assert [path.name for path in checkpoint.find(tmp_path)] == ["step_40", "step_20", "step_15"]
 
 
+def test_a_copy_under_another_name_stays(tmp_path):
+    kept = [fake(tmp_path, 10).rename(tmp_path / "checkpoints" / name) for name in ("step_10_keep", "step_best")]
+    for step in (20, 30):
+        fake(tmp_path, step, num_kept=1)
+    assert all((path / "manifest.json").is_file() for path in kept)
+    assert [path.name for path in checkpoint.find(tmp_path)] == ["step_30"]
+
+
 @pytest.mark.parametrize("text", [None, "", "step_99", "../step_1", "\0"], ids=str)
 def test_a_damaged_latest_costs_nothing(text, tmp_path):
     fake(tmp_path, 10), fake(tmp_path, 20)
