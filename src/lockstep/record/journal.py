@@ -311,6 +311,7 @@ class Journal:
         if self._world.rank == 0:
             write_config(self.path, self._run)
             self._run_dir.rewind(self.logged_at, self.evaluated_at)
+            self._trackers.rewound()
 
     def flush(self) -> None:
         """Write what is buffered: a run that is resumed from the state of now has it nowhere else."""

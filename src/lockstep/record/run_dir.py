@@ -20,7 +20,7 @@ from lockstep.record.json_lines import JsonLines, finite
 from lockstep.record.numbers import json_object, row, scalars, seconds, whole
 from lockstep.record.refused import is_refused, remove_refused
 from lockstep.record.summary import empty_summary
-from lockstep.record.tensorboard import TensorBoard
+from lockstep.record.tensorboard import TensorBoard, videos_of
 from lockstep.record.trackers.interface import evaluation_metrics
 from lockstep.run import AnyRun, to_dict
 from lockstep.system.files import not_writable, sync_file, write_atomically
@@ -170,10 +170,13 @@ class RunDir:
                 sync_file(self.path / name)
 
     def rewind(self, step: int, evaluated_at: int) -> None:
-        """Remove metrics after `step`, evaluations after `evaluated_at`, and the result."""
+        """Remove metrics after `step`, evaluations and their videos after `evaluated_at`, and the result."""
         self._metrics.rewind(step)
         self._evaluations.rewind(evaluated_at)
         self._ranks.rewind(step)
+        for evaluation, video in videos_of(self.path).items():
+            if evaluation > evaluated_at:  # else its pictures would be shown before, and in place of, the new ones
+                video.unlink(missing_ok=True)
         self._tensorboard.rewind(step)
         self._repeat_evaluations(step)
         (self.path / SUMMARY_FILE).unlink(missing_ok=True)

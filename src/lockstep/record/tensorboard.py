@@ -28,7 +28,7 @@ class TensorBoard:
         self._waiting: list[tuple[float, int, dict[str, float]]] = []
         self._flushed_s = time.monotonic()
         self._describes: threading.Thread | None = None
-        self._shown = set(_videos(self._run_dir))  # those of an earlier start of a resumed run
+        self._shown = set(videos_of(self._run_dir))  # those of an earlier start of a resumed run
 
     def rewind(self, step: int) -> None:
         """Have TensorBoard ignore entries of earlier event files after `step`."""
@@ -51,7 +51,7 @@ class TensorBoard:
             return
         for wall_time, step, scalars in waiting:
             self._file.add(step, scalars, wall_time)
-        videos = _videos(self._run_dir)
+        videos = videos_of(self._run_dir)
         for step in sorted(videos.keys() - self._shown):  # TensorBoard drops what is out of order
             self._shown.add(step)
             with suppress(OSError):
@@ -88,8 +88,8 @@ def _describe(file: EventFile, run_dir: Path, step: int) -> None:
         file.add(step, {"run/code": _code_block(json.dumps(code, indent=2))})
 
 
-def _videos(run_dir: Path) -> dict[int, Path]:
-    """By step."""
+def videos_of(run_dir: Path) -> dict[int, Path]:
+    """The videos of a run's evaluations, by step."""
     found = (run_dir / "videos").glob("step_*.gif")
     return {int(step): video for video in found if (step := video.stem.removeprefix("step_")).isdecimal()}
 

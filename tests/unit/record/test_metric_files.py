@@ -206,6 +206,29 @@ def test_tensorboard_has_what_was_written_before_a_checkpoint_though_its_run_is_
     assert seen == logged == [64, 128, 192, 256]
 
 
+def test_videos_after_the_point_of_a_resumption_go(tmp_path):
+    """They are not shown before the run is there again, nor in place of those that it makes then."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run_dir = RunDir.create(tmp_path / "run", Run(task="CartPole-v1"))
+    videos = run_dir.path / "videos"
+    for step in (10, 20, 30):
+        write_gif(videos / f"step_{step}.gif", np.zeros((2, 30, 40, 3), np.uint8), 15)
+    (videos / "mine.gif").touch()
+    run_dir.close()
+    run_dir = RunDir.join(run_dir.path)
+    run_dir.rewind(10, 10)
+    assert {path.name for path in videos.iterdir()} == {"step_10.gif", "mine.gif"}
+    run_dir.write_metrics(15, 1.0, {"x": 1.0})
+    run_dir.flush()
+    write_gif(videos / "step_20.gif", np.zeros((2, 30, 50, 3), np.uint8), 15)
+    run_dir.write_metrics(25, 2.0, {"x": 2.0})
+    run_dir.close()
+    seen = EventAccumulator(str(run_dir.path / "tensorboard")).Reload()
+    assert [(video.step, video.width) for video in seen.Images("video")] == [(20, 50)]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_tensorboard_has_config_code_evaluations_videos_and_summary(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

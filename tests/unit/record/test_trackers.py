@@ -12,11 +12,15 @@ import pytest
 import lockstep
 from lockstep.config import settings
 from lockstep.errors import ConfigError
+from lockstep.record.journal import Journal
+from lockstep.record.progress import Progress
+from lockstep.record.run_dir import RunDir
 from lockstep.record.trackers import background
 from lockstep.record.trackers.background import BackgroundCalls
 from lockstep.record.trackers.interface import evaluation_metrics
 from lockstep.record.trackers.open import Trackers, check_trackers
 from lockstep.run import Run, override
+from lockstep.world import World
 
 SINK = """
 import json
@@ -93,6 +97,21 @@ def test_resumed_run_continues_the_run_of_the_tracker(sinks):
     trackers.close()
     assert [line[1] for line in received() if line[0] == "start"] == [None, "first"]
     assert not [line for line in received() if line[0] == "file"]  # sent by the first start
+
+
+def test_a_video_that_a_resumed_run_makes_anew_is_sent(sinks):
+    video = sinks / "run" / "videos" / "step_20.gif"
+    video.parent.mkdir()
+    (sinks / "run" / "run.yaml").touch()
+    video.touch()
+    run = Run(task="CartPole-v1", trackers=("sinks.py:Sink",))
+    journal = Journal(run, World(), RunDir.join("run"), started_by_lockstep=True, exists=True)
+    journal.resume()  # from before its first evaluation
+    assert not video.exists()
+    video.touch()
+    journal.record_evaluation(Progress(100, env_steps=20), [1.0], [1], None, 1.0)
+    journal.close()
+    assert [line[1:] for line in received() if line[0] == "file"] == [[20, "step_20.gif"]]
 
 
 def test_failing_tracker_costs_one_warning(sinks):

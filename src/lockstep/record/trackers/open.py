@@ -64,6 +64,10 @@ class Trackers:
                 continue
             self._running.append((tracker, BackgroundCalls(portable(name), self._starter(tracker, name, config), warn)))
 
+    def rewound(self) -> None:
+        """Send videos again that were removed, once they are there: the run directory has been rewound."""
+        self._sent.intersection_update(self._videos())
+
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send one line of metrics, without numbers that are not finite."""
         kept = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
