@@ -168,8 +168,11 @@ class ReplayObservations:
         return part._replace(batch=part.batch._replace(observation=index, next_observation=index))
 
     def on_host(self, parts: Sequence[SomePart]) -> Sequence[SomePart]:
-        """Each local shard's part of a minibatch with its observations [N, *O] in place of indices, for an error."""
-        if not self._memories:
+        """Each local shard's part of a minibatch with its observations [N, *O] in place of indices, for an error.
+
+        Of a minibatch that is no longer kept there are no parts.
+        """
+        if not self._memories or not parts:
             return parts
         devices = [self._memories[device].rows for device, _ in self._comm.places]
         found = [observed(part, rows, self._spec) for part, rows in zip(parts, devices, strict=True)]

@@ -17,17 +17,20 @@ class KeptMinibatches(Generic[Part]):
         enabled: whether such a number stops the run; else nothing is kept.
 
     Attributes:
-        minibatches: each as every local shard's part.
+        minibatches: of each gradient step every local shard's part; empty once it is forgotten, so that the others
+            keep their place.
     """
 
     def __init__(self, non_finite: Callable[[], bool], *, enabled: bool) -> None:
         self._non_finite, self._enabled = non_finite, enabled
         self.minibatches: list[Sequence[Part]] = []
+        self._num_forgotten = 0
 
     def add(self, *minibatches: Sequence[Part]) -> None:
         """Keep these, of which the gradient steps have been taken; forget all once they are many, and finite."""
         if not self._enabled:
             return
         self.minibatches += minibatches
-        if len(self.minibatches) >= MAX_KEPT and not self._non_finite():
-            self.minibatches.clear()
+        if len(self.minibatches) - self._num_forgotten >= MAX_KEPT and not self._non_finite():
+            self._num_forgotten = len(self.minibatches)
+            self.minibatches = [()] * self._num_forgotten

@@ -123,7 +123,8 @@ def locate_non_finite_replayed(
     Args:
         comm: the ranks.
         rollouts: one for each local shard.
-        minibatches: the last ones since that rollout, oldest first: the part of each local shard.
+        minibatches: of each gradient step since that rollout the part of each local shard; empty for the first ones,
+            which are known to be finite.
         progress: before this rollout.
         reader: of these parts.
     """
@@ -136,6 +137,8 @@ def locate_non_finite_replayed(
             saved[shard] = _rollout_arrays(rollout)
             continue
         for step, parts in enumerate(minibatches):
+            if not parts:
+                continue
             columns = reader.arrays(parts[k])
             rows = len(columns["batch.reward"])
             bad = _bad_column(columns, _REPLAY_COLUMNS) or _bad_loss(reader, parts[k], rows, rows)
@@ -145,8 +148,9 @@ def locate_non_finite_replayed(
                 saved[shard] = _copies(columns)
                 break
     cause = nearest(comm, findings)
-    if cause is None and minibatches:
-        saved = {shard: _copies(reader.arrays(part)) for shard, part in zip(world.shards, minibatches[0], strict=True)}
+    first = next(filter(None, minibatches), None)
+    if cause is None and first is not None:
+        saved = {shard: _copies(reader.arrays(part)) for shard, part in zip(world.shards, first, strict=True)}
     return _error(cause, progress, num_envs * world.num_shards, saved, num_steps)
 
 

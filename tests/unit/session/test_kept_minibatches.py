@@ -63,13 +63,13 @@ def test_finite_minibatches_are_not_kept_for_the_whole_update(tmp_path, cls, alg
     kept = []
 
     def report(self, rollouts, minibatches, progress, original=cls._non_finite_error):
-        kept.append(len(minibatches))
+        kept.append(sum(len(parts) > 0 for parts in minibatches))
         return original(self, rollouts, minibatches, progress)
 
     with (
         mock.patch.object(cls, method, broken(getattr(cls, method), cls)),
         mock.patch.object(cls, "_non_finite_error", report),
-        pytest.raises(RunError, match="not finite"),
+        pytest.raises(RunError, match=rf"in gradient step {MAX_KEPT} after the rollout of update 1 "),
     ):
         lockstep.train(override(run, changes), run_dir=tmp_path / "run")
     assert kept == [STEPS - MAX_KEPT]
