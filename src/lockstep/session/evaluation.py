@@ -268,10 +268,13 @@ class Evaluation:
 
         Raises:
             EvaluationStopped: `heartbeat` raised it.
-            RunError: the episode fails, or gives a number that is not finite and `non_finite` is `stop`, or the GIF
-                cannot be written; an earlier file of the name then stays as it is.
+            RunError: the environment cannot be made, the episode fails, or gives a number that is not finite and
+                `non_finite` is `stop`, or the GIF cannot be written; an earlier file of the name then stays as it is.
         """
-        env: Any = make_vector_env(self._task, self._run.env, 1, render=True, training=False)
+        try:
+            env: Any = make_vector_env(self._task, self._run.env, 1, render=True, training=False)
+        except Exception as error:  # of the user's class: a display that was there at the start may be gone
+            raise RunError(f"the environment of a video could not be made: {error}") from error
         try:
             write_gif(path, self._frames(env, f"video {index}", heartbeat), getattr(env, "frames_per_second", 30))
         finally:

@@ -130,6 +130,25 @@ def test_a_failure_in_the_episode_of_a_video_is_told_and_leaves_no_file(tmp_path
         assert not list(run_dir.glob("videos/*"))
 
 
+def test_an_environment_that_cannot_be_drawn_any_more_costs_a_warning(tmp_path, capsys, monkeypatch):
+    """As where contexts of EGL run out: the checks before the run could draw."""
+    (tmp_path / "faulty_in_video.py").write_text(FAULTY)
+    monkeypatch.syspath_prepend(tmp_path)
+    faulty, made = importlib.import_module("faulty_in_video").Env, []
+
+    def make(self, render_mode=None):
+        self.render_mode = render_mode
+        made.extend([render_mode] * (render_mode is not None))
+        if len(made) > 2:  # the checks before the run, and of the rank
+            raise ValueError("no display left")
+
+    monkeypatch.setattr(faulty, "__init__", make)
+    run = run_of("faulty_in_video:Env", evaluate_video=True)
+    assert train(run, run_dir=tmp_path / "run")["status"] == "finished"
+    said = capsys.readouterr().out
+    assert re.search("warning: the environment of a video could not be made: .*no display left", said)
+
+
 def test_a_video_shows_numbers_that_are_skipped(tmp_path, monkeypatch):
     (tmp_path / "faulty_in_video.py").write_text(FAULTY)
     monkeypatch.syspath_prepend(tmp_path)
