@@ -330,12 +330,13 @@ def is_own_loop(run_dir: Path) -> bool:
     config = read_config(run_dir)
     if not config:
         return not (run_dir / RUN_FILE).exists() and (run_dir / METRICS_FILE).exists()
-    return "ml_framework" not in config and not {"task", "algo"} <= config.keys()
+    return "ml_framework" not in config  # Lockstep writes all settings; others may have a task and an algo, too
 
 
 def default_name(config: Mapping[str, Any] | None) -> str:
     """Task, or folder of logged data, and algorithm; of one's own environment, `path/to/file.py:Class`, the class."""
-    named = {**config, "task": Path(config["data"]).name} if config and "data" in config else config
+    data = config.get("data") if config else None  # of a loop of one's own: anything
+    named = {**config, "task": Path(data).name} if config and isinstance(data, str) else config
     words = [str(named[key]).rpartition(":")[2] for key in ("task", "algo") if key in named] if named else []
     return _file_name("-".join(words)) or "run"
 

@@ -93,6 +93,13 @@ def test_a_name_is_no_path(tmp_path, monkeypatch, name, made):
     assert RunDir.create(None, {"lr": 1.0}, name=name).path == Path(f"runs/{made}-now")
 
 
+@pytest.mark.parametrize("data", [None, 3, {"train": "x"}])
+def test_data_of_a_loop_of_ones_own_may_be_anything(tmp_path, monkeypatch, data):
+    monkeypatch.chdir(tmp_path)
+    with RunDir.create(None, {"data": data, "task": "mine"}) as run_dir:
+        assert run_dir.path.name.startswith("mine-")
+
+
 def test_a_directory_that_holds_files_is_refused_and_kept(tmp_path):
     (tmp_path / "precious").write_text("x")
     with pytest.raises(ConfigError, match=r"run_dir=.* already holds files.*--run-dir"):

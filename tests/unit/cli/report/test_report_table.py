@@ -71,8 +71,9 @@ def test_default_path_is_runs(runs, capsys):
     assert find_runs([(runs / "runs"), (runs / "runs" / "one")]) == find_runs([runs / "runs"])
 
 
-def test_run_of_a_loop_of_ones_own_is_left_to_its_script(here, capsys):
-    with RunDir.create("runs/mine", {"lr": 0.5, "task": "CartPole-v1"}) as run_dir:
+@pytest.mark.parametrize("more", [{}, {"algo": "mine"}])
+def test_run_of_a_loop_of_ones_own_is_left_to_its_script(here, capsys, more):
+    with RunDir.create("runs/mine", {"lr": 0.5, "task": "CartPole-v1", **more}) as run_dir:
         run_dir.write_metrics(1, 1.0, {"loss": 0.5})
     (here / "runs/mine/checkpoints/step_1").mkdir(parents=True)
     assert cli.main(["report", "runs/mine"]) == 0
