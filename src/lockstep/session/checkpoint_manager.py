@@ -248,11 +248,11 @@ class CheckpointManager:
             leaves[place] = _digest(value)
             return value
         if (tensor := self.to_numpy(value, place)) is not None:
-            leaves[place] = np.asarray(_storable(tensor[0], place))
+            leaves[place] = _comparable(_storable(tensor[0], place))
             return {_TENSOR: tensor[0], "type": tensor[1]}
         if isinstance(value, np.ndarray | np.generic):
             array = _storable(cast("np.ndarray | np.generic", value), place)
-            leaves[place] = np.asarray(array)
+            leaves[place] = _comparable(array)
             return array
         raise ConfigError(
             f"{place} is a {type(value).__name__}, which a checkpoint cannot hold; give numbers, text, lists, "
@@ -293,6 +293,12 @@ def _storable(array: np.ndarray | np.generic, place: str) -> np.ndarray | np.gen
             f"{place} is an array of {array.dtype}, which a checkpoint cannot hold; give {checkpoint.STORABLE}"
         )
     return array
+
+
+def _comparable(array: np.ndarray | np.generic) -> np.ndarray:
+    """The same numbers as every framework takes them: in one piece and in the machine's order of bytes; writable."""
+    native = np.asarray(array, array.dtype.newbyteorder("="))
+    return np.require(native, requirements=["C", "W"])
 
 
 def _is_plain(value: Any) -> bool:

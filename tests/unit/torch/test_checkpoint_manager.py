@@ -60,6 +60,22 @@ def test_trees_come_back_as_they_were(comm, tmp_path):
     assert other.integers(100, size=5).tolist() == draws.integers(100, size=5).tolist()
 
 
+@pytest.mark.filterwarnings("error")
+def test_arrays_that_torch_does_not_take_are_saved(comm, tmp_path):
+    arrays = {
+        "reversed": np.arange(4)[::-1],
+        "big-endian": np.arange(3, dtype=">i4"),
+        "read-only": np.broadcast_to(np.float32(2), (2, 3)),
+        "scalar": np.zeros((), ">f8"),
+    }
+    with CheckpointManager(comm, tmp_path) as checkpoints:
+        assert checkpoints.save(1, arrays, {0: arrays})
+        found = checkpoints.restore()
+    assert found is not None
+    for restored in (found.shared, found.shards[0]):
+        assert all((restored[name] == array).all() for name, array in arrays.items())
+
+
 def test_an_optimizer_continues_from_its_state(comm, tmp_path):
     def step(policy, optimizer):
         optimizer.zero_grad()
