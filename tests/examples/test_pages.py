@@ -10,6 +10,7 @@ import lockstep
 from lockstep.recipes.cartpole import recipe
 
 ROOT = Path(__file__).parents[2]
+EPISODES = 16  # per update, of examples/my_loop.py
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -26,8 +27,15 @@ def test_the_loop_of_the_guide_runs_on_two_ranks(examples, python):
     for _ in range(2):  # the second time from its checkpoints
         python("-m", "lockstep.cli", "launch", "--ranks", "2", "guide.py")
     assert sorted(path.name for path in Path("runs/my_checkpoints/checkpoints").glob("step_*"))[-1] == "step_3"
-    summaries = [json.loads(path.read_text()) for path in Path("runs").glob("my_loop-*/summary.json")]
-    assert [summary["status"] for summary in summaries] == ["finished", "finished"]
+    folders = list(Path("runs").glob("my_loop-*"))
+    assert len(folders) == 2
+    for folder in folders:
+        summary = json.loads((folder / "summary.json").read_text())
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert (summary["status"], summary["updates"]) == ("finished", len(lines))
+        steps = round(sum(line["episode/return_mean"] for line in lines) * EPISODES)
+        assert (lines[-1]["step"], summary["env_steps"]) == (steps, steps), "steps of environments, not updates"
+        assert 0 < lines[0]["time_s"] < lines[-1]["time_s"]
 
 
 def test_a_policy_is_loaded_and_acts_as_the_readme_shows(examples):
