@@ -39,7 +39,7 @@ class DQNConfig(ReplayConfig):
     )
 
     updates_per_step: float = 0.25
-    """Gradient steps per environment step of all ranks together."""
+    """Update-to-data ratio (UTD): gradient steps per environment step of all ranks together."""
     batch_size: int = 32
     """Transitions of one gradient step, all ranks together."""
     capacity: int = 100_000

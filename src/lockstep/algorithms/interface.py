@@ -51,5 +51,9 @@ class AlgorithmSettings(Protocol):
         ...
 
     def gradient_steps(self, num_envs: int) -> float:
-        """Gradient steps per iteration of the loop, on average, with this many environments over all ranks."""
+        """Gradient steps per update (a rollout and the learning after it), on average.
+
+        Args:
+            num_envs: environments, all ranks together.
+        """
         ...

@@ -16,9 +16,9 @@ class ReplayConfig:
     """Settings of every algorithm that learns from a replay buffer. Counts are global: summed over all ranks."""
 
     num_steps: int = 1
-    """Steps of each environment between two updates (T)."""
+    """Steps of each environment in one update, before it learns (T)."""
     updates_per_step: float = 1.0
-    """Gradient steps per environment step of all ranks together."""
+    """Update-to-data ratio (UTD): gradient steps per environment step of all ranks together."""
     batch_size: int = 256
     """Transitions of one gradient step, all ranks together."""
     learning_starts: int = 10_000
@@ -68,5 +68,5 @@ class ReplayConfig:
         return part_of_shard(self.batch_size, num_shards, "batch_size")
 
     def gradient_steps(self, num_envs: int) -> float:
-        """Gradient steps per iteration, on average."""
+        """Gradient steps per update (a rollout and the learning after it), on average."""
         return self.updates_per_step * num_envs * self.num_steps

@@ -125,9 +125,9 @@ class NoisyActor:
         self._envs = envs
         self.begin(0)
 
-    def begin(self, iteration: int) -> None:
-        """Start the streams of this iteration; checkpoints need no state of them."""
-        self._streams = [[stream(self._seed, f"noise of env {i}", iteration) for i in envs] for envs in self._envs]
+    def begin(self, update: int) -> None:
+        """Start the streams of this update; checkpoints need no state of them."""
+        self._streams = [[stream(self._seed, f"noise of env {i}", update) for i in envs] for envs in self._envs]
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         """[K, B, O] to Q [K, B, A] of K local shards; one forward pass each."""

@@ -266,7 +266,7 @@ class PPO:
         return totals
 
     def warmup(self, actor: Actor | RecurrentActor, device: Any = None) -> None:
-        """Compile everything that an iteration calls, by calling it with rows of weight 0; collective.
+        """Compile everything that an update calls, by calling it with rows of weight 0; collective.
 
         `device` is where the observations of rollouts are; None is the host.
         """

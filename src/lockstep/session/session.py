@@ -397,7 +397,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             check_different(self.comm.gather_object, self._state.fingerprints(ranks), "first_rollout")
 
     def log_evaluate_checkpoint(self, num_steps: int, read: Callable[[], dict[str, float]]) -> None:
-        """After an iteration of `num_steps` global steps: log, evaluate and write a checkpoint, each when due.
+        """After an update of `num_steps` global steps: log, evaluate and write a checkpoint, each when due.
 
         Args:
             num_steps: environment steps of all ranks since the last call; offline: logged rows.
@@ -458,7 +458,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             self._checkpoints.request()
 
     def checkpoint_if_due(self, num_steps: int) -> None:
-        """After an iteration of `num_steps` global steps: check that ranks agree and write a checkpoint, when due."""
+        """After an update of `num_steps` global steps: check that ranks agree and write a checkpoint, when due."""
         new_updates = required(self._new_updates, "log_evaluate_checkpoint(...)", "advance(num_steps, totals)")
         if self.progress.updates % self.run.check_every < new_updates:
             self._check_in_sync()
