@@ -57,7 +57,7 @@ class RunBase:
     evaluate_greedy: bool = True
     """Evaluate the most likely action instead of a sampled one."""
     evaluate_video: bool = False
-    """Draw one more episode at each evaluation, `videos/step_N.gif` in the run directory."""
+    """Record a video of one more episode at each evaluation, `videos/step_N.gif` in the run directory."""
     checkpoint_every: int | None = 100_000
     """Environment steps between checkpoints; `null`: only at the end, and when a signal stops the run."""
     num_checkpoints: int = 3

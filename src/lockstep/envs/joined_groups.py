@@ -21,7 +21,7 @@ def joined_shape(spec: EnvSpec) -> tuple[int, ...]:
 
 
 def join_groups(policy: np.ndarray, critic: np.ndarray) -> np.ndarray:
-    """Rows of the policy's observations, vectors or images of bytes, and the critic's own."""
+    """Rows of the policy's observations, vectors or uint8 images, and the critic's own."""
     if policy.dtype == np.uint8:
         policy = policy.reshape(*critic.shape[:-1], -1)
         critic = np.ascontiguousarray(critic, np.float32).view(np.uint8)
@@ -40,6 +40,6 @@ def split_groups(rows: np.ndarray, spec: EnvSpec) -> tuple[np.ndarray, np.ndarra
 
 
 def numbers_of(rows: np.ndarray, spec: EnvSpec) -> np.ndarray:
-    """The part of rows that can hold non-finite numbers: all, or, beside an image of bytes, the critic's numbers."""
+    """The part of rows that can hold non-finite numbers: all, or, beside a uint8 image, the critic's numbers."""
     _, critic = split_groups(rows, spec)
     return rows if critic is None or spec.image is None else critic

@@ -234,7 +234,7 @@ def _check(config: EnvConfig, num_envs: int) -> None:
 def cannot_be_drawn(task: str) -> ConfigError:
     """The error for a task without pictures."""
     return ConfigError(
-        f"task={task} cannot be drawn; only tasks of Gymnasium, PettingZoo, mjlab and Isaac Lab, "
+        f"task={task} cannot be rendered; only tasks of Gymnasium, PettingZoo, mjlab and Isaac Lab, "
         "lockstep/PixelPong-v0, and vector environments with a method render can be"
     )
 

@@ -20,9 +20,9 @@ from lockstep.envs.pixel_pong_dynamics import (
 
 
 class PixelPong(NumpyEnv):
-    """Play a ball past an opponent, from pictures.
+    """Play a ball past an opponent, from pixels.
 
-    The observation is four pictures of bytes, 0 or 255, the newest last. The player moves the paddle on the right: it
+    The observation is four uint8 images, 0 or 255, the newest last. The player moves the paddle on the right: it
     stays (action 0), moves up (1) or down (2). The farther from the middle a paddle hits the ball, the more steeply it
     flies; the opponent follows it at a sixth of the player's speed, too slow for a steep ball. The reward is 1 when the
     opponent misses the ball and -1 when the player does. An episode terminates when either side has `points` and is
@@ -34,7 +34,7 @@ class PixelPong(NumpyEnv):
     """Of a video."""
 
     def __init__(self, num_envs: int, *, size: int = 84, points: int = 5, max_episode_steps: int = 500) -> None:
-        """`size` is the width and height of the pictures, which changes no rule of the game."""
+        """`size` is the width and height of the images, which changes no rule of the game."""
         super().__init__(num_envs, pixel_pong_spec(size, points, max_episode_steps, separately_seedable=False))
         self._points = points
         self._centres = pixel_centres(size)

@@ -131,7 +131,7 @@ class EnvSpec:
     max_episode_steps: int | None = None
     """Steps after which an episode is truncated; `None`: no limit."""
     image: tuple[int, int, int] | None = None
-    """Channels, height and width of an observation that is an image of bytes; `None`: it is a flat float32 vector."""
+    """Channels, height and width of an observation that is a uint8 image; `None`: it is a flat float32 vector."""
     frames: int = 1
     """Consecutive frames in the channels of an image, newest last. Frames before an episode's first are zero."""
     critic_size: int | None = None

@@ -41,8 +41,8 @@ class VectorEnv(Protocol):
     The methods `state` and `restore` are optional (`lockstep.envs.state.SavableEnv`). With them a resumed run ends with
     the same bits as an uninterrupted one; without them it starts new episodes.
 
-    The method `render` is optional, too: a list with a picture of each environment, uint8 [height, width, 3], for
-    videos of `frames_per_second` (default: 30) pictures a second.
+    The method `render` is optional, too: a list with a uint8 image [height, width, 3] of each environment, for
+    videos of `frames_per_second` (default: 30).
     """
 
     spec: EnvSpec

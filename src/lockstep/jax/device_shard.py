@@ -175,7 +175,7 @@ def find_non_finite(seen: StepRecord, last: Observation) -> NonFiniteValue:
     """The first non-finite number of a rollout; `last` are the observations [B, ...] after it."""
 
     def as_numbers(rows: Array, end: Array) -> Array:
-        if rows.dtype == jnp.uint8:  # images of bytes are finite, and as numbers they would take four times the memory
+        if rows.dtype == jnp.uint8:  # uint8 images are finite, and as numbers they would take four times the memory
             return jnp.zeros((len(rows) + 1, len(end), 1), jnp.float32)
         return jnp.concatenate([rows, end[None]]).astype(jnp.float32).reshape(len(rows) + 1, len(end), -1)
 

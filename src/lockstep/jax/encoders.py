@@ -318,7 +318,7 @@ def orthogonal(shape: tuple[int, ...], gain: float, generator: np.random.Generat
 
 
 def as_numbers(x: Array, params: Params) -> Array:
-    """[N, *O] to [N, O]: images of bytes as numbers in [0, 1], in the parameters' dtype; vectors as they are."""
+    """[N, *O] to [N, O]: uint8 images as numbers in [0, 1], in the parameters' dtype; vectors as they are."""
     return _scaled(x, params).reshape(x.shape[0], -1) if x.ndim > 2 else x
 
 

@@ -140,13 +140,13 @@ def check_drawing(run: AnyRun) -> None:
             why += "; it needs a method render that returns an array of bytes, height by width by 3 colours"
         else:
             why += other_mujoco_gl()
-        raise ConfigError(f"a video was asked for, and task={run.task} cannot be drawn here: {why}") from error
+        raise ConfigError(f"a video was asked for, and task={run.task} cannot be rendered here: {why}") from error
     finally:
         env.close()
     try:
         picture_of(rendered)
     except ValueError as error:
-        raise ConfigError(f"a video was asked for, and task={run.task} cannot be drawn: {error}") from None
+        raise ConfigError(f"a video was asked for, and task={run.task} cannot be rendered: {error}") from None
 
 
 def check_critic_observation(config: NetworkConfig, spec: EnvSpec) -> None:

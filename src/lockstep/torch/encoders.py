@@ -259,7 +259,7 @@ def _image_encoder(
 
 
 def as_numbers(x: Tensor) -> Tensor:
-    """[N, *O] to [N, O]: images of bytes as numbers in [0, 1], vectors as they are."""
+    """[N, *O] to [N, O]: uint8 images as numbers in [0, 1], vectors as they are."""
     return x.flatten(1).float().div_(255) if x.ndim > 2 else x
 
 

@@ -372,7 +372,7 @@ def test_recipes_are_suggested_for_unknown_tasks_alone(capsys):
         ("CartPole-v1 --ranks 2 --set backend=nccl", ["backend=nccl", "lockstep doctor"]),
         ("cartpole --max-restarts -1", ["--max-restarts -1", "at least 0"]),
         ("cartpole --max-restarts many", ["--max-restarts many", "a number"]),
-        ("--task=lockstep/Reach-v0 --video", ["a video was asked for", "lockstep/Reach-v0 cannot be drawn"]),
+        ("--task=lockstep/Reach-v0 --video", ["a video was asked for", "lockstep/Reach-v0 cannot be rendered"]),
         ("cartpole --init-from nowhere", ["--init-from nowhere", "does not exist"]),
         ("cartpole --init-from .", ["--init-from .: . has no policy.safetensors and no checkpoint", "when it ends"]),
         ("cartpole --init-from broken.py", ["--init-from broken.py", "not a Lockstep policy file"]),

@@ -124,7 +124,9 @@ def test_what_mujoco_draws_with_is_told_where_it_fails(monkeypatch):
     assert drawing.other_mujoco_gl().endswith("with MUJOCO_GL=egl here: MUJOCO_GL=osmesa needs no display")
     monkeypatch.delenv("MUJOCO_GL")
     task = f"{__file__}:Dark"
-    with pytest.raises(ConfigError, match=r"cannot be drawn here: no context; .*=glfw here: .*=egl or .*=osmesa needs"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be rendered here: no context; .*=glfw here: .*=egl or .*=osmesa needs"
+    ):
         check_drawing(Run(task=task))
 
 

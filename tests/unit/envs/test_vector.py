@@ -58,7 +58,7 @@ def test_bad_input_is_one_clear_line(task, config, message):
 def test_numbers_and_drawings_that_cannot_be():
     for num_envs, config, render, message in (
         (0, EnvConfig(), False, "num_envs=0"),
-        (1, EnvConfig(), True, "cannot be drawn"),
+        (1, EnvConfig(), True, "cannot be rendered"),
     ):
         with pytest.raises(ConfigError, match=message):
             make_vector_env("lockstep/Reach-v0", config, num_envs, render=render)

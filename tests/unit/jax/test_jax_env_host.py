@@ -140,7 +140,7 @@ def test_what_cannot_be_made_is_refused_by_name(task, config, words):
 
 
 def test_nothing_is_drawn():
-    with pytest.raises(ConfigError, match="cannot be drawn"):
+    with pytest.raises(ConfigError, match="cannot be rendered"):
         make_vector_env("jax/CartPole-v1", EnvConfig(), 1, render=True)
 
 

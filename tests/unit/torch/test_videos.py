@@ -160,9 +160,9 @@ def test_a_video_shows_numbers_that_are_skipped(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("task", "words"),
     [
-        ("lockstep/Reach-v0", "cannot be drawn"),
+        ("lockstep/Reach-v0", "cannot be rendered"),
         ("no_pictures:Env", r"render\(\) returns no picture"),
-        ("gray:Env", r"cannot be drawn: render\(\) returns an array of shape \[64, 64\]; return an array of bytes"),
+        ("gray:Env", r"cannot be rendered: render\(\) returns an array of shape \[64, 64\]; return an array of bytes"),
         ("alpha:Env", r"returns an array of shape \[64, 64, 4\]"),
         ("empty:Env", r"returns an array of shape \[0, 64, 3\]"),
         ("listed:Env", r"returns a list; return an array of bytes, height by width by 3 colours"),

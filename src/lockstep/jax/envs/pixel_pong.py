@@ -31,12 +31,12 @@ class PongEpisode(NamedTuple):
 
 
 class PixelPong:
-    """Play a ball past an opponent, from pictures; see `lockstep.envs.pixel_pong.PixelPong`."""
+    """Play a ball past an opponent, from pixels; see `lockstep.envs.pixel_pong.PixelPong`."""
 
     on_device = True
 
     def __init__(self, *, size: int = 84, points: int = 5, max_episode_steps: int = 500) -> None:
-        """`size` is the width and height of the pictures, which changes no rule of the game."""
+        """`size` is the width and height of the images, which changes no rule of the game."""
         self.spec = pixel_pong_spec(size, points, max_episode_steps, separately_seedable=True)
         self._points = points
         self._limit = max_episode_steps

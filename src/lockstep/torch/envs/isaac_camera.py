@@ -28,7 +28,9 @@ def add_camera(task: str, env_cfg: Any) -> None:
         ConfigError: this version of Isaac Lab has no renderer that runs without Isaac Sim.
     """
     if find_spec("isaaclab_newton") is None:
-        raise ConfigError(f"task={task} cannot be drawn with Isaac Lab 2; version 3 can: pip install isaaclab==3.0.0")
+        raise ConfigError(
+            f"task={task} cannot be rendered with Isaac Lab 2; version 3 can: pip install isaaclab==3.0.0"
+        )
     sensors: Any = importlib.import_module("isaaclab.sensors")
     renderers: Any = importlib.import_module("isaaclab_newton.renderers")
     spawners: Any = importlib.import_module("isaaclab.sim")

@@ -231,7 +231,7 @@ def _groups(observation: Observation) -> dict[str, Tensor]:
 
 
 def _as_numbers(observation: Tensor) -> Tensor:
-    """Images of bytes as float32 in [0, 1]: the libraries' networks do not take bytes, or only while they act."""
+    """Images of uint8 as float32 in [0, 1]: the libraries' networks do not take uint8, or only while they act."""
     return observation.float() / 255.0 if observation.dtype == torch.uint8 else observation
 
 

@@ -22,7 +22,7 @@ from lockstep.torch.envs.interface import Observation, TensorStep
 
 
 class PixelPong:
-    """Play a ball past an opponent, from pictures; see `lockstep.envs.pixel_pong.PixelPong`."""
+    """Play a ball past an opponent, from pixels; see `lockstep.envs.pixel_pong.PixelPong`."""
 
     on_tensors = True
     capturable = True
@@ -36,7 +36,7 @@ class PixelPong:
         points: int = 5,
         max_episode_steps: int = 500,
     ) -> None:
-        """`size` is the width and height of the pictures, which changes no rule of the game."""
+        """`size` is the width and height of the images, which changes no rule of the game."""
         self.spec = pixel_pong_spec(size, points, max_episode_steps, separately_seedable=False)
         self.num_envs = num_envs
         self.device = device

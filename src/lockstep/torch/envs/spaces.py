@@ -56,7 +56,7 @@ def _one_hot(choice: Tensor, n: Any, start: Any) -> Tensor:
 
 
 def image_shape(space: Space, *, floats: bool = False) -> tuple[int, int, int] | None:
-    """Channels, height and width of an observation that is an image of bytes, or of `floats`; None for all others.
+    """Channels, height and width of an observation that is an image of uint8, or of `floats`; None for all others.
 
     The channels are the first dimension, or the last one if that is smaller; see `channels_first`.
     """
@@ -183,7 +183,7 @@ def observation_fields(
         spaces: all groups.
         policy: those of the policy.
         critic: the value network's own.
-        image: the policy's observation, if it is one image of bytes.
+        image: the policy's observation, if it is one uint8 image.
     """
     return {
         "observation_size": sum(map(flat_size, policy.values())),

@@ -299,7 +299,7 @@ def test_the_limit_of_an_episode_has_no_more_steps_than_asked_for(step_dt):
 
 
 def test_pictures_need_version_3():
-    with pytest.raises(ConfigError, match=r"Isaac-Mine cannot be drawn with Isaac Lab 2; version 3 can"):
+    with pytest.raises(ConfigError, match=r"Isaac-Mine cannot be rendered with Isaac Lab 2; version 3 can"):
         isaac_camera.add_camera("Isaac-Mine", SimpleNamespace())
 
 

@@ -153,7 +153,7 @@ def test_pictures_of_the_first_environment(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["envpool/Ant-v5", "lockstep/Cartpole-v0", "jax/CartPole-v1"])
 def test_tasks_that_cannot_be_drawn_are_refused(task):
-    with pytest.raises(ConfigError, match=f"{task} cannot be drawn; only tasks of Gymnasium, PettingZoo, mjlab and"):
+    with pytest.raises(ConfigError, match=f"{task} cannot be rendered; only tasks of Gymnasium, PettingZoo, mjlab and"):
         make_vector_env(task, EnvConfig(), 1, render=True)
 
 

@@ -119,5 +119,7 @@ def test_a_class_that_takes_names_of_groups_receives_them():
 
 
 def test_a_class_without_one_cannot_be_drawn():
-    with pytest.raises(ConfigError, match=r"Walk cannot be drawn; .* vector environments with a method render can be"):
+    with pytest.raises(
+        ConfigError, match=r"Walk cannot be rendered; .* vector environments with a method render can be"
+    ):
         make_vector_env(WALK, EnvConfig(), 2, render=True)
