@@ -23,8 +23,11 @@ from lockstep.errors import ConfigError
 Tree = TypeVar("Tree")
 _TEXT = "tag:yaml.org,2002:str"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_OCTAL = re.compile(r"[-+]?0[0-9_]+")
 MUST_BE = "must_be"
 """Key in the `metadata` of a field, for what errors say of its values instead of the type."""
+_USER_KEYED_SETTINGS = ("kwargs", "reward_boost")
+"""Settings whose keys are names of the user's own."""
 _FEW = 12
 """Settings that an error lists."""
 
@@ -37,7 +40,7 @@ def _hints(node: type) -> dict[str, Any]:
 
 
 def parse(text: str, where: str) -> Any:
-    """Read YAML 1.1, with `1e-3` as a number and `1:5` as text; `where` names the source in errors.
+    """Read YAML 1.1, with `1e-3` as a number, `1:5` and `010` as text; `where` names the source in errors.
 
     Raises:
         ConfigError: the text is not YAML, has a tag of Python, or a mapping has a name twice.
@@ -199,7 +202,7 @@ class _RepeatedNameError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that reads `1e-3` as a number and `1:5` as text, and refuses repeated names."""
+    """A safe loader that reads `1e-3` as a number, `1:5` and `010` as text, and refuses repeated names."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = cast(yaml.MappingNode, cast(Any, super()).compose_mapping_node(anchor))
@@ -213,8 +216,9 @@ class _Loader(yaml.SafeLoader):
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
         tag = cast(str, cast(Any, super()).resolve(kind, value, implicit))
-        # YAML 1.1 counts in sixties: it reads the seeds 1:5 as 65.
-        return _TEXT if kind is yaml.ScalarNode and ":" in value and tag in _NUMBERS else tag
+        # YAML 1.1 counts in sixties and in eights: it reads the seeds 1:5 as 65, and 010 as 8.
+        surprising = tag in _NUMBERS and (":" in value or _OCTAL.fullmatch(value))
+        return _TEXT if kind is yaml.ScalarNode and surprising else tag
 
 
 class _Dumper(yaml.SafeDumper):
@@ -357,6 +361,16 @@ def _expected(hint: Any) -> str:
     if origin is dict:
         return "a mapping with text as keys" if parts[0] is str else "a mapping"
     return simple.get(hint, str(hint))
+
+
+def setting_name(typed: str) -> str:
+    """The name of a setting without hyphens; the user's own names, below some settings, are kept."""
+    parts = typed.split(".")
+    for i, part in enumerate(parts):
+        parts[i] = part.replace("-", "_")
+        if parts[i] in _USER_KEYED_SETTINGS:
+            break
+    return ".".join(parts)
 
 
 def short_names(names: Sequence[str]) -> list[str]:

@@ -10,7 +10,9 @@ from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCCo
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.algorithms.td3 import TD3Config
+from lockstep.config.settings import parse, to_yaml
 from lockstep.errors import ConfigError
+from lockstep.run import Run, override
 
 CONFIGS = (PPOConfig, DQNConfig, SACConfig, TD3Config, OfflineDQNConfig, CloningConfig)
 CONFIGS += (IQLConfig, TD3BCConfig, CQLConfig)
@@ -46,3 +48,16 @@ def test_none_is_compared_with_nothing(config):
 def test_a_boost_is_a_finite_number(boost):
     with pytest.raises(ConfigError, match=f"reward_boost of action a is {boost!r}; it must be a finite number"):
         OfflineDQNConfig(reward_boost={"a": boost})
+
+
+@pytest.mark.parametrize("text", ["010", "-017", "0_7", "08"])
+def test_a_number_with_a_leading_zero_is_text(text):
+    """YAML 1.1 reads `010` as 8: `seq -w` would choose other seeds than it prints."""
+    assert parse(text, "seed") == text
+    with pytest.raises(ConfigError, match=f"^seed='{text}' must be a whole number"):
+        override(Run(task="CartPole-v1"), {"seed": text})
+    assert parse(to_yaml({"a": text}), "file") == {"a": text}
+
+
+def test_other_numbers_begin_with_zero():
+    assert [parse(text, "") for text in ("0", "0.5", "-0.1", "0e3", "0x10")] == [0, 0.5, -0.1, 0.0, 16]
