@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from lockstep.session.resume import Resumption
     from lockstep.world import World
 
-_USER_KEYED_SETTINGS = ("kwargs", "reward_boost")
-"""Settings whose keys are names of the user's own."""
-
 
 def requested_run(args: argparse.Namespace, *, task_defaults: bool = True) -> "AnyRun":
     """The run that target and flags describe.
@@ -143,6 +140,8 @@ def changes_of(args: argparse.Namespace, task: str | None) -> dict[str, str]:
 
 def set_values(pairs: list[str]) -> dict[str, str]:
     """The values of `--set NAME=VALUE` by name; of a name that is given twice, the last one."""
+    from lockstep.config.settings import setting_name
+
     values: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -151,18 +150,8 @@ def set_values(pairs: list[str]) -> dict[str, str]:
             raise ConfigError(f"--set {pair} has no value; write --set {name}={value or 'VALUE'}")
         if not name:
             raise ConfigError(f"--set {pair} names no setting; write --set NAME=VALUE")
-        values[_underscored(name.strip())] = value
+        values[setting_name(name.strip())] = value
     return values
-
-
-def _underscored(name: str) -> str:
-    """The name of a setting without hyphens; the user's own names, below some settings, are kept."""
-    parts = name.split(".")
-    for i, part in enumerate(parts):
-        parts[i] = part.replace("-", "_")
-        if parts[i] in _USER_KEYED_SETTINGS:
-            break
-    return ".".join(parts)
 
 
 def _steps_of(args: argparse.Namespace, run: "AnyRun") -> int:

@@ -58,11 +58,13 @@ def parse_space(data: Any) -> Space:
     Raises:
         ConfigError: an entry is neither a value, nor a list, nor a range, or a list has a value twice.
     """
+    from lockstep.config.settings import setting_name
+
     if not isinstance(data, Mapping):
         raise ConfigError(f"settings={data} must be a mapping from settings to lists of values or ranges")
     found: dict[str, tuple[Any, ...] | Range] = {}
     for name, entry in cast(Mapping[str, Any], data).items():
-        key = str(name).replace("-", "_")
+        key = setting_name(str(name))
         if key == "seed":
             raise ConfigError("settings.seed: write seeds, beside settings; results are aggregated over them")
         if isinstance(entry, Range | tuple):

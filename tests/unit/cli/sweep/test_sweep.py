@@ -15,6 +15,7 @@ from lockstep import recipes
 from lockstep.cli.sweep import pool, slots, train_command
 from lockstep.cli.sweep.progress import ProgressLines
 from lockstep.cli.sweep.slots import Needs, Slot, make_slots
+from lockstep.cli.sweep.space import parse_space
 from lockstep.cli.sweep.trial import Member, Trial
 from lockstep.errors import ConfigError
 from lockstep.record.run_dir import lock_run_dir
@@ -411,6 +412,12 @@ def test_settings_of_a_sweep_may_be_infinite_or_any_text(sweeps):
     (sweeps.path / "1:5 😀.py").write_text("from gymnasium.envs.classic_control import CartPoleEnv")
     run = train_command.TrainCommand([]).run_of({"max_grad_norm": math.inf, "task": "1:5 😀.py:CartPoleEnv"}, 0)
     assert run.algorithm.max_grad_norm == math.inf
+
+
+def test_names_of_the_user_keep_their_hyphens():
+    """As with `--set`: an argument of the environment, or an action of the log, may have one."""
+    space = parse_space({"env.kwargs.my-name": [1], "reward-boost.turn-left": [0, 1], "num-envs": 8})
+    assert list(space) == ["env.kwargs.my-name", "reward_boost.turn-left", "num_envs"]
 
 
 def test_slots_divide_the_cores_and_gpus(monkeypatch):
