@@ -14,9 +14,9 @@ from typing import Any
 from lockstep.cli.flags import flags_of
 from lockstep.cli.report.load import FEWEST_UPDATES
 from lockstep.cli.report.scale_table import SCALE_FILE, cores_warning, text_of
-from lockstep.cli.request import checked, online_run, requested_run, sets_total_steps
+from lockstep.cli.request import changes_of, checked, online_run, requested_run, sets_total_steps
 from lockstep.cli.scale.arguments import add_arguments
-from lockstep.cli.scale.plan import Job, Plan, check_plan, parse_modes, parse_ranks, run_of
+from lockstep.cli.scale.plan import OWN_SETTINGS, Job, Plan, check_plan, parse_modes, parse_ranks, run_of
 from lockstep.cli.scale.results import results
 from lockstep.cli.sweep.folder import failure_reason
 from lockstep.cli.sweep.processes import start_run
@@ -71,12 +71,7 @@ def _requested_plan(args: argparse.Namespace) -> Plan:
         target = None if target is None else float(target)
     except ValueError:
         raise ConfigError(f"--return {target} must be a number") from None
-    if target is None and sets_total_steps(args):
-        length = "total_steps" if args.max_iterations is None else f"--max-iterations {args.max_iterations}"
-        raise ConfigError(
-            f"{length}: the length of a measured run is that of --updates N; leave it out, or add --return R, whose "
-            "runs have it"
-        )
+    _check_settings(args)
     return Plan(
         ranks=parse_ranks(args.ranks, args.target),
         modes=parse_modes(args.modes),
@@ -85,6 +80,33 @@ def _requested_plan(args: argparse.Namespace) -> Plan:
         target_return=target,
         seeds=(0, 1, 2) if args.seeds is None else parse_seeds(args.seeds, "--seeds"),
     )
+
+
+def _check_settings(args: argparse.Namespace) -> None:
+    """Raise `ConfigError` for a given setting that no run of the measurement would have."""
+    given, target = changes_of(args, task=None), args.target_return
+    if target is None and sets_total_steps(args):
+        length = "total_steps" if args.max_iterations is None else f"--max-iterations {args.max_iterations}"
+        raise ConfigError(
+            f"{length}: the length of a measured run is that of --updates N; leave it out, or add --return R, whose "
+            "runs have it"
+        )
+    if target is None and (replaced := [name for name in OWN_SETTINGS if name in given]):
+        shown = "--video" if args.video and "evaluate_video" in replaced else f"{replaced[0]}={given[replaced[0]]}"
+        raise ConfigError(
+            f"{shown}: runs that measure the speed have a value of their own; leave it out, or add --return R, whose "
+            "runs have it"
+        )
+    for name in ("stop_return", "stop_when_solved"):
+        if name in given and target is None:
+            raise ConfigError(
+                f"{name}={given[name]}: runs that measure the speed never stop at a return; leave it out, or add "
+                "--return R"
+            )
+        if name in given:
+            raise ConfigError(
+                f"--return {target} and {name}={given[name]} both say at which return runs stop; leave {name} out"
+            )
 
 
 def _earlier(folder: Path, args: argparse.Namespace) -> tuple[Path, Plan, Run]:

@@ -13,6 +13,8 @@ from lockstep.run import Run, override
 Mode = Literal["strong", "weak", "return"]
 LOG_LINES = 5
 """Lines of the metrics of a measured run. What comes before the first is warm-up."""
+OWN_SETTINGS = ("log_every", "evaluate_every", "evaluate_episodes", "evaluate_video", "checkpoint_every")
+"""Settings that measured runs have from the measurement, and runs until a return from the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

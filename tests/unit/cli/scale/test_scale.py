@@ -189,6 +189,14 @@ def test_ranks_are_a_list_of_different_worlds():
             "total_steps: the length of a measured run is that of --updates",
         ),
         (["--ranks", "1,2", "--max-iterations", "9"], "--max-iterations 9: the length of a measured run"),
+        (
+            ["--ranks", "1,2", "--set", "log_every=64"],
+            "log_every=64: runs that measure the speed have a value of their",
+        ),
+        (["--ranks", "1,2", "--video"], "--video: runs that measure the speed have a value of their own; leave it out"),
+        (["--ranks", "1,2", "--set", "stop_return=9"], "stop_return=9: runs that measure the speed never stop at a"),
+        (["--ranks", "1,2", "--return", "9", "--set", "stop_return=8"], "--return 9 and stop_return=8 both say at"),
+        (["--ranks", "1,2", "--return", "9", "--set", "stop_when_solved=0"], "--return 9 and stop_when_solved=0 both"),
         (["--ranks", "1,2", "--seeds", "0:2"], "--seeds 0:2 is for runs until a return"),
         (["--ranks", "1,3", "--num-envs", "8"], "the run on 3 ranks (strong scaling) cannot work: num_envs=8 does not"),
         (["--ranks", "1,2", "--set", "num_shards=2"], "num_shards=2 fixes the shards"),
@@ -203,6 +211,11 @@ def test_bad_input_is_refused_before_anything_starts(runs, here, capsys, words, 
     assert scale("CartPole-v1", *words) == 2
     assert error in capsys.readouterr().err
     assert runs.made == [] and not (here / "runs").exists()
+
+
+@pytest.mark.parametrize("setting", ["log_every=64", "evaluate_every=2048", "checkpoint_every=null"])
+def test_runs_until_a_return_have_the_given_settings(here, setting):
+    assert scale("CartPole-v1", "--ranks", "1,2", "--return", "9", "--set", setting, "--dry-run") == 0
 
 
 @pytest.mark.parametrize(
