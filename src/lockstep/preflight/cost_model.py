@@ -223,7 +223,7 @@ def transfer_s(work: Work, layout: Layout) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A world of several hosts, and one of its hosts alone with the whole work."""
+    """The ranks of several hosts, and one of these hosts alone with the whole work."""
 
     here: Prediction
     one_host: Prediction

@@ -1,4 +1,4 @@
-"""`lockstep report`: a table or a web page of runs, and predictions of the speed of larger worlds.
+"""`lockstep report`: a table or a web page of runs, and predictions of the speed of more ranks.
 
 `runs.py` reads run directories, `time_use.py` explains where their time went, `table.py` prints them, `page/` makes the
 page. `load.py` reads measurements for the cost model, `fit.py` fits it, `scaling.py` prints predictions.
@@ -34,10 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_prediction_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `--predict`."""
     add = parser.add_argument_group("with --predict").add_argument
-    add("--ranks-per-host", metavar="N", default="8", help="of the predicted worlds (default: 8)")
+    add("--ranks-per-host", metavar="N", default="8", help="in the prediction (default: 8)")
     add("--envs-per-rank", metavar="N", help="for weak scaling (default: as many as the first measurement has)")
     add("--num-envs", metavar="N", help="for strong scaling (default: those of the first measurement, at least 4096)")
-    add("--cores-per-host", metavar="N", help="of the predicted worlds (default: one for each rank)")
+    add("--cores-per-host", metavar="N", help="in the prediction (default: one for each rank)")
     add("--round-trip-ms", metavar="MS", help="between hosts (default: the median of runs on several hosts)")
     add("--bandwidth-gbit", metavar="GBIT", help="that a host can send per second (default: the least measured)")
 

@@ -17,25 +17,25 @@ def text_of(results: Mapping[str, Any]) -> str:
     return "\n\n".join("\n".join(section) for section in _sections(results) if section)
 
 
-def rows_of(worlds: list[dict[str, Any]]) -> list[list[str]]:
+def rows_of(by_ranks: list[dict[str, Any]]) -> list[list[str]]:
     """The table of one kind of scaling, its head first."""
     rows = [["ranks", "steps/s", "speed-up", "efficiency", "lost to compute", "communication", "waiting"]]
-    for world in worlds:
-        lost = [f"{100 * value:+.0f}%" for value in world["lost"].values()]
-        speed, factor, efficiency = (_spread(world[key], kind) for key, kind in _KINDS)
-        rows.append([str(world["ranks"]), speed, factor, efficiency, *lost])
+    for one in by_ranks:
+        lost = [f"{100 * value:+.0f}%" for value in one["lost"].values()]
+        speed, factor, efficiency = (_spread(one[key], kind) for key, kind in _KINDS)
+        rows.append([str(one["ranks"]), speed, factor, efficiency, *lost])
     return rows
 
 
 _KINDS = (("steps_per_second", ".0f"), ("speed_up", ".2f"), ("efficiency", ".0%"))
 
 
-def times_of(worlds: list[dict[str, Any]]) -> list[list[str]]:
+def times_of(by_ranks: list[dict[str, Any]]) -> list[list[str]]:
     """The table of times to a return, its head first."""
     rows = [["ranks", "seeds", "reached it", "seconds", "steps"]]
-    for world in worlds:
-        spreads = [_spread(world["seconds"], ".1f"), _spread(world["steps"], ".0f")]
-        rows.append([str(world["ranks"]), str(world["seeds"]), str(world["reached"]), *spreads])
+    for one in by_ranks:
+        spreads = [_spread(one["seconds"], ".1f"), _spread(one["steps"], ".0f")]
+        rows.append([str(one["ranks"]), str(one["seeds"]), str(one["reached"]), *spreads])
     return rows
 
 
@@ -59,10 +59,10 @@ def model_sentence(model: Mapping[str, Any]) -> str:
     fitted, unseen = model["fitted_error"], model["held_out_error"]
     line = f"cost model (lockstep report --predict): median error {fitted['median']:.0%} of the runs it is fitted to"
     if unseen is None:
-        return f"{line}; too few worlds to leave one out"
+        return f"{line}; too few numbers of ranks to leave one out"
     return (
-        f"{line}, {unseen['median']:.0%} of runs on worlds left out of the fit (largest {unseen['high']:.0%}, "
-        f"{model['held_out_runs']} runs)"
+        f"{line}, {unseen['median']:.0%} of runs on numbers of ranks left out of the fit "
+        f"(largest {unseen['high']:.0%}, {model['held_out_runs']} runs)"
     )
 
 
@@ -72,7 +72,7 @@ def cores_warning(results: Mapping[str, Any]) -> str | None:
     if ranks <= cores:
         return None
     more = "several ranks" if cores == 1 else f"more than {cores} ranks"
-    return f"warning: {ranks} ranks on {counted(cores, 'core')} take turns: worlds of {more} cannot be faster"
+    return f"warning: {ranks} ranks on {counted(cores, 'core')} take turns: {more} cannot be faster"
 
 
 def subject_of(results: Mapping[str, Any]) -> str:
@@ -92,9 +92,9 @@ def mode_title(results: Mapping[str, Any], mode: str) -> str:
 
 def _sections(results: Mapping[str, Any]) -> Iterator[list[str]]:
     yield [subject_of(results), *filter(None, [cores_warning(results)])]
-    for mode, worlds in results["scaling"].items():
-        if worlds:
-            yield [mode_title(results, mode), *aligned(rows_of(worlds))]
+    for mode, by_ranks in results["scaling"].items():
+        if by_ranks:
+            yield [mode_title(results, mode), *aligned(rows_of(by_ranks))]
     if results["time_to_return"]:
         title = f"time to a return of {results['plan']['target_return']:g}"
         yield [title, *aligned(times_of(results["time_to_return"]))]

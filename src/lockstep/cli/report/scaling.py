@@ -1,4 +1,4 @@
-"""The text of `lockstep report --predict`: the fitted cost model, its error, and predictions for larger worlds."""
+"""The text of `lockstep report --predict`: the fitted cost model, its error, and predictions for more ranks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,15 +10,15 @@ from lockstep.errors import ConfigError
 from lockstep.preflight.cost_model import Costs, Layout, Work, amounts_of, predict
 from lockstep.record.console import aligned, counted
 
-WORLDS = (8, 16, 32, 64, 128, 256, 512, 1024)
-"""Ranks of the predicted worlds."""
+PREDICTED_RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
+"""Numbers of ranks that are predicted."""
 
 _MIN_ENVS = 4  # per shard, for exact results: see `World.shard_warnings`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The worlds to predict; None: as measured."""
+    """What to predict; None: as measured."""
 
     ranks_per_host: int = 8
     envs_per_rank: int | None = None
@@ -42,7 +42,7 @@ def predicted(points: Sequence[Point], notes: Sequence[str], target: Target) -> 
         [f"note: {note}" for note in notes],
         _prices(costs, points),
         _accuracy(costs, points),
-        *_worlds(costs, points, target),
+        *_predictions(costs, points, target),
     ]
     return "\n\n".join("\n".join(section) for section in sections if section)
 
@@ -60,11 +60,15 @@ def _check(points: Sequence[Point], notes: Sequence[str], target: Target) -> Non
         wanted.append(f"one of another size (--set num_envs={max(envs // 4, 4)} or {4 * envs})")
     if target.ranks_per_host > 1 and all(p.layout.ranks_per_host == 1 for p in points):
         wanted.append("one with several ranks on a host (--ranks 2)")
-    if max(WORLDS) > target.ranks_per_host and all(p.layout.hosts == 1 for p in points) and not target.round_trip_s:
+    if (
+        max(PREDICTED_RANKS) > target.ranks_per_host
+        and all(p.layout.hosts == 1 for p in points)
+        and not target.round_trip_s
+    ):
         wanted.append("one on two hosts (--nnodes 2), or give the round trip between hosts (--round-trip-ms)")
     if wanted:
         raise ConfigError(
-            f"{counted(len(points), 'measurement')} cannot tell what larger worlds cost{told}; "
+            f"{counted(len(points), 'measurement')} cannot tell what more ranks cost{told}; "
             f"add a run: {'; '.join(wanted)}"
         )
 
@@ -117,7 +121,7 @@ def _accuracy(costs: Costs, points: Sequence[Point]) -> Iterator[str]:
         yield "held-out error: unknown: too few measurements to leave one out"
 
 
-def _worlds(costs: Costs, points: Sequence[Point], target: Target) -> Iterator[list[str]]:
+def _predictions(costs: Costs, points: Sequence[Point], target: Target) -> Iterator[list[str]]:
     first = points[0]
     between = [p.layout for p in points if p.layout.hosts > 1]
     known = [layout.bandwidth for layout in between if layout.bandwidth]
@@ -133,19 +137,19 @@ def _worlds(costs: Costs, points: Sequence[Point], target: Target) -> Iterator[l
     apart += f"bandwidth: {layout.bandwidth * 8 / 1e9:.3g} Gbit/s" if layout.bandwidth else "bandwidth: not counted"
     beyond = "extrapolated far beyond the measurements; waiting for stragglers is not modelled"
     yield [f"predicted; {apart}", beyond]
-    weak = [(ranks, round(per_rank * ranks), round(per_rank)) for ranks in WORLDS]
+    weak = [(ranks, round(per_rank * ranks), round(per_rank)) for ranks in PREDICTED_RANKS]
     yield [f"weak scaling: {per_rank:g} environments per rank", *_scaled(costs, work, layout, target, weak)]
-    whole = target.num_envs or max(first.work.num_envs, _MIN_ENVS * max(WORLDS))
-    strong = [(ranks, whole, whole) for ranks in WORLDS if ranks <= whole]
+    whole = target.num_envs or max(first.work.num_envs, _MIN_ENVS * max(PREDICTED_RANKS))
+    strong = [(ranks, whole, whole) for ranks in PREDICTED_RANKS if ranks <= whole]
     yield [f"strong scaling: {whole} environments in all", *_scaled(costs, work, layout, target, strong)]
 
 
 def _scaled(
-    costs: Costs, work: Work, layout: Layout, target: Target, worlds: Sequence[tuple[int, int, int]]
+    costs: Costs, work: Work, layout: Layout, target: Target, layouts: Sequence[tuple[int, int, int]]
 ) -> Iterator[str]:
-    """A table of worlds `(ranks, environments, environments of the single rank for the efficiency)`."""
+    """A table with a row for each `(ranks, environments, environments of the single rank for the efficiency)`."""
     rows = [["ranks", "hosts", "environments", "steps/s", "efficiency", "ms per update", "bound by"]]
-    for ranks, num_envs, alone_envs in worlds:
+    for ranks, num_envs, alone_envs in layouts:
         hosts = -(-ranks // target.ranks_per_host)
         found = predict(costs, work.with_envs(num_envs), replace(layout, ranks=ranks, hosts=hosts))
         alone = predict(costs, work.with_envs(alone_envs), Layout(ranks=1))

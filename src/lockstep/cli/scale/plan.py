@@ -31,7 +31,7 @@ class Plan:
     """Of the runs until the return."""
 
     def jobs(self) -> Iterator["Job"]:
-        """All runs in their order: each repetition runs every world once, so that a busy hour slows all alike."""
+        """All runs in their order: each repetition has one of each, so that a busy hour slows all alike."""
         for repetition in range(self.repetitions):
             for i, ranks in enumerate(self.ranks):
                 if i == 0:  # strong and weak scaling start from the same run
@@ -74,7 +74,7 @@ def run_of(run: Run, plan: Plan, job: Job) -> Run:
     """The config of one run.
 
     Args:
-        run: as the user asked for it: `num_envs` is that of the smallest world.
+        run: as the user asked for it: `num_envs` is that of the smallest number of ranks.
         plan: of all runs.
         job: the run.
     """
@@ -143,14 +143,16 @@ def parse_ranks(text: str | None, target: str | None = None) -> tuple[int, ...]:
     """`1,2,4`: at least two different numbers, returned in ascending order; `target` is what is to be measured."""
     if text is None:
         no_folder = f", and {target} holds no measurement to go on with" if target and "/" in target else ""
-        raise ConfigError(f"--ranks is missing{no_folder}; give the worlds to compare, such as --ranks 1,2,4")
+        raise ConfigError(f"--ranks is missing{no_folder}; give the numbers of ranks to compare, such as --ranks 1,2,4")
     kind = "a list of numbers such as 1,2,4"
     ranks = sorted(number(part.strip(), "--ranks", kind) for part in text.split(","))
     if len(set(ranks)) < len(ranks):
         raise ConfigError(f"--ranks {text} has a number twice; --repetitions N repeats each measurement")
     if len(ranks) < 2:
         several = f"1,{ranks[0]}" if ranks[0] > 1 else "1,2"
-        raise ConfigError(f"--ranks {text} is one world, with nothing to compare it with; give two or more: {several}")
+        raise ConfigError(
+            f"--ranks {text} is a single number, with nothing to compare it with; give two or more: {several}"
+        )
     return tuple(ranks)
 
 

@@ -49,10 +49,10 @@ def results(folder: Path, plan: Plan, run: Run, cores: int, failures: Mapping[st
 
 
 def _scaling(mode: Mode, plan: Plan, found: Mapping[Job, Measurement]) -> list[dict[str, Any]]:
-    """Speed, efficiency and losses of each world; ratios are of the runs of the same repetition."""
+    """Speed, efficiency and losses by number of ranks; ratios are of the runs of the same repetition."""
     smallest = plan.ranks[0]
     base_mode: Mode = "strong" if "strong" in plan.modes else "weak"
-    worlds: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for ranks in plan.ranks:
         pairs: list[tuple[Measurement, Measurement]] = []
         for repetition in range(plan.repetitions):
@@ -64,7 +64,7 @@ def _scaling(mode: Mode, plan: Plan, found: Mapping[Job, Measurement]) -> list[d
             continue
         speed_ups = [here.steps_per_second / base.steps_per_second for base, here in pairs]
         losses = [_losses(base, here, ranks / smallest) for base, here in pairs]
-        worlds.append(
+        rows.append(
             {
                 "ranks": ranks,
                 "repetitions": len(pairs),
@@ -76,11 +76,11 @@ def _scaling(mode: Mode, plan: Plan, found: Mapping[Job, Measurement]) -> list[d
                 "shares": {part: median(here.parts[part] / here.seconds for _, here in pairs) for part in PARTS},
             }
         )
-    return worlds
+    return rows
 
 
 def _losses(base: Measurement, here: Measurement, factor: float) -> dict[str, float]:
-    """The part of the time that a larger world loses, by part of an update; they sum to 1 - efficiency.
+    """The part of the time that more ranks lose, by part of an update; they sum to 1 - efficiency.
 
     Without loss, `factor` times as many ranks take the time per step of the base, divided by `factor`.
     """
@@ -90,13 +90,13 @@ def _losses(base: Measurement, here: Measurement, factor: float) -> dict[str, fl
 
 def _times_to_return(folder: Path, plan: Plan) -> list[dict[str, Any]]:
     """Seconds and steps until the return, over seeds; seeds that did not reach it are counted, not averaged."""
-    worlds: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for ranks in plan.ranks:
         summaries = [read_json(folder / Job("return", ranks, seed).name / SUMMARY_FILE) for seed in plan.seeds]
         ended = [one for one in summaries if one.get("status") in COMPLETE]
         solved = [one for one in ended if one.get("solved_at_s") is not None]
         if ended:
-            worlds.append(
+            rows.append(
                 {
                     "ranks": ranks,
                     "seeds": len(ended),
@@ -105,11 +105,11 @@ def _times_to_return(folder: Path, plan: Plan) -> list[dict[str, Any]]:
                     "steps": _spread(one["solved_at_step"] for one in solved),
                 }
             )
-    return worlds
+    return rows
 
 
 def _model(paths: Sequence[Path]) -> dict[str, Any]:
-    """The cost model of `lockstep report --predict`, and its error on worlds that are left out of the fit."""
+    """The cost model of `lockstep report --predict`, and its error on numbers of ranks that are left out of the fit."""
     try:
         points, notes = load_points(paths)
         if not points:

@@ -10,7 +10,7 @@ from test_fit import LAYOUTS, point, work
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.cli.report import add_arguments, report_command
 from lockstep.cli.report.fit import fit
-from lockstep.cli.report.scaling import WORLDS, Target, predicted
+from lockstep.cli.report.scaling import PREDICTED_RANKS, Target, predicted
 from lockstep.errors import ConfigError
 from lockstep.preflight.cost_model import Layout, predict
 from lockstep.run import Run
@@ -35,8 +35,8 @@ def test_both_kinds_of_scaling_are_the_models_own_numbers():
     text = predicted(POINTS, [], Target(round_trip_s=1e-4, envs_per_rank=32))
     costs = fit(POINTS)
     weak = rows_of(text, "weak scaling: 32 environments per rank")
-    assert [int(row[0]) for row in weak] == list(WORLDS)
-    for ranks, row in zip(WORLDS, weak, strict=True):
+    assert [int(row[0]) for row in weak] == list(PREDICTED_RANKS)
+    for ranks, row in zip(PREDICTED_RANKS, weak, strict=True):
         hosts = ranks // 8
         found = predict(costs, work(32 * ranks), Layout(ranks=ranks, hosts=hosts, round_trip_s=1e-4))
         alone = predict(costs, work(32), Layout(ranks=1))
@@ -44,7 +44,7 @@ def test_both_kinds_of_scaling_are_the_models_own_numbers():
         assert row[1:5] == [str(hosts), str(32 * ranks), f"{found.steps_per_second:.0f}", f"{efficiency:.0%}"]
         assert " ".join(row[6:]) == found.bound
     strong = rows_of(text, "strong scaling: 4096 environments in all")
-    assert [row[2] for row in strong] == ["4096"] * len(WORLDS)
+    assert [row[2] for row in strong] == ["4096"] * len(PREDICTED_RANKS)
     assert [float(row[4][:-1]) for row in strong] == sorted((float(row[4][:-1]) for row in strong), reverse=True)
 
 

@@ -71,13 +71,13 @@ def test_efficiency_and_losses_are_those_of_the_made_times(runs, here, capsys):
     found = json.loads((here / "s" / "scale.json").read_text())
     base = STEP_S * 8 + CALL_S
     for mode, envs in (("weak", 8.0), ("strong", 4.0)):
-        world = found["scaling"][mode][1]
+        one = found["scaling"][mode][1]
         seconds = STEP_S * envs + CALL_S + SYNC_S + WAIT_S
         speed_up = base / seconds * (2 if mode == "weak" else 1)
-        assert world["ranks"] == 2 and world["repetitions"] == 2
-        assert world["speed_up"]["median"] == pytest.approx(speed_up)
-        assert world["efficiency"]["low"] == pytest.approx(speed_up / 2)
-        lost = world["lost"]
+        assert one["ranks"] == 2 and one["repetitions"] == 2
+        assert one["speed_up"]["median"] == pytest.approx(speed_up)
+        assert one["efficiency"]["low"] == pytest.approx(speed_up / 2)
+        lost = one["lost"]
         assert lost["communication"] == pytest.approx(SYNC_S / seconds)
         assert lost["waiting"] == pytest.approx(WAIT_S / seconds)
         assert sum(lost.values()) == pytest.approx(1 - speed_up / 2)
@@ -87,7 +87,7 @@ def test_efficiency_and_losses_are_those_of_the_made_times(runs, here, capsys):
     printed = capsys.readouterr().out
     assert "warning: 4 ranks on 2 cores take turns" in printed
     assert "weak scaling: 8 environments per rank" in printed
-    assert "of runs on worlds left out of the fit" in printed
+    assert "of runs on numbers of ranks left out of the fit" in printed
 
 
 def test_runs_of_a_repetition_are_in_turn_and_finished_ones_are_not_repeated(runs, here, capsys):
@@ -169,15 +169,15 @@ def test_a_folder_without_a_measurement_is_named(capsys):
     assert "--ranks is missing, and runs/nothing holds no measurement to go on with;" in capsys.readouterr().err
 
 
-def test_ranks_are_a_list_of_different_worlds():
+def test_ranks_are_a_list_of_different_numbers():
     assert parse_ranks("4, 1,2") == (1, 2, 4)
 
 
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--ranks", "2"], "--ranks 2 is one world, with nothing to compare it with; give two or more: 1,2"),
-        (["--ranks", "1"], "--ranks 1 is one world, with nothing to compare it with; give two or more: 1,2"),
+        (["--ranks", "2"], "--ranks 2 is a single number, with nothing to compare it with; give two or more: 1,2"),
+        (["--ranks", "1"], "--ranks 1 is a single number, with nothing to compare it with; give two or more: 1,2"),
         (["--ranks", "1,1"], "--ranks 1,1 has a number twice"),
         (["--ranks", "1,auto"], "--ranks auto must be a list of numbers such as 1,2,4"),
         ([], "--ranks is missing"),
@@ -249,7 +249,7 @@ def test_real_runs_are_measured(here, framework):
     words = ("--num-envs", "8", "--ranks", "1,2", "--updates", "12", "--repetitions", "1", *settings)
     assert scale("CartPole-v1", *words, "--run-dir", "s") == 0
     found = json.loads((here / "s" / "scale.json").read_text())
-    assert [world["ranks"] for world in found["scaling"]["weak"]] == [1, 2]
-    for world in found["scaling"]["strong"]:
-        assert sum(world["lost"].values()) == pytest.approx(1 - world["efficiency"]["median"])
+    assert [one["ranks"] for one in found["scaling"]["weak"]] == [1, 2]
+    for one in found["scaling"]["strong"]:
+        assert sum(one["lost"].values()) == pytest.approx(1 - one["efficiency"]["median"])
     assert cli.main(["report", "s", "--html", "report.html"]) == 0

@@ -35,17 +35,17 @@ def is_measurement(run: Path, scales: Mapping[Path, object]) -> bool:
 
 def scaling_section(results: Mapping[str, Any]) -> dict[str, Any]:
     """The texts, charts and tables of one measurement."""
-    worlds = {mode: found for mode, found in results["scaling"].items() if found}
+    modes = {mode: found for mode, found in results["scaling"].items() if found}
     tables = [
-        {"caption": _capitalized(mode_title(results, mode)), "rows": rows_of(found)} for mode, found in worlds.items()
+        {"caption": _capitalized(mode_title(results, mode)), "rows": rows_of(found)} for mode, found in modes.items()
     ]
     times = results["time_to_return"]
     if times:
         caption = f"Time to a return of {results['plan']['target_return']:g}"
         tables.append({"caption": caption, "rows": times_of(times)})
     model = results["model"]
-    charts = [_speed_up_chart(worlds)] if worlds else []
-    if times and any(world["seconds"] for world in times):
+    charts = [_speed_up_chart(modes)] if modes else []
+    if times and any(one["seconds"] for one in times):
         charts.append(_time_chart(times))
     return {
         "title": subject_of(results),
@@ -62,17 +62,17 @@ def _capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _speed_up_chart(worlds: Mapping[str, Sequence[Mapping[str, Any]]]) -> Markup:
+def _speed_up_chart(modes: Mapping[str, Sequence[Mapping[str, Any]]]) -> Markup:
     lines = [
         _line(f"{mode} scaling", found, [one["speed_up"] for one in found], style)
-        for style, (mode, found) in enumerate(worlds.items())
+        for style, (mode, found) in enumerate(modes.items())
     ]
-    ranks = sorted({one["ranks"] for found in worlds.values() for one in found})
+    ranks = sorted({one["ranks"] for found in modes.values() for one in found})
     ideal = np.array([number / ranks[0] for number in ranks])
     lines.append(Line(label="without loss", x=np.array(ranks, float), y=ideal, style=None))
     spoken = "; ".join(
         f"{mode} scaling on {one['ranks']} ranks: {one['speed_up']['median']:.2f}"
-        for mode, found in worlds.items()
+        for mode, found in modes.items()
         for one in found
     )
     title, description = "Speed-up by ranks", f"Median speed-up with smallest and largest: {spoken}."
@@ -88,6 +88,10 @@ def _time_chart(times: Sequence[Mapping[str, Any]]) -> Markup:
     )
 
 
-def _line(label: str, worlds: Sequence[Mapping[str, Any]], spreads: Sequence[Mapping[str, float]], style: int) -> Line:
+def _line(
+    label: str, by_ranks: Sequence[Mapping[str, Any]], spreads: Sequence[Mapping[str, float]], style: int
+) -> Line:
     middle, low, high = (np.array([one[key] for one in spreads], float) for key in ("median", "low", "high"))
-    return Line(label=label, x=np.array([w["ranks"] for w in worlds], float), y=middle, low=low, high=high, style=style)
+    return Line(
+        label=label, x=np.array([one["ranks"] for one in by_ranks], float), y=middle, low=low, high=high, style=style
+    )
