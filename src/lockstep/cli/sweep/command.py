@@ -208,7 +208,7 @@ def _list_runs(sweep: Sweep, shown: str, slots: Sequence[Slot] | None) -> int:
 
 
 def _run_all(pool: Pool, first: "AnyRun") -> int:
-    """Run all members of the pool and print the table; returns the exit code."""
+    """Train the runs of the pool and print the table; returns the exit code."""
     pool.check_started()
     folder, sweep, slots, ranks = pool.folder, pool.sweep, pool.slots, pool.command.ranks
     shown = folder.shown
@@ -222,11 +222,11 @@ def _run_all(pool: Pool, first: "AnyRun") -> int:
         caught = pool.run()
     finally:
         pool.lines.close()
-    found = results(pool.members, sweep)
+    found = results(pool.runs, sweep)
     write_atomically(folder.path / RESULTS_FILE, as_json(found, sweep))
     print_results(found, sweep, output_console())
     again = f"lockstep sweep {shlex.quote(shown)}"
-    states = [member.status for member in pool.members]
+    states = [sweep_run.status for sweep_run in pool.runs]
     print(f"directory: {shown}")
     if caught or "interrupted" in states or "queued" in states:
         print(f"go on with: {again}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.sweep.sweep_file import Sweep, dump_sweep
-from lockstep.cli.sweep.trial import Member, Trial
+from lockstep.cli.sweep.trial import SweepRun, Trial
 from lockstep.errors import ConfigError
 from lockstep.launch.signals import signal_name
 from lockstep.record.failure import read_failure
@@ -75,88 +75,88 @@ class SweepFolder:
             write_atomically(self.path / SWEEP_FILE, self._before)
         self.close()
 
-    def member(self, trial: Trial, seed: int, *, retry_failed: bool) -> Member:
+    def sweep_run(self, trial: Trial, seed: int, *, retry_failed: bool) -> SweepRun:
         """The run of a trial with a seed, in the state that an earlier start left it."""
         name = f"{trial.name}/seed_{seed}" if trial.name else f"seed_{seed}"
-        member = Member(trial, seed, name, self.path / name)
+        sweep_run = SweepRun(trial, seed, name, self.path / name)
         end = self._ends.get(name, {})
-        if self.is_complete(member):
-            member.status = "done"
+        if self.is_complete(sweep_run):
+            sweep_run.status = "done"
         elif end.get("status") == "pruned" or (end.get("status") == "failed" and not retry_failed):
-            member.status, member.reason = end["status"], end.get("reason")
-        return member
+            sweep_run.status, sweep_run.reason = end["status"], end.get("reason")
+        return sweep_run
 
-    def is_complete(self, member: Member) -> bool:
+    def is_complete(self, sweep_run: SweepRun) -> bool:
         """Whether a run has ended successfully."""
-        return read_json(member.path / SUMMARY_FILE).get("status") in COMPLETE and not is_running(member.path)
+        return read_json(sweep_run.path / SUMMARY_FILE).get("status") in COMPLETE and not is_running(sweep_run.path)
 
-    def config_path(self, member: Member) -> Path:
+    def config_path(self, sweep_run: SweepRun) -> Path:
         """The file of the config of a run."""
-        return self.path / "configs" / f"{member.name}.yaml"
+        return self.path / "configs" / f"{sweep_run.name}.yaml"
 
-    def stored_config(self, member: Member) -> Path | None:
+    def stored_config(self, sweep_run: SweepRun) -> Path | None:
         """The config of a run of an earlier start, or where that is gone, the one in its run directory."""
-        return next((path for path in (self.config_path(member), member.path / RUN_FILE) if path.exists()), None)
+        return next((path for path in (self.config_path(sweep_run), sweep_run.path / RUN_FILE) if path.exists()), None)
 
-    def check_config(self, member: Member, run: "AnyRun") -> None:
+    def check_config(self, sweep_run: SweepRun, run: "AnyRun") -> None:
         """Raise `ConfigError` if the run was started with other settings; paths are compared as absolute ones."""
         from lockstep.preflight.setting_paths import with_absolute_paths
         from lockstep.run import load
 
-        stored = self.stored_config(member)
+        stored = self.stored_config(sweep_run)
         if stored is None:
             return
         before, run = (with_absolute_paths(one) for one in (load(stored), run))
         if before != run:
             raise ConfigError(
-                f"{member.name} of {self.path} has {_difference(before, run)} now; the runs of a sweep keep their "
+                f"{sweep_run.name} of {self.path} has {_difference(before, run)} now; the runs of a sweep keep their "
                 "settings: choose another directory with --run-dir"
             )
 
-    def load_config(self, member: Member) -> "AnyRun | None":
+    def load_config(self, sweep_run: SweepRun) -> "AnyRun | None":
         """The config of a run of an earlier start; None if it is gone, or no config any more."""
         from lockstep.run import load
 
         try:
-            return None if (stored := self.stored_config(member)) is None else load(stored)
+            return None if (stored := self.stored_config(sweep_run)) is None else load(stored)
         except ConfigError:
             return None
 
-    def write_config(self, member: Member, run: "AnyRun") -> None:
+    def write_config(self, sweep_run: SweepRun, run: "AnyRun") -> None:
         """Write the config of a run that has none."""
         from lockstep.run import dump
 
-        path = self.config_path(member)
+        path = self.config_path(sweep_run)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, dump(run))
 
-    def may_start(self, member: Member) -> bool:
+    def may_start(self, sweep_run: SweepRun) -> bool:
         """Whether no process of an earlier start still trains the run."""
-        return not is_running(member.path)
+        return not is_running(sweep_run.path)
 
-    def is_begun(self, member: Member) -> bool:
+    def is_begun(self, sweep_run: SweepRun) -> bool:
         """Whether the run has a directory to resume; removes the remains of one that was killed before it had one."""
-        if (member.path / RUN_FILE).is_file():
+        if (sweep_run.path / RUN_FILE).is_file():
             return True
-        remove_partial_files(member.path)
+        remove_partial_files(sweep_run.path)
         return False
 
-    def log_path(self, member: Member) -> Path:
+    def log_path(self, sweep_run: SweepRun) -> Path:
         """The file for what a run prints."""
-        path = self.path / "logs" / f"{member.name}.log"
+        path = self.path / "logs" / f"{sweep_run.name}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def record(self, event: str, member: Member, **more: Any) -> None:
+    def record(self, event: str, sweep_run: SweepRun, **more: Any) -> None:
         """Append an event of a run."""
-        entry = {"time": round(time.time(), 3), "event": event, "run": member.name, **more}
+        entry = {"time": round(time.time(), 3), "event": event, "run": sweep_run.name, **more}
         with (self.path / EVENTS_FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
-    def failure_reason(self, member: Member, code: int) -> str:
+    def failure_reason(self, sweep_run: SweepRun, code: int) -> str:
         """Why a run ended with this exit code, in one line."""
-        return failure_reason(member.path, self.log_path(member), code)
+        return failure_reason(sweep_run.path, self.log_path(sweep_run), code)
 
     def _read_ends(self) -> dict[str, dict[str, Any]]:
         """The last end of each run that was not started again after it."""

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from lockstep.cli.sweep.scores import score_of
 from lockstep.cli.sweep.slots import Slot
-from lockstep.cli.sweep.trial import Member
+from lockstep.cli.sweep.trial import SweepRun
 from lockstep.cli.terminal import tally
 from lockstep.record.console import describe, grouped, redraws, significant, speed_gives_eta
 from lockstep.record.evaluations import mean_return
@@ -35,7 +35,7 @@ class ProgressLines:
     def __init__(self, file: TextIO, unit: str = "steps") -> None:
         self._unit = unit
         self._file = file
-        self._members: list[Member] = []
+        self._runs: list[SweepRun] = []
         self._texts: dict[str, str] = {}
         self._printed_at: dict[str, float] = {}
         self._waiting: set[str] = set()
@@ -45,26 +45,26 @@ class ProgressLines:
             self._live = Live(console=Console(file=file), auto_refresh=False)
             self._live.start()
 
-    def add(self, member: Member) -> None:
+    def add(self, sweep_run: SweepRun) -> None:
         """Show a new run."""
-        self._members.append(member)
-        if member.status != "queued":
-            self.ended(member, " before")
+        self._runs.append(sweep_run)
+        if sweep_run.status != "queued":
+            self.ended(sweep_run, " before")
 
-    def waiting(self, member: Member) -> None:
+    def waiting(self, sweep_run: SweepRun) -> None:
         """Show once that a process of an earlier start still trains a run."""
-        if member.name not in self._waiting:
-            self._waiting.add(member.name)
-            self.note(f"{member.name}: waiting for an earlier process to end")
+        if sweep_run.name not in self._waiting:
+            self._waiting.add(sweep_run.name)
+            self.note(f"{sweep_run.name}: waiting for an earlier process to end")
 
-    def started(self, member: Member, *, resumed: bool, slot: Slot) -> None:
+    def started(self, sweep_run: SweepRun, *, resumed: bool, slot: Slot) -> None:
         """Show that a run starts."""
-        self._texts[member.name] = f"{'resumes' if resumed else 'starts'} on {slot.place}"
-        self._printed_at[member.name] = time.monotonic()
-        self._print(f"{member.name}: {self._texts[member.name]}")
+        self._texts[sweep_run.name] = f"{'resumes' if resumed else 'starts'} on {slot.place}"
+        self._printed_at[sweep_run.name] = time.monotonic()
+        self._print(f"{sweep_run.name}: {self._texts[sweep_run.name]}")
 
     def update(
-        self, member: Member, metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]
+        self, sweep_run: SweepRun, metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]
     ) -> None:
         """Show what a run has written: the last two lines of its metrics, and its evaluations."""
         if not metrics:
@@ -73,24 +73,24 @@ class ProgressLines:
         mean = mean_return(evaluations[-1].get("returns")) if evaluations else None
         mean = number_of(last.get("episode/return_mean_100")) if mean is None else mean
         step, speed = whole_number_of(last.get("step")) or 0, number_of(last.get("time/steps_per_second")) or 0.0
-        if member.total_steps is None:
+        if sweep_run.total_steps is None:
             text = f"{grouped(step)} {self._unit}  {grouped(speed)} {self._unit}/s"
         else:
             before = metrics[-2] if len(metrics) > 1 else dict[str, Any]()
-            eta = speed_gives_eta(last, before, has_replay=member.has_replay)
-            text = describe(step, member.total_steps, speed, mean, self._unit, eta=eta)
-        self._texts[member.name] = text
+            eta = speed_gives_eta(last, before, has_replay=sweep_run.has_replay)
+            text = describe(step, sweep_run.total_steps, speed, mean, self._unit, eta=eta)
+        self._texts[sweep_run.name] = text
         now = time.monotonic()
-        if now - self._printed_at.get(member.name, 0.0) >= _PLAIN_EVERY_S:
-            self._printed_at[member.name] = now
-            self._print(f"{member.name}: {text}")
+        if now - self._printed_at.get(sweep_run.name, 0.0) >= _PLAIN_EVERY_S:
+            self._printed_at[sweep_run.name] = now
+            self._print(f"{sweep_run.name}: {text}")
 
-    def ended(self, member: Member, when: str = "") -> None:
+    def ended(self, sweep_run: SweepRun, when: str = "") -> None:
         """Show the end of a run: the return, or the reason of its failure."""
-        mean = score_of(member, "last_return")
-        detail = member.reason or "" if mean is None else f"return {significant(mean)}"
-        self._texts[member.name] = detail
-        self._print(f"{member.name}: {member.status}{when}" + (f", {detail}" if detail else ""))
+        mean = score_of(sweep_run, "last_return")
+        detail = sweep_run.reason or "" if mean is None else f"return {significant(mean)}"
+        self._texts[sweep_run.name] = detail
+        self._print(f"{sweep_run.name}: {sweep_run.status}{when}" + (f", {detail}" if detail else ""))
 
     def note(self, text: str) -> None:
         """Show a line that stays."""
@@ -103,24 +103,24 @@ class ProgressLines:
         """Redraw the lines of a terminal."""
         if self._live is None:
             return
-        shown = self._members
+        shown = self._runs
         room = max(1, self._live.console.height - _OTHER_LINES)
         if len(shown) > room:
-            running = [member for member in shown if member.status == "running"]
-            others = [member for member in shown if member.status not in ("running", "queued")]
+            running = [sweep_run for sweep_run in shown if sweep_run.status == "running"]
+            others = [sweep_run for sweep_run in shown if sweep_run.status not in ("running", "queued")]
             shown = [*others[max(0, len(others) - max(0, room - len(running))) :], *running][-room:]
         table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True, overflow="ellipsis")
-        for member in shown:
-            state = Text(member.status, style=_STYLES.get(member.status, "dim"))
-            table.add_row(Text(member.name), state, Text(self._texts.get(member.name, "")))
+        for sweep_run in shown:
+            state = Text(sweep_run.status, style=_STYLES.get(sweep_run.status, "dim"))
+            table.add_row(Text(sweep_run.name), state, Text(self._texts.get(sweep_run.name, "")))
         self._live.update(Group(table, Text(self.counts(), style="dim")), refresh=True)
 
     def counts(self) -> str:
         """`2 running, 3 done, 1 failed`."""
-        return tally(member.status for member in self._members)
+        return tally(sweep_run.status for sweep_run in self._runs)
 
     def close(self) -> None:
         """Draw the final state."""

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from lockstep.cli.report.runs import FoundRun, read_run
 from lockstep.cli.sweep.sweep_file import Sweep
-from lockstep.cli.sweep.trial import Member, Trial
+from lockstep.cli.sweep.trial import SweepRun, Trial
 from lockstep.cli.terminal import plain_table, shown_setting, tally
 from lockstep.record.console import significant
 from lockstep.record.file_numbers import number_of
@@ -25,7 +25,7 @@ class TrialResult:
     """The runs of a trial and their aggregate."""
 
     trial: Trial
-    members: list[Member]
+    runs: list[SweepRun]
     scores: dict[int, float]
     """By seed, of the runs that have ended successfully."""
     summary: ScoreSummary | None
@@ -36,9 +36,9 @@ class TrialResult:
     """Mean over the runs."""
 
 
-def score_of(member: Member, metric: str) -> float | None:
+def score_of(sweep_run: SweepRun, metric: str) -> float | None:
     """The score of a run that has ended successfully; None if it has none."""
-    return None if member.status != "done" else _score(read_run(member.path), metric)
+    return None if sweep_run.status != "done" else _score(read_run(sweep_run.path), metric)
 
 
 def _score(found: FoundRun, metric: str) -> float | None:
@@ -49,21 +49,21 @@ def _score(found: FoundRun, metric: str) -> float | None:
     return number_of(last_line(found.path / METRICS_FILE).get(metric))
 
 
-def results(members: Sequence[Member], sweep: Sweep) -> list[TrialResult]:
+def results(runs: Sequence[SweepRun], sweep: Sweep) -> list[TrialResult]:
     """The result of each trial, the best first; trials without a score last."""
-    trials = dict.fromkeys(member.trial for member in members)
-    found = [_result(trial, [member for member in members if member.trial is trial], sweep) for trial in trials]
+    trials = dict.fromkeys(sweep_run.trial for sweep_run in runs)
+    found = [_result(trial, [sweep_run for sweep_run in runs if sweep_run.trial is trial], sweep) for trial in trials]
     sign = -1.0 if sweep.direction == "maximize" else 1.0
     return sorted(found, key=lambda one: (one.summary is None, 0.0 if one.summary is None else sign * one.summary.iqm))
 
 
-def _result(trial: Trial, members: list[Member], sweep: Sweep) -> TrialResult:
-    read = {member.seed: read_run(member.path) for member in members if member.status == "done"}
+def _result(trial: Trial, runs: list[SweepRun], sweep: Sweep) -> TrialResult:
+    read = {sweep_run.seed: read_run(sweep_run.path) for sweep_run in runs if sweep_run.status == "done"}
     scores = {seed: score for seed, run in read.items() if (score := _score(run, sweep.metric)) is not None}
     speeds = [run.steps_per_second for run in read.values() if run.steps_per_second]
     from_training = "/" not in sweep.metric and any(run.return_from == "training" for run in read.values())
     summary = summarize(list(scores.values())) if scores else None
-    return TrialResult(trial, members, scores, summary, from_training, sum(speeds) / len(speeds) if speeds else None)
+    return TrialResult(trial, runs, scores, summary, from_training, sum(speeds) / len(speeds) if speeds else None)
 
 
 def as_json(found: Sequence[TrialResult], sweep: Sweep) -> str:
@@ -74,13 +74,13 @@ def as_json(found: Sequence[TrialResult], sweep: Sweep) -> str:
             "settings": dict(one.trial.settings),
             "runs": [
                 {
-                    "run": member.name,
-                    "seed": member.seed,
-                    "status": member.status,
-                    "reason": member.reason,
-                    "score": one.scores.get(member.seed),
+                    "run": sweep_run.name,
+                    "seed": sweep_run.seed,
+                    "status": sweep_run.status,
+                    "reason": sweep_run.reason,
+                    "score": one.scores.get(sweep_run.seed),
                 }
-                for member in one.members
+                for sweep_run in one.runs
             ],
             "summary": None if one.summary is None else asdict(one.summary),
         }
@@ -101,19 +101,21 @@ def print_results(found: Sequence[TrialResult], sweep: Sweep, console: Console) 
         settings = [
             shown_setting(one.trial.settings[name]) if name in one.trial.settings else _MISSING for name in names
         ]
-        table.add_row(*(settings or ["all"]), *_numbers(one), _states(one.members))
+        table.add_row(*(settings or ["all"]), *_numbers(one), _states(one.runs))
     what = {"last_return": "last return", "best_return": "best return"}.get(sweep.metric, sweep.metric)
     console.print(f"{what} over seeds, {sweep.direction}d:" if names else f"{what} over seeds:", style="bold")
     console.print(table)
     if any(one.from_training for one in found):
         console.print("* mean return of the last 100 training episodes: nothing was evaluated", highlight=False)
-    done = [(one, member) for one in found for member in one.members if member.status == "done"]
-    if without := [member.name for one, member in done if member.seed not in one.scores]:
+    done = [(one, sweep_run) for one in found for sweep_run in one.runs if sweep_run.status == "done"]
+    if without := [sweep_run.name for one, sweep_run in done if sweep_run.seed not in one.scores]:
         console.print(f"no {what}: {', '.join(without)}", markup=False, highlight=False, soft_wrap=True)
     for one in found:
-        for member in one.members:
-            if member.status == "failed":
-                console.print(f"{member.name} failed: {member.reason}", markup=False, highlight=False, soft_wrap=True)
+        for sweep_run in one.runs:
+            if sweep_run.status == "failed":
+                console.print(
+                    f"{sweep_run.name} failed: {sweep_run.reason}", markup=False, highlight=False, soft_wrap=True
+                )
 
 
 def _numbers(one: TrialResult) -> list[str]:
@@ -128,7 +130,7 @@ def _numbers(one: TrialResult) -> list[str]:
     return [str(summary.count), significant(summary.iqm) + "*" * one.from_training, interval, *values, speed]
 
 
-def _states(members: Sequence[Member]) -> str:
+def _states(runs: Sequence[SweepRun]) -> str:
     """`done`, or `3 done, 2 failed`."""
-    states = [member.status for member in members]
+    states = [sweep_run.status for sweep_run in runs]
     return states[0] if len(set(states)) == 1 else tally(states)

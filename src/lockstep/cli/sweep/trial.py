@@ -17,7 +17,7 @@ Status = Literal["queued", "running", "done", "failed", "pruned", "interrupted"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """A combination of settings."""
+    """A combination of settings, in Optuna's word; its runs differ in the seed."""
 
     name: str
     """Its directory within that of the sweep; empty where there is only one trial."""
@@ -25,7 +25,7 @@ class Trial:
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class SweepRun:
     """One run of a sweep."""
 
     trial: Trial

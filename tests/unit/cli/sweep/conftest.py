@@ -13,7 +13,7 @@ import pytest
 from lockstep.cli import main as cli
 from lockstep.cli.sweep import pool, train_command
 
-MEMBER = Path(__file__).with_name("member.py")
+STAND_IN = Path(__file__).with_name("stand_in.py")
 
 
 class Sweeps:
@@ -62,7 +62,7 @@ class Sweeps:
 
 @pytest.fixture
 def sweeps(here, monkeypatch):
-    monkeypatch.setattr(train_command, "PROGRAM", (sys.executable, str(MEMBER)))
+    monkeypatch.setattr(train_command, "PROGRAM", (sys.executable, str(STAND_IN)))
     monkeypatch.setattr(pool, "_POLL_S", 0.02)
     monkeypatch.setattr(pool, "_READ_EVERY_S", 0.02)
     affinity = os.sched_getaffinity(0)

@@ -16,7 +16,7 @@ from lockstep.cli.sweep import pool, slots, train_command
 from lockstep.cli.sweep.progress import ProgressLines
 from lockstep.cli.sweep.slots import Needs, Slot, make_slots
 from lockstep.cli.sweep.space import parse_space
-from lockstep.cli.sweep.trial import Member, Trial
+from lockstep.cli.sweep.trial import SweepRun, Trial
 from lockstep.errors import ConfigError
 from lockstep.record.run_dir import lock_run_dir
 from quick import others_slow
@@ -235,8 +235,8 @@ def test_run_of_a_killed_start_is_waited_for(sweeps, capsys, monkeypatch):
     (sweeps.path / "one/seed_0/summary.json").unlink()
     locks, waiting = [lock_run_dir(sweeps.path / "one/seed_0")], ProgressLines.waiting
 
-    def end(self, member):
-        waiting(self, member)
+    def end(self, sweep_run):
+        waiting(self, sweep_run)
         os.close(locks.pop())
 
     monkeypatch.setattr(ProgressLines, "waiting", end)
@@ -444,14 +444,14 @@ def test_progress_of_a_run_whose_lines_are_damaged_or_without_returns(monkeypatc
     monkeypatch.setenv("TERM", "dumb")
     file = Terminal()
     lines = ProgressLines(file)
-    member = Member(Trial("", {}), 0, "seed_0", Path("nowhere"), total_steps=1000)
+    sweep_run = SweepRun(Trial("", {}), 0, "seed_0", Path("nowhere"), total_steps=1000)
     line = {"step": 250, "time/steps_per_second": 50.0, "episode/return_mean_100": 7.0}
     for metrics, returns, wanted in (
         (line, [4.0, None, 6.0], "250 / 1 000 steps (25 %)  50 steps/s  return 5.000"),
         (line, [None], "return 7.000"),
         ({"time/steps_per_second": "fast"}, 3, "0 / 1 000 steps (0 %)"),
     ):
-        lines.update(member, [metrics], [{"step": 250, "returns": returns}])
+        lines.update(sweep_run, [metrics], [{"step": 250, "returns": returns}])
         assert wanted in lines._texts["seed_0"]
     lines.draw()
     lines.close()
@@ -460,19 +460,19 @@ def test_progress_of_a_run_whose_lines_are_damaged_or_without_returns(monkeypatc
 
 def test_no_eta_of_a_run_while_its_replay_is_filled():
     lines = ProgressLines(io.StringIO())
-    member = Member(Trial("", {}), 0, "seed_0", Path("nowhere"), total_steps=1000, has_replay=True)
+    sweep_run = SweepRun(Trial("", {}), 0, "seed_0", Path("nowhere"), total_steps=1000, has_replay=True)
     filling = {"step": 250, "time/steps_per_second": 50.0}
-    lines.update(member, [filling], [])
+    lines.update(sweep_run, [filling], [])
     assert "50 steps/s" in lines._texts["seed_0"] and "ETA" not in lines._texts["seed_0"]
     learning = filling | {"optim/learning_rate": 1e-3}
-    lines.update(member, [filling, learning], [])
+    lines.update(sweep_run, [filling, learning], [])
     assert "ETA" not in lines._texts["seed_0"], "some of these steps only filled the replay"
-    lines.update(member, [filling, learning, learning], [])
+    lines.update(sweep_run, [filling, learning, learning], [])
     assert "ETA 15 s" in lines._texts["seed_0"]
-    pool._note_config(member, recipes.load("cartpole"))
-    assert not member.has_replay
-    pool._note_config(member, recipes.load("cartpole_dqn"))
-    assert member.has_replay
+    pool._note_config(sweep_run, recipes.load("cartpole"))
+    assert not sweep_run.has_replay
+    pool._note_config(sweep_run, recipes.load("cartpole_dqn"))
+    assert sweep_run.has_replay
 
 
 def test_terminal_has_a_line_per_run_as_far_as_it_is_high(monkeypatch):
@@ -481,15 +481,15 @@ def test_terminal_has_a_line_per_run_as_far_as_it_is_high(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     file = Terminal()
     lines = ProgressLines(file)
-    members = [Member(Trial("", {}), seed, f"seed_{seed}", Path("nowhere"), total_steps=1000) for seed in range(20)]
-    for member in members:
-        lines.add(member)
-    for member in members[10:12]:
-        member.status = "running"
-        lines.started(member, resumed=False, slot=Slot(0, (0,)))
-    lines.update(members[10], [{"step": 250, "time/steps_per_second": 50.0, "episode/return_mean_100": 7.0}], [])
-    members[3].status, members[3].reason = "failed", "rank 0: out of memory"
-    lines.ended(members[3])
+    runs = [SweepRun(Trial("", {}), seed, f"seed_{seed}", Path("nowhere"), total_steps=1000) for seed in range(20)]
+    for sweep_run in runs:
+        lines.add(sweep_run)
+    for sweep_run in runs[10:12]:
+        sweep_run.status = "running"
+        lines.started(sweep_run, resumed=False, slot=Slot(0, (0,)))
+    lines.update(runs[10], [{"step": 250, "time/steps_per_second": 50.0, "episode/return_mean_100": 7.0}], [])
+    runs[3].status, runs[3].reason = "failed", "rank 0: out of memory"
+    lines.ended(runs[3])
     file.truncate(0)
     lines.draw()
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())

@@ -1,4 +1,4 @@
-"""A stand-in for `lockstep train` that starts in a moment: `member.py CONFIG --run-dir DIR` or `--resume DIR`.
+"""A stand-in for `lockstep train` that starts in a moment: `stand_in.py CONFIG --run-dir DIR` or `--resume DIR`.
 
 `behaviour.json` in the working directory maps a name of a run to what it does: `fail`, `refuse` (exit code 2 before
 anything is written), `wait` (until a signal), `poor` (a poor evaluation, then until a signal), `late` (ends by itself
