@@ -1,4 +1,4 @@
 """`lockstep chaos`: inject faults into a run, and report which ones it survives.
 
-`command.py` is the command, `trial.py` runs and evaluates one fault, `faults.py` and `backend_faults.py` inject it.
+`command.py` is the command, `fault_run.py` runs and evaluates one fault, `faults.py` and `backend_faults.py` inject it.
 """

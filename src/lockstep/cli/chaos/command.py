@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms.replay import ReplayConfig
+from lockstep.cli.chaos.fault_run import CONFIG_FILE, HEAD, FaultResult, FaultRuns
 from lockstep.cli.chaos.faults import KINDS, InjectedFault
-from lockstep.cli.chaos.trial import CONFIG_FILE, HEAD, Trial, Trials
 from lockstep.errors import ConfigError
 from lockstep.launch.signals import Interrupted, caught_signals
 from lockstep.record.console import redraws
@@ -83,9 +83,9 @@ def run_chaos(run: Run, ranks: int, faults: Sequence[str], *, seed: int, run_dir
     run = prepared(run, ranks, whole=whole)
     folder = _made_folder(run_dir, run)
     drawn = schedule(faults, run, ranks, seed)
-    trials: list[Trial] = []
+    results: list[FaultResult] = []
     with caught_signals() as caught:
-        all_runs = Trials(run, ranks, folder, caught)
+        all_runs = FaultRuns(run, ranks, folder, caught)
         try:
             _print_header(run, ranks, folder, all_runs.exact)
             _print_progress(f"the undisturbed run, on {ranks} ranks ...")
@@ -93,16 +93,16 @@ def run_chaos(run: Run, ranks: int, faults: Sequence[str], *, seed: int, run_dir
             _say(f"undisturbed: parameters {all_runs.fingerprint}\n\n{HEAD}")
             for fault in drawn:
                 _print_progress(f"{fault.fault}: {KINDS[fault.fault]} (rank {fault.rank}, update {fault.update}) ...")
-                trials.append(all_runs.try_fault(fault))
-                _say(trials[-1].row(all_runs.exact))
+                results.append(all_runs.try_fault(fault))
+                _say(results[-1].row(all_runs.exact))
         except Interrupted as interrupted:
-            _say(f"interrupted; {len(trials)} of {len(drawn)} faults were tried")
+            _say(f"interrupted; {len(results)} of {len(drawn)} faults were tried")
             return 128 + interrupted.args[0]
         finally:
-            _write(folder, all_runs, trials)
-    survived = sum(trial.survived for trial in trials)
-    _say(f"\n{survived} of {len(trials)} faults survived; table and runs: {os.path.relpath(folder)}")
-    return 0 if survived == len(trials) else 1
+            _write(folder, all_runs, results)
+    survived = sum(one.survived for one in results)
+    _say(f"\n{survived} of {len(results)} faults survived; table and runs: {os.path.relpath(folder)}")
+    return 0 if survived == len(results) else 1
 
 
 def _made_folder(run_dir: Path | None, run: Run) -> Path:
@@ -122,7 +122,7 @@ def _made_folder(run_dir: Path | None, run: Run) -> Path:
 def _print_header(run: Run, ranks: int, folder: Path, exact: bool) -> None:
     rollout = run.num_envs * run.algorithm.num_steps
     _say(
-        f"{run.task} on {ranks} ranks, {run.total_steps // rollout} updates of {rollout} steps; for the trial "
+        f"{run.task} on {ranks} ranks, {run.total_steps // rollout} updates of {rollout} steps; for these runs "
         f"num_shards={run.num_shards}, timeout_s={run.timeout_s:g}, checkpoint_every={run.checkpoint_every}, "
         f"check_every={run.check_every}"
         + (f", learning_starts={run.algorithm.learning_starts}" if isinstance(run.algorithm, ReplayConfig) else "")
@@ -132,13 +132,13 @@ def _print_header(run: Run, ranks: int, folder: Path, exact: bool) -> None:
     _say(f"runs: {os.path.relpath(folder)}")
 
 
-def _write(folder: Path, trials: Trials, done: Sequence[Trial]) -> None:
-    result = {
-        "undisturbed": trials.fingerprint,
-        "exact": trials.exact,
-        "trials": [asdict(trial) | {"survived": trial.survived} for trial in done],
+def _write(folder: Path, fault_runs: FaultRuns, results: Sequence[FaultResult]) -> None:
+    table = {
+        "undisturbed": fault_runs.fingerprint,
+        "exact": fault_runs.exact,
+        "trials": [asdict(one) | {"survived": one.survived} for one in results],
     }
-    write_atomically(folder / RESULT_FILE, json.dumps(result, indent=2) + "\n")
+    write_atomically(folder / RESULT_FILE, json.dumps(table, indent=2) + "\n")
 
 
 def _print_progress(text: str) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.chaos import faults, trial
+from lockstep.cli.chaos import fault_run, faults
 from lockstep.cli.chaos.command import MAX_TIMEOUT_S, UPDATES, chosen_faults, prepared, run_chaos, schedule
+from lockstep.cli.chaos.fault_run import HEAD, FaultResult, FaultRuns
 from lockstep.cli.chaos.faults import INJECTED_FILE, KINDS, InjectedFault
-from lockstep.cli.chaos.trial import HEAD, Trial, Trials
 from lockstep.cli.report.runs import find_runs
 from lockstep.errors import ConfigError
 from lockstep.record.run_dir import RunDir
@@ -110,25 +110,25 @@ def test_invalid_fault_is_one_error_line(monkeypatch, capsys):
 
 
 def test_directory_of_all_runs_is_no_run_itself(here, monkeypatch):
-    def undisturbed(trials):
-        (config, *_) = trials._train("undisturbed")
-        assert load(Path(config)) == trials._run
-        RunDir.create(trials._folder / "undisturbed", trials._run).close()
+    def undisturbed(fault_runs):
+        (config, *_) = fault_runs._train("undisturbed")
+        assert load(Path(config)) == fault_runs._run
+        RunDir.create(fault_runs._folder / "undisturbed", fault_runs._run).close()
 
-    monkeypatch.setattr(Trials, "undisturbed", undisturbed)
-    survived = Trial(
+    monkeypatch.setattr(FaultRuns, "undisturbed", undisturbed)
+    survived = FaultResult(
         fault="kill", rank=0, update=1, step=1, detected_s=None, restarts=0, steps_lost=0, exit_code=0,
         same_parameters=True, message="",
     )  # fmt: skip
-    monkeypatch.setattr(Trials, "try_fault", lambda *_: survived)
+    monkeypatch.setattr(FaultRuns, "try_fault", lambda *_: survived)
     assert run_chaos(RUN, 2, ["kill"], seed=0, run_dir=None, whole=False) == 0
     (folder,) = Path("runs").iterdir()
     assert find_runs([Path("runs")]) == [folder / "undisturbed"]
 
 
 @pytest.fixture
-def trials(tmp_path):
-    made = Trials(prepared(RUN, 2, whole=False), 2, tmp_path, [])
+def fault_runs(tmp_path):
+    made = FaultRuns(prepared(RUN, 2, whole=False), 2, tmp_path, [])
     made.fingerprint = "abc"
     return made
 
@@ -147,19 +147,19 @@ def left(folder, *, injected_at=10, message="rank 1 was killed", **summary):
     (folder / "kill" / "summary.json").write_text(json.dumps(told | summary))
 
 
-def judged(trials, code=0, problems=()):
-    return trials._evaluate(InjectedFault("kill", 1, 9), code, 0, list(problems), 60.0)
+def judged(fault_runs, code=0, problems=()):
+    return fault_runs._evaluate(InjectedFault("kill", 1, 9), code, 0, list(problems), 60.0)
 
 
-def test_run_without_problems_survives(trials, tmp_path):
+def test_run_without_problems_survives(fault_runs, tmp_path):
     left(tmp_path)
-    trial = judged(trials)
-    assert trial.survived
-    assert trial.same_parameters
-    assert (trial.update, trial.step, trial.steps_lost, trial.restarts) == (10, 10 * BATCH, 2 * BATCH, 1)
-    assert trial.detected_s == pytest.approx(0.5)
-    assert trial.message == "rank 1 was killed; warning: checkpoint step_5 is damaged"
-    row = trial.row(exact=True)
+    result = judged(fault_runs)
+    assert result.survived
+    assert result.same_parameters
+    assert (result.update, result.step, result.steps_lost, result.restarts) == (10, 10 * BATCH, 2 * BATCH, 1)
+    assert result.detected_s == pytest.approx(0.5)
+    assert result.message == "rank 1 was killed; warning: checkpoint step_5 is damaged"
+    row = result.row(exact=True)
     assert row.split()[:8] == ["kill", "1", "10", str(10 * BATCH), "0.5", "s", "1", str(2 * BATCH)]
     assert row.index("survived") == HEAD.index("verdict")
     assert row.index("rank 1 was") == HEAD.index("message")
@@ -175,48 +175,48 @@ def test_run_without_problems_survives(trials, tmp_path):
         ({}, None, "it did not end within 60 s"),
     ],
 )
-def test_run_with_problems_does_not_survive(trials, tmp_path, run, code, why):
+def test_run_with_problems_does_not_survive(fault_runs, tmp_path, run, code, why):
     left(tmp_path, **run)
-    trial = judged(trials, code)
-    assert not trial.survived
-    assert why in trial.row(exact=True)
-    assert "NOT survived" in trial.row(exact=True)
+    result = judged(fault_runs, code)
+    assert not result.survived
+    assert why in result.row(exact=True)
+    assert "NOT survived" in result.row(exact=True)
 
 
 @pytest.mark.parametrize("content", ["", '{"rank": 1, "mess', '{"rank": 1}', '{"message": ""}'])
-def test_failure_without_a_readable_message_has_none(trials, tmp_path, content):
+def test_failure_without_a_readable_message_has_none(fault_runs, tmp_path, content):
     left(tmp_path)
     (tmp_path / "kill" / "logs" / "failure_1.json").write_text(content)
-    assert judged(trials).message == "warning: checkpoint step_5 is damaged"
+    assert judged(fault_runs).message == "warning: checkpoint step_5 is damaged"
 
 
-def test_time_of_detection_is_unknown_without_the_time_of_the_fault(trials, tmp_path):
+def test_time_of_detection_is_unknown_without_the_time_of_the_fault(fault_runs, tmp_path):
     left(tmp_path, injected_at=None)
-    assert judged(trials).detected_s is None
+    assert judged(fault_runs).detected_s is None
 
 
-def test_partial_files_are_a_problem(trials, tmp_path):
+def test_partial_files_are_a_problem(fault_runs, tmp_path):
     left(tmp_path)
     (tmp_path / "kill" / "checkpoints" / ".step_5").mkdir(parents=True)
-    assert trials._clean_up("kill") == ["half-written: kill/checkpoints/.step_5"]
-    assert not judged(trials, problems=["half-written"]).survived
+    assert fault_runs._clean_up("kill") == ["half-written: kill/checkpoints/.step_5"]
+    assert not judged(fault_runs, problems=["half-written"]).survived
 
 
-def test_other_parameters_are_accepted_if_not_exact(trials, tmp_path):
+def test_other_parameters_are_accepted_if_not_exact(fault_runs, tmp_path):
     left(tmp_path, params_fingerprint="abd")
-    trials.exact = False
-    assert judged(trials).survived
-    assert "not promised" in judged(trials).row(exact=False)
+    fault_runs.exact = False
+    assert judged(fault_runs).survived
+    assert "not promised" in judged(fault_runs).row(exact=False)
 
 
-def test_restart_without_checkpoint_repeats_all_steps(trials, tmp_path):
+def test_restart_without_checkpoint_repeats_all_steps(fault_runs, tmp_path):
     left(tmp_path, resumed_from=None)
-    assert judged(trials).steps_lost == 10 * BATCH
+    assert judged(fault_runs).steps_lost == 10 * BATCH
 
 
 def test_long_explanations_are_shortened_in_the_table_only():
-    long = Trial(
+    long = FaultResult(
         fault="kill", rank=0, update=1, step=1, detected_s=None, restarts=0, steps_lost=0, exit_code=0,
         same_parameters=True, message="x" * 500,
     )  # fmt: skip
-    assert len(long.row(exact=True)) <= HEAD.index("message") + trial._MESSAGE_WIDTH
+    assert len(long.row(exact=True)) <= HEAD.index("message") + fault_run._MESSAGE_WIDTH

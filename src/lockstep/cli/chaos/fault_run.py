@@ -32,7 +32,7 @@ HEAD = "".join(f"{name:{width}}" for name, width in _COLUMNS) + f"{'code':5}{'sa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class FaultResult:
     """The outcome of one fault."""
 
     fault: str
@@ -74,7 +74,7 @@ class Trial:
         return f"{text}{code!s:5}{same:13}{verdict:14}{_shortened('; '.join(self.problems) or self.message)}"
 
 
-class Trials:
+class FaultRuns:
     """The runs of one `lockstep chaos`, below `folder`, which has `config.yaml`; `caught`: signals of this process."""
 
     def __init__(self, run: Run, ranks: int, folder: Path, caught: Sequence[int]) -> None:
@@ -101,7 +101,7 @@ class Trials:
             )
         self.fingerprint = str(summary["params_fingerprint"])
 
-    def try_fault(self, fault: InjectedFault) -> Trial:
+    def try_fault(self, fault: InjectedFault) -> FaultResult:
         """Run with one fault."""
         name, problems = fault.fault, list[str]()
         limit = 60.0 + 3 * (self._undisturbed_s + self._run.timeout_s)
@@ -119,7 +119,7 @@ class Trials:
 
     def _evaluate(
         self, fault: InjectedFault, code: int | None, resumed: int, problems: list[str], limit: float
-    ) -> Trial:
+    ) -> FaultResult:
         run_dir = self._folder / fault.fault
         summary, note = read_json(run_dir / "summary.json"), read_json(run_dir / INJECTED_FILE)
         restarts = int(summary.get("restarts") or 0) + resumed
@@ -138,7 +138,7 @@ class Trials:
         message = "; ".join(filter(None, (message, _warnings(run_dir.with_suffix(".txt")))))
         at = int(note.get("at", fault.update))
         lost = max(0, at * self._rollout - _step(summary.get("resumed_from"))) if restarts else 0
-        return Trial(
+        return FaultResult(
             fault=fault.fault,
             rank=fault.rank,
             update=at,
