@@ -154,7 +154,7 @@ def _pure_jax_rl_itself(device: str, scale: float, num_envs: int) -> dict[str, A
     if PURE_JAX_RL_FOLDER not in os.environ:
         raise SystemExit("give --purejaxrl DIR, the folder with its source")
     num_envs = max(int(num_envs * scale), 4)
-    script = ROOT / "src/lockstep/cli/bench/arms/with_purejaxrl.py"
+    script = ROOT / "src/lockstep/cli/bench/contenders/with_purejaxrl.py"
     steps = num_envs * 128 * (100 if scale == 1 else 4)
     command = [sys.executable, str(script), str(num_envs), os.environ[PURE_JAX_RL_FOLDER], "--measured", str(steps)]
     printed = _printed(command, {"JAX_PLATFORMS": "cpu"} if device == "cpu" else {})
@@ -253,7 +253,7 @@ def _of_peer(device: str, scale: float, library: str, num_envs: int) -> dict[str
     if importlib.util.find_spec(library) is None:
         raise SystemExit(f"{library} is not installed")
     num_envs = max(int(num_envs * scale), 64)
-    sys.path.insert(0, str(ROOT / "src/lockstep/cli/bench/arms"))
+    sys.path.insert(0, str(ROOT / "src/lockstep/cli/bench/contenders"))
     import robot_settings
 
     settings = {

@@ -74,7 +74,7 @@ def ours(num_envs: int, *, tensors: bool) -> Callable[[int], None]:
 
 def theirs(library: str) -> Callable[[int], Callable[[int], None]]:
     """What makes a library's updates; `lockstep bench cartpole_4096` has the scripts."""
-    sys.path.insert(0, str(ROOT / "src" / "lockstep" / "cli" / "bench" / "arms"))
+    sys.path.insert(0, str(ROOT / "src" / "lockstep" / "cli" / "bench" / "contenders"))
     return importlib.import_module(f"with_{library}").updates
 
 

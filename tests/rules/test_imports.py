@@ -11,7 +11,7 @@ from sources import tree_of
 
 SOURCE = Path(__file__).parents[2] / "src"
 FRAMEWORKS = ("torch", "jax")
-SCRIPTS = SOURCE / "lockstep/cli/bench/arms"
+SCRIPTS = SOURCE / "lockstep/cli/bench/contenders"
 """No module imports them: `lockstep bench` runs each in the environment of another library."""
 
 # Packages with public names, which their `__init__.pyi` lists and docs/api.md describes.

@@ -13,8 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("workloads", metavar="NAME", nargs="*", help="workloads to measure (default: all); --list shows them")
     add("--list", action="store_true", help="list the workloads, who does them and what they need, and end")
-    add("--repetitions", metavar="N", default="5", help="of each arm, in turn with the others (default: 5)")
-    add("--only", metavar="ARM,ARM...", help="arms to measure, such as lockstep,sb3 (default: all)")
+    add("--repetitions", metavar="N", default="5", help="of each library, in turn with the others (default: 5)")
+    add("--only", metavar="LIBRARY,LIBRARY...", help="libraries to measure, such as lockstep,sb3 (default: all)")
     add(
         "--scale",
         metavar="X",
@@ -28,5 +28,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     python = "an interpreter to use instead of an environment made here; may be repeated"
     add("--python", metavar="NAME=PYTHON", action="append", default=[], help=python)
     add("--purejaxrl", metavar="DIR", help="the folder with the package purejaxrl, which is on no package index")
-    add("--retry-failed", action="store_true", help="measure arms again that have failed before")
+    add("--retry-failed", action="store_true", help="measure again what has failed before")
     add("--debug", action="store_true", help="show tracebacks")

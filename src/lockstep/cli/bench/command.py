@@ -1,4 +1,4 @@
-"""`lockstep bench`: measure workloads by all arms in turn, and print tables."""
+"""`lockstep bench`: measure workloads by all contenders in turn, and print tables."""
 
 import argparse
 import difflib
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from lockstep.cli.bench.environments import InstallationError, pinned, python_of
 from lockstep.cli.bench.process import measure
-from lockstep.cli.bench.results import RESULTS_FILE, TABLES_FILE, Row, append_row, of_arm, read_rows, table
-from lockstep.cli.bench.workloads import ENVIRONMENTS, WORKLOADS, Arm, Workload
+from lockstep.cli.bench.results import RESULTS_FILE, TABLES_FILE, Row, append_row, of_contender, read_rows, table
+from lockstep.cli.bench.workloads import ENVIRONMENTS, WORKLOADS, Contender, Workload
 from lockstep.cli.parser import did_you_mean
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, positive
@@ -22,15 +22,17 @@ from lockstep.system.cores import processor
 
 
 def bench_command(args: argparse.Namespace) -> int:
-    """`lockstep bench`; returns the exit code: 1 if an arm has failed."""
+    """`lockstep bench`; returns the exit code: 1 if a contender has failed."""
     workloads = _chosen(args.workloads, WORKLOADS, "workload")
     if args.list:
         print(_listing(workloads))
         return 0
-    every_arm = {arm.name: arm for workload in WORKLOADS.values() for arm in workload.arms}
-    arms = _chosen(args.only.split(",") if args.only else [], every_arm, "--only")
+    every_contender = {
+        contender.name: contender for workload in WORKLOADS.values() for contender in workload.contenders
+    }
+    contenders = _chosen(args.only.split(",") if args.only else [], every_contender, "--only")
     repetitions = number(args.repetitions, "--repetitions")
-    selected = _selected(workloads, arms, purejaxrl=args.purejaxrl is not None)
+    selected = _selected(workloads, contenders, purejaxrl=args.purejaxrl is not None)
     return _Bench(args, selected, repetitions, positive(args.scale, "--scale")).run()
 
 
@@ -38,7 +40,7 @@ class _Bench:
     """The measurements of one folder. What it has is not measured again."""
 
     def __init__(
-        self, args: argparse.Namespace, workloads: Mapping[str, Sequence[Arm]], repetitions: int, scale: float
+        self, args: argparse.Namespace, workloads: Mapping[str, Sequence[Contender]], repetitions: int, scale: float
     ) -> None:
         self._workloads, self._repetitions, self._scale = workloads, repetitions, scale
         self._folder = Path(args.run_dir)
@@ -76,35 +78,35 @@ class _Bench:
 
     def _measure_all(self, group: RankGroup) -> None:
         """Measure what is missing, and print the table of each workload."""
-        for name, arms in self._workloads.items():
+        for name, contenders in self._workloads.items():
             for repetition in range(self._repetitions):
-                for arm in arms:
-                    self._measure(name, WORKLOADS[name], arm, repetition, group)
+                for contender in contenders:
+                    self._measure(name, WORKLOADS[name], contender, repetition, group)
             print(f"\n{table(name, WORKLOADS[name], read_rows(self._folder))}\n", flush=True)
 
-    def _measure(self, name: str, workload: Workload, arm: Arm, repetition: int, group: RankGroup) -> None:
-        """Measure an arm once, unless that was done or has failed."""
-        known = of_arm(read_rows(self._folder), name, arm.name)
+    def _measure(self, name: str, workload: Workload, contender: Contender, repetition: int, group: RankGroup) -> None:
+        """Measure a contender once, unless that was done or has failed."""
+        known = of_contender(read_rows(self._folder), name, contender.name)
         failed = any("error" in row for row in known.values()) and not self._retry_failed
         if repetition in known and "value" in known[repetition]:
             return
         if failed:
             return
-        if len(os.sched_getaffinity(0)) < arm.cores:
-            found = {"error": f"needs {arm.cores} cores"}
+        if len(os.sched_getaffinity(0)) < contender.cores:
+            found = {"error": f"needs {contender.cores} cores"}
         else:
-            more = [self._purejaxrl] if arm.only_with is not None and self._purejaxrl else []
+            more = [self._purejaxrl] if contender.needs_flag is not None and self._purejaxrl else []
             try:
-                found = measure(self._python(arm), workload, arm, self._scale, group, more)
+                found = measure(self._python(contender), workload, contender, self._scale, group, more)
             except InstallationError as error:
                 found = {"error": f"not installed: {error}"}
-        row = {"work": name, "arm": arm.name, "repetition": repetition, "scale": self._scale, **found}
+        row = {"work": name, "arm": contender.name, "repetition": repetition, "scale": self._scale, **found}
         append_row(self._folder, row | {"load": round(os.getloadavg()[0], 2)})
         shown = f"{found['value']:.6g} {workload.unit}" if "value" in found else f"failed: {found['error']}"
-        print(f"[{repetition + 1}/{self._repetitions}] {name}, {arm.title}: {shown}", file=sys.stderr, flush=True)
+        print(f"[{repetition + 1}/{self._repetitions}] {name}, {contender.title}: {shown}", file=sys.stderr, flush=True)
 
-    def _python(self, arm: Arm) -> Path:
-        name = arm.environment
+    def _python(self, contender: Contender) -> Path:
+        name = contender.environment
         if name is None:
             return Path(sys.executable)
         if name in self._broken:
@@ -127,18 +129,26 @@ def _chosen(given: Sequence[str], known: Mapping[str, object], what: str) -> lis
     return list(given) or list(known)
 
 
-def _selected(workloads: Sequence[str], arms: Sequence[str], *, purejaxrl: bool) -> dict[str, list[Arm]]:
-    """The arms to measure of each workload that has any; refuses to measure nothing."""
-    named = {workload: [arm for arm in WORKLOADS[workload].arms if arm.name in arms] for workload in workloads}
-    found = {workload: [arm for arm in some if arm.only_with is None or purejaxrl] for workload, some in named.items()}
+def _selected(workloads: Sequence[str], contenders: Sequence[str], *, purejaxrl: bool) -> dict[str, list[Contender]]:
+    """The contenders to measure of each workload that has any; refuses to measure nothing."""
+    named = {
+        workload: [contender for contender in WORKLOADS[workload].contenders if contender.name in contenders]
+        for workload in workloads
+    }
+    found = {
+        workload: [contender for contender in some if contender.needs_flag is None or purejaxrl]
+        for workload, some in named.items()
+    }
     if any(found.values()):
         return {workload: some for workload, some in found.items() if some}
-    left_out = {arm.name: arm.only_with for some in named.values() for arm in some}
+    left_out = {contender.name: contender.needs_flag for some in named.values() for contender in some}
     if left_out:
         flags = ", ".join(dict.fromkeys(str(flag) for flag in left_out.values()))
         raise ConfigError(f"--only {','.join(left_out)} measures nothing without {flags}; add it")
-    there = dict.fromkeys(arm.name for workload in workloads for arm in WORKLOADS[workload].arms)
-    raise ConfigError(f"--only {','.join(arms)}: no such arm in {', '.join(workloads)}; there are {', '.join(there)}")
+    there = dict.fromkeys(contender.name for workload in workloads for contender in WORKLOADS[workload].contenders)
+    raise ConfigError(
+        f"--only {','.join(contenders)}: no such library in {', '.join(workloads)}; there are {', '.join(there)}"
+    )
 
 
 def _interpreters(given: Sequence[str]) -> dict[str, Path]:
@@ -166,11 +176,16 @@ def _listing(workloads: Sequence[str]) -> str:
     lines: list[str] = []
     for name in workloads:
         lines.append(f"{name:24} {WORKLOADS[name].title}")
-        for arm in WORKLOADS[name].arms:
-            needs = "" if arm.environment is None else f"  [{arm.environment}]"
-            needs += f"  (only with {arm.only_with})" if arm.only_with else ""
-            lines.append(f"    {arm.name:20} {arm.title}{needs}")
-    used = {arm.environment: None for name in workloads for arm in WORKLOADS[name].arms if arm.environment is not None}
+        for contender in WORKLOADS[name].contenders:
+            needs = "" if contender.environment is None else f"  [{contender.environment}]"
+            needs += f"  (only with {contender.needs_flag})" if contender.needs_flag else ""
+            lines.append(f"    {contender.name:20} {contender.title}{needs}")
+    used = {
+        contender.environment: None
+        for name in workloads
+        for contender in WORKLOADS[name].contenders
+        if contender.environment is not None
+    }
     lines += [f"[{name}] {', '.join(pinned(name))}" for name in used]
     return "\n".join(lines)
 

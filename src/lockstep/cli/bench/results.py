@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lockstep.cli.bench.workloads import Arm, Workload
+from lockstep.cli.bench.workloads import Contender, Workload
 from lockstep.errors import ConfigError
 
 RESULTS_FILE = "results.jsonl"
@@ -65,9 +65,9 @@ def append_row(folder: Path, row: Row) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def of_arm(rows: Sequence[Row], workload: str, arm: str) -> dict[int, Row]:
-    """The newest measurements of an arm, by repetition."""
-    return {row["repetition"]: row for row in rows if (row["work"], row["arm"]) == (workload, arm)}
+def of_contender(rows: Sequence[Row], workload: str, contender: str) -> dict[int, Row]:
+    """The newest measurements of a contender, by repetition."""
+    return {row["repetition"]: row for row in rows if (row["work"], row["arm"]) == (workload, contender)}
 
 
 def table(name: str, workload: Workload, rows: Sequence[Row]) -> str:
@@ -77,23 +77,23 @@ def table(name: str, workload: Workload, rows: Sequence[Row]) -> str:
     """
     lines: list[str] = []
     notes: list[str] = []
-    for arm in workload.arms:
-        measured = of_arm(rows, name, arm.name)
+    for contender in workload.contenders:
+        measured = of_contender(rows, name, contender.name)
         if not measured:
             continue
         good = {i: row["value"] for i, row in measured.items() if "value" in row}
         errors = [row["error"] for row in measured.values() if "error" in row]
         if errors and not good:
-            notes.append(f"{arm.title}: {errors[-1]}")
+            notes.append(f"{contender.title}: {errors[-1]}")
             continue
-        base = of_arm(rows, name, arm.one_rank or workload.arms[0].name)
-        against = "" if arm is workload.arms[0] else _ratio(workload, arm, base, good)
+        base = of_contender(rows, name, contender.one_rank or workload.contenders[0].name)
+        against = "" if contender is workload.contenders[0] else _ratio(workload, contender, base, good)
         memory = median(row.get("peak_mb", 0.0) for row in measured.values() if "value" in row)
         cells = [
-            arm.title,
+            contender.title,
             _spread(list(good.values())),
             against,
-            _target(workload, arm),
+            _target(workload, contender),
             f"{memory:.0f}" if memory else "",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -110,19 +110,19 @@ def table(name: str, workload: Workload, rows: Sequence[Row]) -> str:
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def _ratio(workload: Workload, arm: Arm, base: Mapping[int, Row], other: Mapping[int, float]) -> str:
+def _ratio(workload: Workload, contender: Contender, base: Mapping[int, Row], other: Mapping[int, float]) -> str:
     """How many times better Lockstep is than a library, or several ranks than one."""
     ours = {i: row["value"] for i, row in base.items() if "value" in row and i in other}
     ratios = [ours[i] / other[i] if workload.higher_is_better else other[i] / ours[i] for i in ours]
-    if arm.ranks > 1:
+    if contender.ranks > 1:
         ratios = [1 / ratio for ratio in ratios]
     if not ratios:
         return ""
     return f"{median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
 
 
-def _target(workload: Workload, arm: Arm) -> str:
-    return f"{workload.targets[arm.name]:.2f}" if arm.name in workload.targets else ""
+def _target(workload: Workload, contender: Contender) -> str:
+    return f"{workload.targets[contender.name]:.2f}" if contender.name in workload.targets else ""
 
 
 def _spread(values: Sequence[float]) -> str:

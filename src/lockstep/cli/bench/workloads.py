@@ -1,7 +1,8 @@
-"""What `lockstep bench` measures: workloads, and the arms that do each.
+"""What `lockstep bench` measures: workloads, and the contenders that do each.
 
-An arm is a script of `arms/` with its arguments. All arms of a workload do the same: the same task, batch sizes,
-networks and passes over the data, on one core with one thread unless the arm says otherwise.
+A contender is a library, or a variant of Lockstep, with a script of `contenders/` and its arguments. All contenders of
+a workload do the same: the same task, batch sizes, networks and passes over the data, on one core with one thread
+unless the contender says otherwise.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
+class Contender:
     """One way to do a workload."""
 
     name: str
@@ -18,8 +19,8 @@ class Arm:
     title: str
     """In the table."""
     script: str
-    """File of `arms/`."""
-    words: tuple[str, ...] = ()
+    """File of `contenders/`."""
+    arguments: tuple[str, ...] = ()
     """Arguments of the script, before `--warm-up` and `--measured`."""
     environment: str | None = None
     """The library whose environment runs the script; None: this one."""
@@ -28,11 +29,11 @@ class Arm:
     ranks: int = 1
     """With more than one, warm-up and measured steps are multiplied: weak scaling."""
     one_rank: str | None = None
-    """With several ranks: the arm of one rank that they are compared with; None: the first arm of the workload."""
-    part: float = 1.0
+    """With several ranks: the contender of one rank that they are compared with; None: the workload's first."""
+    fraction_of_steps: float = 1.0
     """Of the workload's steps; less than 1 for a library that is much slower than the others."""
-    only_with: str | None = None
-    """The flag of `lockstep bench` without which the arm is skipped, as shown to the user."""
+    needs_flag: str | None = None
+    """The flag of `lockstep bench` without which the contender is skipped, as shown to the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class Workload:
     """Something that several libraries do."""
 
     title: str
-    arms: tuple[Arm, ...]
+    contenders: tuple[Contender, ...]
     unit: str = "steps/s"
     """Of the measured value."""
     higher_is_better: bool = True
@@ -51,7 +52,7 @@ class Workload:
     update: int = 1
     """Steps of one update; only whole updates are measured, whatever `--scale`."""
     targets: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Ratios that Lockstep aims at, by the name of the arm: Lockstep over a library, several ranks over one."""
+    """Ratios that Lockstep aims at, by the name of the contender: Lockstep over a library, several ranks over one."""
 
 
 class _Variant(NamedTuple):
@@ -72,43 +73,47 @@ _TWO = _Variant("lockstep_2", "Lockstep, 2 ranks on 2 cores", ranks=2)
 _TWO_JAX = _Variant("lockstep_2", "Lockstep, 2 ranks on 2 cores", _IN_JAX, ranks=2)
 
 
-def _ours(target: str, settings: Mapping[str, object], variant: _Variant = _TORCH) -> Arm:
-    words = [*target.split(), *variant.flags, "--ranks", str(variant.ranks)]
+def _ours(target: str, settings: Mapping[str, object], variant: _Variant = _TORCH) -> Contender:
+    arguments = [*target.split(), *variant.flags, "--ranks", str(variant.ranks)]
     for name, value in settings.items():
-        words += ["--set", f"{name}={value}"]
-    return Arm(
+        arguments += ["--set", f"{name}={value}"]
+    return Contender(
         name=variant.name,
         title=variant.title,
         script="with_lockstep.py",
-        words=tuple(words),
+        arguments=tuple(arguments),
         cores=variant.ranks,
         ranks=variant.ranks,
     )
 
 
-def _peer(name: str, title: str, workload: str, script: str, environment: str | None = None) -> Arm:
-    return Arm(name=name, title=title, script=script, words=(workload,), environment=environment or name)
+def _peer(name: str, title: str, workload: str, script: str, environment: str | None = None) -> Contender:
+    return Contender(name=name, title=title, script=script, arguments=(workload,), environment=environment or name)
 
 
-def _skrl(framework: str, workload: str) -> Arm:
+def _first_update(name: str, title: str, environment: str | None = None) -> Contender:
+    return Contender(name=name, title=title, script="first_update.py", arguments=(name,), environment=environment)
+
+
+def _skrl(framework: str, workload: str) -> Contender:
     in_jax = framework == "jax"
-    return Arm(
+    return Contender(
         name="skrl_jax" if in_jax else "skrl",
         title="skrl, JAX" if in_jax else "skrl",
         script="with_skrl_gymnasium.py",
-        words=(framework, workload),
+        arguments=(framework, workload),
         environment="skrl_jax" if in_jax else "robots",
-        part=0.05 if in_jax else 1.0,
+        fraction_of_steps=0.05 if in_jax else 1.0,
     )
 
 
-def _workflow(library: str, ranks: int) -> Arm:
+def _workflow(library: str, ranks: int) -> Contender:
     """A library on ranks that `lockstep.workflows` connects: by themselves these libraries want GPUs for it."""
-    return Arm(
+    return Contender(
         name=library if ranks == 1 else f"{library}_{ranks}",
         title=library if ranks == 1 else f"{library}, {ranks} ranks on {ranks} cores",
         script="with_workflow.py",
-        words=(library, "4096", str(ranks)),
+        arguments=(library, "4096", str(ranks)),
         environment="robots",
         cores=ranks,
         ranks=ranks,
@@ -159,8 +164,8 @@ def _gradient_sync(parameters: int, calls: int, target: float) -> Workload:
         "each": "an all-reduce for each parameter",
         "flat": "one all-reduce of a flat buffer, nothing else",
     }
-    arms = [
-        Arm(name=name, title=title, script="gradient_sync.py", words=(name, str(parameters)), cores=2)
+    contenders = [
+        Contender(name=name, title=title, script="gradient_sync.py", arguments=(name, str(parameters)), cores=2)
         for name, title in schemes.items()
     ]
     return Workload(
@@ -169,7 +174,7 @@ def _gradient_sync(parameters: int, calls: int, target: float) -> Workload:
         higher_is_better=False,
         warm_up=calls // 10,
         measured=calls,
-        arms=tuple(arms),
+        contenders=tuple(contenders),
         targets={"ddp": target},
     )
 
@@ -180,7 +185,7 @@ WORKLOADS: Mapping[str, Workload] = {
         warm_up=20_480,
         measured=81_920,
         update=1024,
-        arms=(
+        contenders=(
             _ours("CartPole-v1", _CARTPOLE),
             _ours("CartPole-v1", _CARTPOLE, _COMPILED),
             _peer("sb3", "Stable-Baselines3", "cartpole_ppo", "with_sb3.py"),
@@ -196,7 +201,7 @@ WORKLOADS: Mapping[str, Workload] = {
         warm_up=20_480,
         measured=204_800,
         update=1024,
-        arms=(
+        contenders=(
             _ours("CartPole-v1", _CARTPOLE, _JAX),
             _peer("sbx", "sbx", "cartpole_ppo", "with_sb3.py"),
             _skrl("jax", "cartpole_ppo"),
@@ -209,11 +214,11 @@ WORKLOADS: Mapping[str, Workload] = {
         warm_up=102_400,
         measured=512_000,
         update=1024,
-        arms=(
+        contenders=(
             _ours("jax/CartPole-v1", _CARTPOLE, _JAX),
-            Arm(
-                name="purejaxrl", title="PureJaxRL", script="with_purejaxrl.py", words=("8",),
-                environment="purejaxrl", only_with=_WITH_PUREJAXRL,
+            Contender(
+                name="purejaxrl", title="PureJaxRL", script="with_purejaxrl.py", arguments=("8",),
+                environment="purejaxrl", needs_flag=_WITH_PUREJAXRL,
             ),
             _ours("jax/CartPole-v1", _doubled(_CARTPOLE, "num_envs"), _TWO_JAX),
         ),
@@ -224,7 +229,7 @@ WORKLOADS: Mapping[str, Workload] = {
         warm_up=131_072,
         measured=1_310_720,
         update=65_536,
-        arms=(
+        contenders=(
             _ours("cartpole_isaac", {"num_envs": 4096}),
             _ours("cartpole_isaac", {"num_envs": 4096}, _COMPILED),
             _ours("cartpole_isaac", {"num_envs": 4096}, _ALSO_JAX),
@@ -240,7 +245,7 @@ WORKLOADS: Mapping[str, Workload] = {
         warm_up=131_072,
         measured=1_310_720,
         update=65_536,
-        arms=(
+        contenders=(
             _ours("cartpole_isaac", {"num_envs": 4096}),
             _ours("cartpole_isaac", {"num_envs": 8192}, _TWO),
             *(_workflow(library, ranks) for library in ("skrl", "rl_games", "rsl_rl") for ranks in (1, 2)),
@@ -252,7 +257,7 @@ WORKLOADS: Mapping[str, Workload] = {
         warm_up=4096,
         measured=16_384,
         update=2048,
-        arms=(
+        contenders=(
             _ours("Hopper-v5", _HOPPER),
             _ours("Hopper-v5", _HOPPER, _COMPILED),
             _ours("Hopper-v5", _HOPPER, _ALSO_JAX),
@@ -269,7 +274,7 @@ WORKLOADS: Mapping[str, Workload] = {
         title="PongNoFrameskip-v4, DQN, Nature CNN, 32 transitions for every 4 steps",
         warm_up=1200,
         measured=3600,
-        arms=(
+        contenders=(
             _ours("pong_small", _PONG),
             _peer("sb3", "Stable-Baselines3", "pong_dqn", "with_sb3.py"),
             _ours("pong_small", _doubled_off_policy(_PONG), _TWO),
@@ -281,7 +286,7 @@ WORKLOADS: Mapping[str, Workload] = {
         warm_up=4096,
         measured=16_384,
         update=1024,
-        arms=(
+        contenders=(
             _ours("CartPole-v1", _LSTM),
             _ours("CartPole-v1", _LSTM, _ALSO_JAX),
             _peer("sb3", "sb3-contrib", "recurrent_ppo", "with_sb3.py"),
@@ -294,7 +299,7 @@ WORKLOADS: Mapping[str, Workload] = {
             title=f"HalfCheetah-v5, {algo.upper()}, networks of 256 x 256, 256 transitions for every step",
             warm_up=512,
             measured=2048,
-            arms=(
+            contenders=(
                 _ours(f"HalfCheetah-v5 --algo {algo}", _OFF_POLICY),
                 _ours(f"HalfCheetah-v5 --algo {algo}", _OFF_POLICY, _COMPILED),
                 _ours(f"HalfCheetah-v5 --algo {algo}", _OFF_POLICY, _ALSO_JAX),
@@ -312,17 +317,22 @@ WORKLOADS: Mapping[str, Workload] = {
         warm_up=204_800,
         measured=1_024_000,
         update=1024,
-        arms=(
-            Arm(name="lockstep", title="Lockstep", script="offline_dqn.py", words=("lockstep", "--ranks", "1")),
-            Arm(
+        contenders=(
+            Contender(
+                name="lockstep", title="Lockstep", script="offline_dqn.py", arguments=("lockstep", "--ranks", "1"),
+            ),
+            Contender(
                 name="lockstep_2", title="Lockstep, 2 ranks on 2 cores, 1024 rows on each", script="offline_dqn.py",
-                cores=2, ranks=2, words=("lockstep", "--ranks", "2", "--batch-size", "2048"),
+                cores=2, ranks=2, arguments=("lockstep", "--ranks", "2", "--batch-size", "2048"),
             ),
-            Arm(
+            Contender(
                 name="lockstep_2_strong", title="Lockstep, 2 ranks on 2 cores, 512 rows on each",
-                script="offline_dqn.py", cores=2, ranks=2, words=("lockstep", "--ranks", "2"),
+                script="offline_dqn.py", cores=2, ranks=2, arguments=("lockstep", "--ranks", "2"),
             ),
-            Arm(name="data_loader", title="a loop with torch's DataLoader", script="offline_dqn.py", words=("loader",)),
+            Contender(
+                name="data_loader", title="a loop with torch's DataLoader", script="offline_dqn.py",
+                arguments=("loader",),
+            ),
         ),
         targets={"lockstep_2": 1.6, "lockstep_2_strong": 1.6},
     ),
@@ -335,16 +345,16 @@ WORKLOADS: Mapping[str, Workload] = {
         higher_is_better=False,
         measured=1024,
         update=1024,
-        arms=(
-            Arm(name="lockstep", title="Lockstep", script="first_update.py", words=("lockstep",)),
-            Arm(name="lockstep_jax", title="Lockstep, JAX", script="first_update.py", words=("lockstep_jax",)),
-            Arm(name="sb3", title="Stable-Baselines3", script="first_update.py", words=("sb3",), environment="sb3"),
-            Arm(name="sbx", title="sbx", script="first_update.py", words=("sbx",), environment="sbx"),
-            Arm(name="torch", title="`import torch` alone", script="first_update.py", words=("torch",)),
+        contenders=(
+            _first_update("lockstep", "Lockstep"),
+            _first_update("lockstep_jax", "Lockstep, JAX"),
+            _first_update("sb3", "Stable-Baselines3", environment="sb3"),
+            _first_update("sbx", "sbx", environment="sbx"),
+            _first_update("torch", "`import torch` alone"),
         ),
     ),
 }  # fmt: skip
-"""By name. The first arm is Lockstep, with which the others are compared unless `one_rank` names another."""
+"""By name. The first contender is Lockstep, with which the others are compared unless `one_rank` names another."""
 
 ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
     "sb3": ("stable-baselines3==2.9.2", "sb3-contrib==2.9.2", "torch", "gymnasium", "mujoco", "packaging", "ale-py",

@@ -114,7 +114,7 @@ def test_the_speed_is_without_warm_up_and_final_evaluation_at_every_scale(code, 
 @pytest.mark.slow
 @pytest.mark.real_start
 def test_the_memory_of_a_first_update_is_that_of_its_process():
-    assert printed(str(process.ARMS / "first_update.py"), "torch")["peak_mb"] > 100  # the script itself: 20
+    assert printed(str(process.CONTENDERS / "first_update.py"), "torch")["peak_mb"] > 100  # the script itself: 20
 
 
 # Stand for the packages: the agent makes a folder as rl_games does, where its checkpoints would be.
@@ -158,7 +158,7 @@ def test_rl_games_leaves_no_folders(tmp_path):
         (tmp_path / name).write_text(text)
     (tmp_path / "temporary").mkdir()
     search = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    words = [str(process.ARMS / "with_rl_games.py"), "8", "--warm-up", "128", "--measured", "256"]
+    words = [str(process.CONTENDERS / "with_rl_games.py"), "8", "--warm-up", "128", "--measured", "256"]
     written_to = tmp_path / "folder"
     variables = {"TMPDIR": str(tmp_path / "temporary"), "FOLDER_WRITTEN_TO": str(written_to)}
     assert printed(*words, PYTHONPATH=search, **variables)["value"] > 0
@@ -168,7 +168,7 @@ def test_rl_games_leaves_no_folders(tmp_path):
 
 def printed(*words: str, **variables: str) -> dict:
     """The result that a script prints in a process of its own."""
-    environment = os.environ | {"PYTHONPATH": str(process.ARMS)} | variables
+    environment = os.environ | {"PYTHONPATH": str(process.CONTENDERS)} | variables
     done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
