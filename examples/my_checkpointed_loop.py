@@ -17,7 +17,7 @@ from torch import nn
 
 from lockstep import CheckpointManager, Comm, World, fingerprint, spawn, stream, stream_seed
 
-SEED, EPISODES, GAMMA = 0, 8, 0.99  # EPISODES per update and rank
+SEED, EPISODES, GAMMA = 0, 8, 0.99  # EPISODES per update, played by all ranks together
 
 
 @torch.no_grad()
@@ -46,6 +46,7 @@ def train(rank: int, args: argparse.Namespace) -> str:
         optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
         generator = stream(SEED, "draws", world.shards[0])  # one stream per shard, continued over all updates
         env, first = gymnasium.make("CartPole-v1"), 1
+        share = world.shard_size(EPISODES, "EPISODES")  # of this rank
 
         saved = checkpoints.restore()  # [1] None at the first start
         if saved is not None:
@@ -56,7 +57,7 @@ def train(rank: int, args: argparse.Namespace) -> str:
         comm.broadcast_(policy)
 
         for update in range(first, args.updates + 1):
-            episodes = [play(env, policy, generator) for _ in range(EPISODES)]
+            episodes = [play(env, policy, generator) for _ in range(share)]
             observation, action, returns = (torch.cat(part) for part in zip(*episodes, strict=True))
             _, mean, variance = comm.moments(returns)
             advantage = (returns - mean) / (variance.sqrt() + 1e-8)
@@ -70,7 +71,7 @@ def train(rank: int, args: argparse.Namespace) -> str:
                 own = {world.rank: {"draws": generator.bit_generator.state}}  # [3] of this rank only
                 checkpoints.save(update, shared, own)  # [4] by all ranks together
             if world.rank == 0:
-                print(f"update {update}: {len(returns) / EPISODES:.0f} steps per episode", flush=True)
+                print(f"update {update}: {len(returns) / share:.0f} steps per episode", flush=True)
         parameters = fingerprint({name: p.detach().numpy() for name, p in policy.named_parameters()})
         if world.rank == 0:
             print(f"parameters {parameters}", flush=True)

@@ -346,9 +346,9 @@ def _fill_in(run: AnyRun, network_of: Callable[[str], Any]) -> None:
     settings.convert_fields(run)
     settings.convert_fields(run.algorithm)  # networks and environments have converted their own
     if type(run.algorithm) is not wanted:
-        raise ConfigError(
-            f"algo={run.algo} does not go with a {type(run.algorithm).__name__}; set both algo and algorithm"
-        )
+        fitting = [algo for algo, cls in _algorithms(run).items() if cls is type(run.algorithm)]
+        way_out = f"set algo={fitting[0]}" if len(fitting) == 1 else "set both algo and algorithm"
+        raise ConfigError(f"algo={run.algo} does not go with a {type(run.algorithm).__name__}; {way_out}")
 
 
 def _check_algorithm_settings(run: AnyRun, names: Iterable[str]) -> None:

@@ -13,8 +13,8 @@ from lockstep.session.shard_replays import importance_weights
 from lockstep.torch.q_networks import QPolicy
 from lockstep.torch.value_losses import (
     categorical_projection,
-    chosen,
     cross_entropy,
+    gather_actions,
     quantile_huber,
     td_target,
 )
@@ -81,7 +81,7 @@ def test_quantile_huber_settles_on_the_quantiles():
 def test_target_table(case):
     online, target, reward, discount = tensors(case, "next_online", "next_target", "reward", "discount")
     for judge, name in ((target, "single"), (online, "double")):
-        result = td_target(reward, discount, chosen(target, judge.argmax(-1)))
+        result = td_target(reward, discount, gather_actions(target, judge.argmax(-1)))
         np.testing.assert_array_equal(result.numpy(), *q_cases.arrays(case, name))
 
 
@@ -90,10 +90,10 @@ def test_targets_of_quantiles_are_those_of_each():
     assert td_target(reward, discount, quantiles).tolist() == [[2, 3], [2, 2]]
 
 
-def test_chosen_takes_one_action_of_each_row():
+def test_gather_actions_takes_one_action_of_each_row():
     action = torch.tensor([2, 0])
-    assert chosen(torch.arange(6).view(2, 3), action).tolist() == [2, 3]
-    assert chosen(torch.arange(12).view(2, 3, 2), action).tolist() == [[4, 5], [6, 7]]
+    assert gather_actions(torch.arange(6).view(2, 3), action).tolist() == [2, 3]
+    assert gather_actions(torch.arange(12).view(2, 3, 2), action).tolist() == [[4, 5], [6, 7]]
 
 
 @q_cases.cases("dueling")

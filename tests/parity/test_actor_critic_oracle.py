@@ -252,8 +252,8 @@ def test_gradient_steps_follow_the_equations(variant):
     progress = Progress(SHARDS * ENVS * STEPS * 10)
     with Comm(World().with_shards(SHARDS), device="cpu") as comm:
         learner = (SAC if soft else TD3)(run, policy, comm)
-        learner_step, drawn_seeds, losses, seeds = learner._step, learner._shards.seeds, [], []
-        learner._shards.seeds = lambda: seeds
+        learner_step, drawn_seeds, losses, seeds = learner._step, learner.replays.seeds, [], []
+        learner.replays.seeds = lambda: seeds
 
         def step(parts, drawn):
             columns = {name: torch.cat([p.columns()[name].double() for p in parts]) for name in parts[0].columns()}
@@ -261,7 +261,7 @@ def test_gradient_steps_follow_the_equations(variant):
             count = config.target_critics
             chosen = range(config.num_critics)
             if count is not None:
-                chosen = learner._shards.target_critics(config.num_critics, count)
+                chosen = learner.replays.target_critics(config.num_critics, count)
             if config.dropout:
                 seeds[:] = drawn_seeds()
                 reference.draw_masks(seeds, [len(part.reward) for part in parts], network.hidden)

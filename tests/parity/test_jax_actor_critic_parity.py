@@ -89,7 +89,7 @@ def give_masks_of_jax(learner, monkeypatch):
     target = learner.target.critics if isinstance(learner.config, TD3Config) else learner.target
     calls: dict[int, int] = {}
 
-    def kept(critics, x):
+    def dropout_mask(critics, x):
         use = [one is critics for one in (target, learner.policy.critics, learner.frozen_critics)].index(True)
         layer = calls.get(use, 0) % len(critics.norms)
         calls[use] = calls.get(use, 0) + 1
@@ -97,7 +97,7 @@ def give_masks_of_jax(learner, monkeypatch):
         mask = jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - critics.dropout, x.shape)
         return torch.from_numpy(np.array(mask))
 
-    monkeypatch.setattr(Critics, "kept", kept)
+    monkeypatch.setattr(Critics, "dropout_mask", dropout_mask)
 
 
 def moments(learner, mirror):

@@ -56,7 +56,7 @@ def test_outputs_and_gradients_are_those_of_torch(case):
     mine, theirs = both(*case)
     observation = observed(theirs.spec)
     noise = mine.draw_noise(np.random.default_rng(5))
-    theirs.resample(np.random.default_rng(5))
+    theirs.set_noise(np.random.default_rng(5).standard_normal(theirs.num_noise, np.float32))
     assert (noise is None) == (not case[0].get("noisy"))
 
     def mean_square(params, observation, noise):
@@ -70,7 +70,7 @@ def test_outputs_and_gradients_are_those_of_torch(case):
     np.testing.assert_allclose(q, theirs.expected(wanted).detach().numpy(), rtol=1e-5, atol=1e-5)
     wanted.square().mean().backward()
     check_gradients(gradients, theirs)
-    theirs.set_noise(None)
+    theirs.disable_noise()
     quiet = theirs(torch.from_numpy(observation))
     for one, other in zip(jax.jit(mine.apply)(mine.params, observation), quiet, strict=True):
         np.testing.assert_allclose(one, other.detach().numpy(), rtol=1e-5, atol=1e-5)
@@ -89,7 +89,7 @@ def test_noise_of_each_row_is_torchs():
 def test_bfloat16_is_near_torchs():
     mine, theirs = both({"dueling": True, "noisy": True})
     observation, noise = observed(theirs.spec), mine.draw_noise(np.random.default_rng(5))
-    theirs.resample(np.random.default_rng(5))
+    theirs.set_noise(np.random.default_rng(5).standard_normal(theirs.num_noise, np.float32))
     with torch.autocast("cpu", torch.bfloat16):
         wanted = theirs.outputs(torch.from_numpy(observation)).float().detach().numpy()
     found = mine.outputs(mine.params, observation, noise, "bfloat16")

@@ -100,7 +100,7 @@ class Replay:
         """Of each row: whether it can be sampled, as all of its stack and of its n steps is here."""
         self._open = np.zeros(num_envs, np.int64)
         """How many of the last transitions still wait for n steps, or for the end of the episode."""
-        self._over = np.zeros(num_envs, np.bool_)
+        self._resets_next = np.zeros(num_envs, np.bool_)
         """Whether the newest row ended an episode, so that the next step only resets (`next_step` environments)."""
         self._restarted = False
         """Whether the environments have begun new episodes since the newest row."""
@@ -122,7 +122,7 @@ class Replay:
         self._followed[last[self._followed[last] == _GOES_ON]] = _TRUNCATED
         changed = self._complete(self._open, 1)
         self._open[:] = 0
-        self._over[:] = False
+        self._resets_next[:] = False
         self._restarted = False
         self._settle([*changed, self._append(frames.env, observation, first=True)])
 
@@ -172,11 +172,11 @@ class Replay:
 
     def extend(self, rollout: Rollout) -> None:
         """Add the T steps of a rollout. One that does not begin where the last one ended begins new episodes."""
-        over = rollout.weight[0] == 0
+        resets_first = rollout.weight[0] == 0
         continues = not self._restarted and self._frames.newest_is(rollout.observation[0])
-        if not continues or (over != self._over).any():
+        if not continues or (resets_first != self._resets_next).any():
             self.begin(rollout.observation[0])
-            self._over[:] = over
+            self._resets_next[:] = resets_first
         finals = {t: (env, last) for t, env, last in rollout.final}
         for t, observation in enumerate(rollout.observation[1:]):
             ends = rollout.terminated[t], rollout.ended[t]
@@ -186,7 +186,7 @@ class Replay:
         """Add nothing of a rollout: what follows it does not continue what came before, even if observations agree."""
         self.begin(rollout.observation[-1])
         if not self._same_step:
-            self._over[:] = rollout.ended[-1]
+            self._resets_next[:] = rollout.ended[-1]
 
     def begin_anew(self) -> None:
         """The environments have begun new episodes: the next rollout does not continue the last one."""
@@ -207,14 +207,14 @@ class Replay:
         taken = np.ones((rows, self._n), np.bool_)
         np.logical_and.accumulate(followed[:, :-1] == _GOES_ON, axis=1, out=taken[:, 1:])
         length = taken.sum(1)
-        goes_on = followed[np.arange(rows), length - 1] != _TERMINATED
+        not_terminated = followed[np.arange(rows), length - 1] != _TERMINATED
         observation, following = self._frames.observation(np.stack([index, self._frames.after(index, length)]))
         return Transitions(
             observation,
             self._action[index],
             (np.where(taken, self._reward[steps], 0.0) * self._discounts[:-1]).sum(1).astype(np.float32),
             following,
-            (self._discounts[length] * goes_on).astype(np.float32),
+            (self._discounts[length] * not_terminated).astype(np.float32),
             probability,
             index,
         )
@@ -276,7 +276,7 @@ class Replay:
             "kind": self._followed,
             "valid": self._valid,
             "open": self._open,
-            "over": self._over,
+            "over": self._resets_next,
         }
 
     def _add(
@@ -297,7 +297,7 @@ class Replay:
             raise ValueError("begin comes before the first step")
         newest = frames.index(env)
         followed = np.where(ends[0], _TERMINATED, np.where(ends[1], _TRUNCATED, _GOES_ON))
-        followed[self._over] = _NOTHING
+        followed[self._resets_next] = _NOTHING
         self._followed[newest], self._action[newest], self._reward[newest] = followed, action, reward
         self._open += followed != _NOTHING
         ended = followed >= _TERMINATED
@@ -308,10 +308,10 @@ class Replay:
         self._open -= full
         if final is not None:
             changed.append(self._append(*final, first=False))
-        fresh, self._over = (ended, self._over) if self._same_step else (self._over, ended)
-        if fresh.any():
-            changed.append(self._append(env[fresh], observation[fresh], first=True))
-            env, observation = env[~fresh], observation[~fresh]
+        started, self._resets_next = (ended, self._resets_next) if self._same_step else (self._resets_next, ended)
+        if started.any():
+            changed.append(self._append(env[started], observation[started], first=True))
+            env, observation = env[~started], observation[~started]
         self._settle([*changed, self._append(env, observation, first=False)])
 
     def _append(self, env: np.ndarray, observation: np.ndarray, *, first: bool) -> np.ndarray:

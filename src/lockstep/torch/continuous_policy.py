@@ -89,15 +89,15 @@ class Critics(nn.Module):
             if i == last:
                 break
             if self.generator is not None:
-                x = x * self.kept(x) * (1.0 / (1.0 - self.dropout))
+                x = x * self.dropout_mask(x) * (1.0 / (1.0 - self.dropout))
             if self.norms:
                 x = self.norms[i](x)
             # In place saves memory traffic; the gradients of the operations before do not need their results.
             x = x.relu_() if self.activation == "relu" else ACTIVATIONS[self.activation](x)
         return x.squeeze(-1)
 
-    def kept(self, x: Tensor) -> Tensor:
-        """A dropout mask of the units [C, N, H] of a hidden layer: which of them stay."""
+    def dropout_mask(self, x: Tensor) -> Tensor:
+        """Which units [C, N, H] of a hidden layer stay."""
         return torch.rand(x.shape, generator=self.generator, device=x.device) >= self.dropout
 
 

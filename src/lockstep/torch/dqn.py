@@ -126,7 +126,7 @@ class DQN:
         # One host sync per rollout; the next rollout would wait for the device anyway.
         if replayed.num_gradient_steps and self._stop_on_non_finite and bool(self._non_finite):
             raise self._non_finite_error(rollouts, kept.minibatches, progress)
-        self.policy.resample(None)  # evaluations and policy files use the network without noise
+        self.policy.disable_noise()  # for evaluations and policy files
         statistics = [epsilon(c, progress.env_steps), replayed.size, replayed.skipped]
         names = ("exploration/epsilon", "replay/size", "replay/skipped")
         self.metrics.add(names, to_device(np.array(statistics), self.comm.device), 1.0)
@@ -201,12 +201,12 @@ class DQN:
         c = self.config
         policy = self.policy
         with self._precision:
-            outputs = losses.chosen(policy.outputs(batch.observation), batch.action).float()
+            outputs = losses.gather_actions(policy.outputs(batch.observation), batch.action).float()
             with torch.no_grad():
                 next_outputs = self.target.outputs(batch.next_observation)
                 selector = self._selector.outputs(batch.next_observation) if c.double else next_outputs
                 next_action = policy.expected(selector).argmax(-1)
-                next_outputs = losses.chosen(next_outputs, next_action).float()
+                next_outputs = losses.gather_actions(next_outputs, next_action).float()
         if c.value_distribution == "categorical":
             support = policy.support
             next_probability = policy.probability(next_outputs)
@@ -242,7 +242,7 @@ class DQN:
         def accumulate() -> None:
             self._set_noise(self._draw_noise())
             self._backward(0, [batch], self._one_hot_shard[0])
-            self.policy.resample(None)
+            self.policy.disable_noise()
 
         return warmup_step([self.optimizer], accumulate)
 

@@ -10,13 +10,12 @@ from torch import Tensor
 from lockstep.torch.batch import RowBatch
 from lockstep.torch.flat import FlatParameters
 
-_PREFIXES = ("batch", "single")
-
 
 class LossReader:
     """The `lockstep.session.non_finite.LossReader` of PyTorch.
 
-    A batch is the tuple of the loss's arguments: one batch, and for offline Q-learning the same rows with single steps.
+    A batch is the tuple of the loss's arguments: one batch; for offline Q-learning also the same rows with single
+    steps, for algorithms of logged continuous actions the noise of the rows.
 
     Args:
         loss: returns the loss, its sums, and possibly more.
@@ -28,10 +27,10 @@ class LossReader:
         self._flat = flat
 
     def arrays(self, batch: Sequence[RowBatch]) -> dict[str, np.ndarray]:
-        """Columns on the host: `batch.*`, and `single.*` of the same rows with single steps."""
+        """Columns on the host: `batch.*`, then `single.*` of the same rows with single steps, or `noise.*`."""
         return {
-            f"{prefix}.{name}": tensor.detach().cpu().numpy()
-            for prefix, part in zip(_PREFIXES, batch, strict=False)
+            f"{_prefix(batch, i)}.{name}": tensor.detach().cpu().numpy()
+            for i, part in enumerate(batch)
             for name, tensor in part.columns().items()
         }
 
@@ -42,3 +41,10 @@ class LossReader:
         loss.backward()
         norm = cast(Tensor, torch.linalg.vector_norm(self._flat.gradient))
         return bool((sums.sum() + norm).isfinite())
+
+
+def _prefix(batch: Sequence[RowBatch], i: int) -> str:
+    """What the columns of the loss's argument `i` are called by."""
+    if i == 0:
+        return "batch"
+    return "single" if type(batch[i]) is type(batch[0]) else type(batch[i]).__name__.lower()

@@ -222,11 +222,11 @@ class PPO:
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1.0 - c.clip_range, 1.0 + c.clip_range)
         surrogate = torch.minimum(ratio * batch.advantage, clipped * batch.advantage)
-        square = (value - batch.target).square()
+        value_error_squared = (value - batch.target).square()
         if c.value_clip_range is not None:
-            near = batch.value + (value - batch.value).clamp(-c.value_clip_range, c.value_clip_range)
-            square = torch.maximum(square, (near - batch.target).square())
-        objective = surrogate.sub(square, alpha=0.5 * c.value_coef).add(entropy, alpha=c.entropy_coef)
+            value_clipped = batch.value + (value - batch.value).clamp(-c.value_clip_range, c.value_clip_range)
+            value_error_squared = torch.maximum(value_error_squared, (value_clipped - batch.target).square())
+        objective = surrogate.sub(value_error_squared, alpha=0.5 * c.value_coef).add(entropy, alpha=c.entropy_coef)
         if c.bounds_loss_coef > 0:
             mean = parameters[:, : self.policy.spec.action.width]
             beyond = (mean.abs() - BOUND).clamp(min=0.0)
@@ -239,8 +239,9 @@ class PPO:
                 moments = self.policy.distribution.moments(parameters)
                 kl = gaussian_kl(moments, batch.last_moments)
                 batch.last_moments.copy_(moments)  # a view of the epoch's rows, see `update`
-            outside = (clipped != ratio).to(weight.dtype)
-            columns = torch.stack([torch.ones_like(batch.weight), -surrogate, 0.5 * square, entropy, kl, outside])
+            is_clipped = (clipped != ratio).to(weight.dtype)
+            value_loss = 0.5 * value_error_squared
+            columns = torch.stack([torch.ones_like(batch.weight), -surrogate, value_loss, entropy, kl, is_clipped])
             sums = columns[:, : len(weight)] @ weight
         return -torch.dot(batch.weight, objective), sums
 

@@ -191,16 +191,17 @@ class QPolicy(nn.Module):
             return (self.probability(outputs) * self.support).sum(-1)
         return outputs if outputs.ndim == 2 else outputs.mean(-1)
 
-    def resample(self, generator: np.random.Generator | None) -> None:
-        """Draw noise for all rows; None disables noise. No effect without noisy layers."""
-        self.set_noise(None if generator is None else generator.standard_normal(self.num_noise, np.float32))
+    def disable_noise(self) -> None:
+        """Use the means of noisy layers, until `set_noise`."""
+        for layer in self._noisy:
+            layer.noise = None
 
-    def set_noise(self, numbers: np.ndarray | Tensor | None) -> None:
-        """Set the noise from standard normal numbers [num_noise], or one per row [N, num_noise]; None: no noise."""
-        if numbers is None:
-            for layer in self._noisy:
-                layer.noise = None
-        elif self._noisy:
+    def set_noise(self, numbers: np.ndarray | Tensor) -> None:
+        """Set the noise from standard normal numbers [num_noise], or one per row [N, num_noise].
+
+        No effect without noisy layers.
+        """
+        if self._noisy:
             if isinstance(numbers, np.ndarray):
                 numbers = to_device(numbers, self._noisy[0].weight.device)
             scaled = numbers.sign() * numbers.abs().sqrt()
@@ -226,7 +227,7 @@ def noisy_actor(
         observation, noise = inputs
         policy.set_noise(noise)
         q, _ = policy(observation)
-        policy.set_noise(None)
+        policy.disable_noise()
         return q
 
     forward = with_noise if capture is None else capture(with_noise)

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 
-def chosen(outputs: Tensor, action: Tensor) -> Tensor:
+def gather_actions(outputs: Tensor, action: Tensor) -> Tensor:
     """The outputs [N, A] or [N, A, Z] of the action of each row [N]; [N] or [N, Z]."""
     index = action.view(-1, 1, *[1] * (outputs.ndim - 2))
     return outputs.gather(1, index.expand(-1, 1, *outputs.shape[2:])).squeeze(1)

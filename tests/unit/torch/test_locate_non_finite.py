@@ -12,8 +12,12 @@ from lockstep.experience.rollout import NonFiniteValue, Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import NetworkConfig, Run
 from lockstep.session.non_finite import NonFiniteError, save
+from lockstep.torch.batch import Batch
 from lockstep.torch.comm import Comm
+from lockstep.torch.flat import FlatParameters
 from lockstep.torch.networks import Policy
+from lockstep.torch.non_finite import LossReader
+from lockstep.torch.offline.noise import Noise
 from lockstep.torch.ppo import PPO
 
 SPEC = EnvSpec(3, ActionSpec("discrete", (2,)), "same_step", True)
@@ -133,3 +137,12 @@ def test_batches_are_saved_whole_or_not_at_all(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     save(error, tmp_path / "file")
     assert "file/non_finite/shard_0.safetensors could not be written" in capsys.readouterr().err
+
+
+def test_saved_columns_are_called_by_what_they_are():
+    rows = Batch.blank(SPEC, 2, torch.device("cpu"))
+    noise = Noise(torch.zeros(2, 1, 1), torch.zeros(2, 1, 1))
+    reader = LossReader(lambda: (), FlatParameters(torch.nn.Linear(1, 1)))
+    assert {name.split(".")[0] for name in reader.arrays((rows,))} == {"batch"}
+    assert {name.split(".")[0] for name in reader.arrays((rows, rows))} == {"batch", "single"}
+    assert {"noise.normal", "noise.uniform", "batch.action"} <= reader.arrays((rows, noise)).keys()

@@ -62,7 +62,7 @@ class Own(nn.Module):
 def test_every_combination_of_heads_gives_values_and_learns(head, hidden):
     policy = policy_of(*head, network=NetworkConfig(hidden=hidden))
     flat = FlatParameters(policy)
-    policy.resample(np.random.default_rng(0))
+    policy.set_noise(np.random.default_rng(0).standard_normal(policy.num_noise, np.float32))
     observation = torch.from_numpy(observations(4))
     outputs = policy.outputs(observation)
     assert outputs.shape == ((4, 3) if head[0] == "none" else (4, 3, DISTRIBUTIONS[head[0]]))
@@ -123,13 +123,13 @@ def test_expected_values_are_the_means_of_the_distributions():
 def test_images_go_through_every_encoder(encoder, head):
     network = NetworkConfig(encoder=encoder, features=16)
     policy = policy_of(*head, spec=PONG, network=network)
-    policy.resample(np.random.default_rng(0))
+    policy.set_noise(np.random.default_rng(0).standard_normal(policy.num_noise, np.float32))
     outputs = policy.outputs(torch.from_numpy(images(2)))
     assert outputs.shape[:2] == (2, 6)
     assert outputs.isfinite().all()
     outputs.square().sum().backward()
     assert all(p.grad.abs().sum() > 0 for p in policy.parameters())
-    policy.resample(None)
+    policy.disable_noise()
     assert actor_of(policy, CPU)(images(3, 2)).shape == (3, 2, 6)
 
 
@@ -209,17 +209,17 @@ def test_noise_is_drawn_from_the_generator_and_can_be_disabled():
     means = policy(observation)[0]
     drawn = []
     for seed in (0, 0, 1):
-        policy.resample(np.random.default_rng(seed))
+        policy.set_noise(np.random.default_rng(seed).standard_normal(policy.num_noise, np.float32))
         drawn.append(policy(observation)[0])
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
     assert not torch.equal(drawn[0], means)
-    policy.resample(None)
+    policy.disable_noise()
     assert torch.equal(policy(observation)[0], means)
     draws = []
     generator = np.random.default_rng(2)
     for _ in range(400):
-        policy.resample(generator)
+        policy.set_noise(generator.standard_normal(policy.num_noise, np.float32))
         draws.append(policy(observation)[0].detach())
     # E f(e) = 0, so that in the last layer, which is linear, the noise has mean 0 around the noise of the one before.
     layer = noisy_layers(policy)[0].noise[0].numpy()
@@ -231,7 +231,7 @@ def test_noise_has_no_effect_without_noisy_layers():
     policy, observation = policy_of(), torch.from_numpy(observations(4))
     before, generator = policy(observation)[0], np.random.default_rng(0)
     state = generator.bit_generator.state
-    policy.resample(generator)
+    policy.set_noise(generator.standard_normal(policy.num_noise, np.float32))
     assert torch.equal(policy(observation)[0], before)
     assert generator.bit_generator.state == state
 
@@ -239,7 +239,7 @@ def test_noise_has_no_effect_without_noisy_layers():
 def test_noise_is_no_part_of_what_ranks_hold_alike():
     policy = policy_of("categorical", True, True)
     names, buffers = set(policy.state_dict()), dict(policy.named_buffers())
-    policy.resample(np.random.default_rng(0))
+    policy.set_noise(np.random.default_rng(0).standard_normal(policy.num_noise, np.float32))
     assert set(policy.state_dict()) == names == {name for name, _ in policy.named_parameters()}
     assert set(buffers) == {"support"}
 
@@ -249,10 +249,10 @@ def test_new_noise_between_forward_and_backward_changes_no_gradient():
     gradients = []
     for again in (False, True):
         policy.zero_grad()
-        policy.resample(np.random.default_rng(0))
+        policy.set_noise(np.random.default_rng(0).standard_normal(policy.num_noise, np.float32))
         loss = policy.outputs(observation).square().sum()
         if again:
-            policy.resample(np.random.default_rng(1))
+            policy.set_noise(np.random.default_rng(1).standard_normal(policy.num_noise, np.float32))
         loss.backward()
         gradients.append([p.grad.clone() for p in policy.parameters()])
     assert all(map(torch.equal, *gradients))
@@ -261,7 +261,7 @@ def test_new_noise_between_forward_and_backward_changes_no_gradient():
 def test_a_copy_has_separate_noise():
     policy, observation = policy_of("none", True, True), torch.from_numpy(observations(4))
     target = copy.deepcopy(policy)
-    target.resample(np.random.default_rng(0))
+    target.set_noise(np.random.default_rng(0).standard_normal(target.num_noise, np.float32))
     assert all(layer.noise is None for layer in noisy_layers(policy))
     assert not torch.equal(policy(observation)[0], target(observation)[0])
 

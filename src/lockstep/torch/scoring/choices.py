@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.data.columns import Ragged
 from lockstep.torch.transfer import to_device
-from lockstep.torch.value_losses import chosen
+from lockstep.torch.value_losses import gather_actions
 
 ScoreConfig = OfflineDQNConfig | CloningConfig
 """Settings of a policy that chooses by scores: `policy` and `temperature`."""
@@ -37,11 +37,11 @@ class ActionMask:
 
     def pick(self, values: Tensor, action_index: Tensor) -> Tensor:
         """The values [N, A, ...] of one action of each row [N]; [N, ...]."""
-        return chosen(values, action_index)
+        return gather_actions(values, action_index)
 
     def pick_best(self, values: Tensor, scores: Tensor) -> Tensor:
         """The values [N, A, ...] of the first possible action with the highest score [N, A]; [N, ...]."""
-        return chosen(values, self.masked(scores).argmax(-1))
+        return gather_actions(values, self.masked(scores).argmax(-1))
 
     def spread_evenly(self, weight: float, values: Tensor) -> Tensor:
         """sum_a (weight / number of possible actions) values_a of finite values [N, A]; [N]."""

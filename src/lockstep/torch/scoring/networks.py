@@ -15,7 +15,7 @@ from lockstep.torch.encoders import Mlp
 from lockstep.torch.q_networks import Head
 from lockstep.torch.scoring.candidates import CandidateNetwork
 from lockstep.torch.scoring.choices import ActionMask, Choices
-from lockstep.torch.value_losses import chosen
+from lockstep.torch.value_losses import gather_actions
 
 LEFT_OUT = -1e9
 """The score of an action that must not be chosen: it is impossible, or BCQ leaves it out."""
@@ -53,7 +53,7 @@ class ScoreNetwork(nn.Module):
 
     def of_one(self, state: Tensor, action: Tensor) -> Tensor:
         """Scores of one action [N] in each state [N, S]; [N]."""
-        return chosen(self(state), action)
+        return gather_actions(self(state), action)
 
 
 class ConstrainedNetwork(nn.Module):
@@ -119,7 +119,7 @@ class OutcomeNetwork(nn.Module):
 
     def of_one(self, state: Tensor, action: Tensor) -> Tensor:
         """Outcomes of one action [N] in each state [N, S]; [N, outcomes]."""
-        return chosen(self(state), action)
+        return gather_actions(self(state), action)
 
 
 def score_network(

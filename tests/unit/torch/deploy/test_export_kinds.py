@@ -67,7 +67,7 @@ def test_noise_is_not_saved(tmp_path):
     """The saved and evaluated network is the one without noise."""
     run, policy = made(SPEC, DQNConfig(noisy=True))
     quiet = policy(seen(SPEC))[0]
-    policy.resample(np.random.default_rng(0))
+    policy.set_noise(np.random.default_rng(0).standard_normal(policy.num_noise, np.float32))
     save_policy(tmp_path / "policy.safetensors", policy, None, run)
     assert torch.equal(load_policy(tmp_path)[0](seen(SPEC))[0], quiet)
 
