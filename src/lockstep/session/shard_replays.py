@@ -69,17 +69,17 @@ class ShardReplays(GradientSchedule):
         self.streams = [stream(run.seed, "replay", shard) for shard in comm.world.shards]
 
     def extend(
-        self, rollouts: Sequence[Rollout], extra_sums: np.ndarray, progress: Progress
+        self, rollouts: Sequence[Rollout], caller_sums: np.ndarray, progress: Progress
     ) -> tuple[Replayed, np.ndarray]:
         """Add each shard's rollout to its buffer, unless it has a non-finite value; *collective*, one message.
 
         Args:
             rollouts: one for each local shard.
-            extra_sums: [K, M] numbers to sum over all shards in the same message.
+            caller_sums: [K, M] numbers to sum over all shards in the same message.
             progress: of the run before this rollout.
 
         Returns:
-            The buffers of all shards and the gradient steps that are due; the sums of `extra_sums` [M].
+            The buffers of all shards and the gradient steps that are due; the sums of `caller_sums` [M].
         """
         statistics = np.zeros((len(rollouts), 3))
         for k, (replay, rollout) in enumerate(zip(self.buffers, rollouts, strict=True)):
@@ -88,7 +88,7 @@ class ShardReplays(GradientSchedule):
             else:
                 replay.leave_out(rollout)
             statistics[k] = rollout.fault is not None, not replay.ready(1), replay.size
-        total = self._comm.sum_statistics(np.concatenate([statistics, extra_sums], 1), "statistics")
+        total = self._comm.sum_statistics(np.concatenate([statistics, caller_sums], 1), "statistics")
         faults, unready, size = total[:3].tolist()
         num_shards = self._comm.world.num_shards
         due = self.take_due(progress.env_steps, rollouts[0].reward.size * num_shards, ready=not unready)

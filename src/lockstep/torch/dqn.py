@@ -96,23 +96,23 @@ class DQN:
         )
         self._gradient_step = GradientStep(run, comm, self.flat, self._accumulate_gradients, self._apply_gradient)
 
-    def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+    def update(self, rollouts: list[Rollout], caller_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Add a rollout of every local shard to its replay buffer, and take the due gradient steps; *collective*.
 
         Args:
             rollouts: one for each local shard.
-            extra_sums: [K, M] numbers of the caller, summed over all shards in the same message.
+            caller_sums: [K, M] numbers of the caller, summed over all shards in the same message.
             progress: counters before this rollout; default: start of the run.
 
         Returns:
-            The sums of `extra_sums` [M].
+            The sums of `caller_sums` [M].
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         c = self.config
         progress = progress or Progress(1)
-        replayed, totals = self.replays.extend(rollouts, extra_sums, progress)
+        replayed, caller_sums = self.replays.extend(rollouts, caller_sums, progress)
         if replayed.skipped and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, [], progress)
         remaining = 1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0
@@ -136,7 +136,7 @@ class DQN:
             self.metrics.add(("optim/grad_norm",), norm_sum, replayed.num_gradient_steps - num_skipped)
             self.metrics.add(("optim/skipped",), num_skipped, replayed.num_gradient_steps)
             self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
-        return totals
+        return caller_sums
 
     def _step(self, parts: Sequence[TransitionBatch], drawn: Sequence[Transitions]) -> Tensor:
         """One gradient step on every shard's part [N] of a minibatch, skipped on all ranks if any number is not finite.

@@ -85,17 +85,17 @@ class PPO:
         self._gradient_step = GradientStep(run, comm, self.flat, self._accumulate_gradients, self._apply_gradient)
 
     def update(
-        self, rollouts: Sequence[AnyRollout], extra_sums: np.ndarray, progress: Progress | None = None
+        self, rollouts: Sequence[AnyRollout], caller_sums: np.ndarray, progress: Progress | None = None
     ) -> np.ndarray:
         """Improve the policy on one rollout of every local shard; collective.
 
         Args:
             rollouts: one for each local shard.
-            extra_sums: [K, M] numbers of the caller, summed over all shards in the same message.
+            caller_sums: [K, M] numbers of the caller, summed over all shards in the same message.
             progress: counters before this rollout, for the learning rate schedule; default: start of the run.
 
         Returns:
-            The sums of `extra_sums` [M].
+            The sums of `caller_sums` [M].
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
@@ -105,7 +105,7 @@ class PPO:
         if c.learning_rate_schedule != "adaptive":  # a resumed run may have another
             remaining = 1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0
             self.learning_rate.fill_(c.learning_rate * remaining)
-        batches, statistics, fault, totals = self._prepare(rollouts, extra_sums)
+        batches, statistics, fault, caller_sums = self._prepare(rollouts, caller_sums)
         if statistics is None:
             if self._stop_on_non_finite and fault is not None:
                 raise NormalizerError(*fault, progress)
@@ -113,7 +113,7 @@ class PPO:
                 raise self._non_finite_error(rollouts, batches, progress)
             steps = c.num_epochs * c.num_minibatches  # all are skipped
             self.metrics.add(("optim/skipped",), torch.full((1,), float(steps), device=self.comm.device), steps)
-            return totals
+            return caller_sums
         orders = [self._orders.take(k, len(batch.target)) for k, batch in enumerate(batches)]
         for epoch in zip(*orders, strict=True):
             shuffled = [batch.shuffled(order) for batch, order in zip(batches, epoch, strict=True)]
@@ -138,7 +138,7 @@ class PPO:
         if self._stop_on_non_finite and bool(self._non_finite):
             raise self._non_finite_error(rollouts, batches, progress)
         self.metrics.add(("optim/learning_rate",), self.learning_rate.reshape(1), 1.0)
-        return totals
+        return caller_sums
 
     def _adapt_learning_rate(self, at: str, sums: Tensor) -> None:
         """Follow the KL of `sums` over all ranks, if that is the schedule; a KL of no rows, NaN, changes nothing."""
@@ -247,12 +247,12 @@ class PPO:
 
     @np.errstate(over="ignore", invalid="ignore")  # reported by all ranks together in `_non_finite_error`
     def _prepare(
-        self, rollouts: Sequence[AnyRollout], extra_sums: np.ndarray
+        self, rollouts: Sequence[AnyRollout], caller_sums: np.ndarray
     ) -> tuple[list[Batch], UpdateStatistics | None, tuple[str, int] | None, np.ndarray]:
         """Compute values, compute advantages normalized over all ranks, update the normalizers; one message.
 
         Returns:
-            The batches; the two results of `Normalizers.update_statistics`; the sums of `extra_sums`.
+            The batches; the two results of `Normalizers.update_statistics`; the sums of `caller_sums`.
         """
         batches: list[Batch] = []
         moments: list[Tensor] = []
@@ -266,9 +266,9 @@ class PPO:
             batches.append(batch)
         faults = [[float(rollout.fault is not None)] for rollout in rollouts]
         on_host = torch.stack(moments).cpu().numpy()
-        shard_sums = np.concatenate([on_host, faults, normalizer_sums, extra_sums], 1)
+        shard_sums = np.concatenate([on_host, faults, normalizer_sums, caller_sums], 1)
         total = self.comm.sum_statistics(shard_sums, "moments")
-        total, totals = np.split(total, [len(total) - extra_sums.shape[1]])
+        total, caller_sums = np.split(total, [len(total) - caller_sums.shape[1]])
         statistics, fault = self.normalizers.update_statistics(total)
         if statistics is not None and statistics.weight > 0:
             explained = to_device(np.array([statistics.explained], np.float32), self.comm.device)
@@ -282,7 +282,7 @@ class PPO:
                     if self.config.value_limit is not None:
                         batch.target.clamp_(-self.config.value_limit, self.config.value_limit)
                         batch.value.clamp_(-self.config.value_limit, self.config.value_limit)
-        return batches, statistics, fault, totals
+        return batches, statistics, fault, caller_sums
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """State that is equal on all ranks, by name; a resumed run writes into these tensors."""

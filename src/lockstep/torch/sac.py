@@ -51,25 +51,25 @@ class SAC(ActorCritic[SACConfig, Critics]):
         for critics in (policy.critics, self.frozen_critics, self.target):
             critics.generator = self.dropout
 
-    def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+    def update(self, rollouts: list[Rollout], caller_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Add every shard's rollout to its buffer, and take the due gradient steps, as `DQN.update`; *collective*."""
         progress = progress or Progress(1)
-        replayed, totals = self.replays.extend(rollouts, extra_sums, progress)
+        replayed, caller_sums = self.replays.extend(rollouts, caller_sums, progress)
         if replayed.skipped and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, [], progress)
         self._set_learning_rates(progress.fraction)
-        totals_of_steps = torch.zeros_like(self._skipped_step)
+        step_totals = torch.zeros_like(self._skipped_step)
         kept = KeptMinibatches[TransitionBatch](lambda: bool(self._non_finite), enabled=self._stop_on_non_finite)
         for drawn, weights in self.replays.minibatches(replayed):
             parts = self._parts(drawn, weights)
-            totals_of_steps += self._step(parts, drawn)
+            step_totals += self._step(parts, drawn)
             self._target_params.lerp_(self.critic_params, self.config.target_rate)
             kept.add(parts)
         # One host sync per rollout; the next rollout would wait for the device anyway.
         if replayed.num_gradient_steps and self._stop_on_non_finite and bool(self._non_finite):
             raise self._non_finite_error(rollouts, kept.minibatches, progress)
-        self._add_metrics(replayed, totals_of_steps)
-        return totals
+        self._add_metrics(replayed, step_totals)
+        return caller_sums
 
     def critic_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
         """The critics' loss as a weighted *sum* over rows [N]; row count and metric sums; priorities [N].

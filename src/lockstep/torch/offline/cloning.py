@@ -50,15 +50,15 @@ class Cloning(OfflineLearner[ScoringPolicy]):
             self.target.follow(self.optimizer, first=heads.value)
         self.metrics = Metrics([*self._metrics, *STEP_METRICS], comm.device)
 
-    def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
+    def update(self, parts: Sequence[Rows], caller_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch, as `OfflineDQN.update`; *collective*."""
         batches = [self.part_of(rows, k, progress.env_steps) for k, rows in enumerate(parts)]
-        sums, extra, skipped = self.optimizer.learn(batches, extra_sums, progress)
+        sums, caller_sums, skipped = self.optimizer.learn(batches, caller_sums, progress)
         if self.target is not None and not skipped:
             self.target.move(self.config.target_rate)
         self.metrics.add(self._metrics, sums[1:-2], sums[0])
         self.optimizer.add_metrics(self.metrics, sums)
-        return extra
+        return caller_sums
 
     def part_of(self, rows: Rows, k: int, step: int) -> tuple[LoggedBatch]:
         """The rows of local shard `k`."""

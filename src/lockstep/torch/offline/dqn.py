@@ -81,23 +81,23 @@ class OfflineDQN(OfflineLearner[ScoringPolicy]):
         self._read = read
         self.metrics = Metrics([*self._q_metrics, *self._other_metrics, *STEP_METRICS], comm.device)
 
-    def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
+    def update(self, parts: Sequence[Rows], caller_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch; *collective*, one message.
 
         Args:
             parts: one for each local shard.
-            extra_sums: [K, I] numbers of the caller, summed over all shards in the same message.
+            caller_sums: [K, I] numbers of the caller, summed over all shards in the same message.
             progress: of the run, before this step.
 
         Returns:
-            The sums of `extra_sums` [I].
+            The sums of `caller_sums` [I].
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         pairs = [self.part_of(rows, k, progress.env_steps) for k, rows in enumerate(parts)]
-        sums, extra, skipped = self.optimizer.learn(
-            pairs, extra_sums, progress, score_weight_index=None if self.config.maxq else 1
+        sums, caller_sums, skipped = self.optimizer.learn(
+            pairs, caller_sums, progress, score_weight_index=None if self.config.maxq else 1
         )
         if not skipped:
             self.target.move(self.config.target_rate)
@@ -106,7 +106,7 @@ class OfflineDQN(OfflineLearner[ScoringPolicy]):
         if self._other_metrics:
             self.metrics.add(self._other_metrics, sums[first:-2], sums[0])
         self.optimizer.add_metrics(self.metrics, sums)
-        return extra
+        return caller_sums
 
     def part_of(self, rows: Rows, k: int, step: int) -> tuple[LoggedBatch, LoggedBatch]:
         """The rows of local shard `k`, and the same rows of one step each, if the models need them."""

@@ -33,7 +33,7 @@ STEP_METRICS = ("optim/grad_norm", "optim/skipped", "optim/learning_rate", "data
 Loss = Callable[..., tuple[Tensor, Tensor]]
 Scorer = ScoreNetwork | OutcomeNetwork | CandidateNetwork
 Network = TypeVar("Network", bound=nn.Module)
-MAX_EXTRA_SUMS = 16
+MAX_CALLER_SUMS = 16
 """Numbers of the caller that fit into the message of a gradient step."""
 
 
@@ -73,7 +73,7 @@ class OfflineOptimizer:
         self._loss = loss
         self.config, self._epochs, self._comm, self._num_sums = c, run.epochs, comm, num_sums
         self.flat = FlatParameters(
-            nn.ModuleList([scores, *others]), len(comm.world.shards), num_sums=num_sums + MAX_EXTRA_SUMS
+            nn.ModuleList([scores, *others]), len(comm.world.shards), num_sums=num_sums + MAX_CALLER_SUMS
         )
         self._backward = LossGradient(self.flat, loss, compiled=run.compile, dynamic=None, mode=run.compile_mode)
         num_scores = sum(p.numel() for p in scores.parameters())
@@ -98,7 +98,7 @@ class OfflineOptimizer:
     def learn(
         self,
         batches: Sequence[Sequence[RowBatch]],
-        extra_sums: np.ndarray,
+        caller_sums: np.ndarray,
         progress: Progress,
         *,
         score_weight_index: int | None = None,
@@ -108,27 +108,27 @@ class OfflineOptimizer:
 
         Args:
             batches: the arguments of the loss, for each local shard.
-            extra_sums: [K, I] further numbers to sum over all shards.
+            caller_sums: [K, I] numbers of the caller, summed over all shards in the same message.
             progress: of the run, before this step.
             score_weight_index: index of the sum that is the rows' weight in the loss of `scores`; None: the first.
             combine: changes the mean gradient [P] in place, given the sums over all shards, before it is clipped.
 
         Returns:
             The sums over all shards, the gradient norm and whether the step was skipped [num_sums + 2] (all but the
-            last are 0 if it was); the sums of `extra_sums` [I]; whether the step was skipped.
+            last are 0 if it was); the sums of `caller_sums` [I]; whether the step was skipped.
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         self._schedule_rate(progress)
-        inputs = [*(batch for of_shard in batches for batch in of_shard), self._padded(extra_sums)]
+        inputs = [*(batch for of_shard in batches for batch in of_shard), self._padded(caller_sums)]
         (sums, for_host), _ = self._gradient_step(inputs, score_weight_index, combine)
-        # The only host sync of a step: the extra sums carry the flag of a signal to stop.
-        *extra, skipped = for_host.cpu().numpy()
+        # The only host sync of a step: the caller's sums carry the flag of a signal to stop.
+        *padded, skipped = for_host.cpu().numpy()
         if skipped and self._stop_on_non_finite:
             reader = LossReader(self._loss, self.flat)
             raise locate_non_finite_offline(self._comm, batches, progress, reader)
-        return sums, np.array(extra[: extra_sums.shape[1]]), bool(skipped)
+        return sums, np.array(padded[: caller_sums.shape[1]]), bool(skipped)
 
     def _schedule_rate(self, progress: Progress) -> None:
         """Set the learning rate of the next step."""
@@ -141,12 +141,12 @@ class OfflineOptimizer:
             rate *= c.learning_rate_decay ** int(epochs)
         self.learning_rate.fill_(rate)
 
-    def _padded(self, extra_sums: np.ndarray) -> Tensor:
-        """The numbers of the caller, on the device, in rows of MAX_EXTRA_SUMS."""
-        num_extra = extra_sums.shape[1]
-        assert num_extra <= MAX_EXTRA_SUMS, f"{num_extra} numbers do not fit into a message's {MAX_EXTRA_SUMS}"
-        padded = np.zeros((len(extra_sums), MAX_EXTRA_SUMS), np.float32)
-        padded[:, :num_extra] = extra_sums
+    def _padded(self, caller_sums: np.ndarray) -> Tensor:
+        """The numbers of the caller, on the device, in rows of MAX_CALLER_SUMS."""
+        num_caller = caller_sums.shape[1]
+        assert num_caller <= MAX_CALLER_SUMS, f"{num_caller} numbers do not fit into a message's {MAX_CALLER_SUMS}"
+        padded = np.zeros((len(caller_sums), MAX_CALLER_SUMS), np.float32)
+        padded[:, :num_caller] = caller_sums
         return to_device(padded, self._comm.device)
 
     def _accumulate_gradients(self, inputs: Sequence[RowBatch | Tensor], *_: object) -> None:
@@ -156,10 +156,10 @@ class OfflineOptimizer:
             inputs: the arguments of the loss for each local shard, one shard after the other, and the result of
                 `_padded`.
         """
-        *batches, extra = inputs
+        *batches, caller_sums = inputs
         count = len(batches) // len(self.flat.rows)
         for k in range(len(self.flat.rows)):
-            self._backward(k, batches[k * count : (k + 1) * count], cast(Tensor, extra)[k])
+            self._backward(k, batches[k * count : (k + 1) * count], cast(Tensor, caller_sums)[k])
 
     def _apply_gradient(
         self,
@@ -170,9 +170,9 @@ class OfflineOptimizer:
         """Clip the mean gradient and take the optimizer's step, given the sums over all shards.
 
         Returns:
-            The first result of `learn`; all MAX_EXTRA_SUMS extra sums, then whether the step was skipped.
+            The first result of `learn`; all MAX_CALLER_SUMS sums of the caller, then whether the step was skipped.
         """
-        sums, extra = averaged[0].tensor_split([self._num_sums])
+        sums, caller_sums = averaged[0].tensor_split([self._num_sums])
         if combine is not None:
             combine(self.flat.gradient, sums)
         gradient, other_gradient = cast("list[Tensor]", self.flat.gradient.split(self._sizes))
@@ -188,7 +188,8 @@ class OfflineOptimizer:
             factor = (self.config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0)
             gradient.mul_(factor)
         self.optimizer.step(skipped.float())
-        return torch.where(skipped, self._skipped_step, totals), torch.cat([extra, skipped.float().reshape(1)]).double()
+        for_host = torch.cat([caller_sums, skipped.float().reshape(1)]).double()
+        return torch.where(skipped, self._skipped_step, totals), for_host
 
     def add_metrics(self, metrics: Metrics, totals: Tensor) -> None:
         """Add `STEP_METRICS`, from the first result of `learn`."""
@@ -197,8 +198,8 @@ class OfflineOptimizer:
 
     def warmup_step(self, batch: Sequence[RowBatch]) -> Callable[[], object]:
         """Return a function that takes a gradient step on a batch, without messages or effects."""
-        extra = torch.zeros(MAX_EXTRA_SUMS, device=self._comm.device)
-        return warmup_step([self.optimizer], lambda: self._backward(0, batch, extra))
+        caller_sums = torch.zeros(MAX_CALLER_SUMS, device=self._comm.device)
+        return warmup_step([self.optimizer], lambda: self._backward(0, batch, caller_sums))
 
     def state(self) -> dict[str, Tensor]:
         """The tensors beside the parameters that a checkpoint holds and that are equal on all ranks."""

@@ -69,15 +69,15 @@ class TD3BC(OfflineLearner[ActorPolicy]):
         self.actor_target.follow(self.actor_optimizer)
         self.metrics = Metrics([*self._metrics, *_ACTOR_METRICS, *STEP_METRICS], comm.device)
 
-    def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
+    def update(self, parts: Sequence[Rows], caller_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch, as `OfflineDQN.update`; *collective*."""
         batches = [self.part_of(rows, k, progress.env_steps) for k, rows in enumerate(parts)]
-        sums, extra, skipped = self.optimizer.learn(batches, extra_sums, progress)
+        sums, caller_sums, skipped = self.optimizer.learn(batches, caller_sums, progress)
         self.metrics.add(self._metrics, sums[1:-2], sums[0])
         self.optimizer.add_metrics(self.metrics, sums)
         if not skipped and (progress.updates + 1) % self.config.policy_delay == 0:
             self._update_actor(batches, progress)
-        return extra
+        return caller_sums
 
     def loss(self, batch: LoggedBatch, noise: Noise) -> tuple[Tensor, Tensor]:
         """The weighted *sum* of the critics' losses over rows [N], and the sums of a gradient step.

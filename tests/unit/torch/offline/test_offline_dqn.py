@@ -21,7 +21,7 @@ from lockstep.torch.comm import Comm
 from lockstep.torch.offline.batch import LoggedBatch
 from lockstep.torch.offline.cloning import Cloning
 from lockstep.torch.offline.dqn import OfflineDQN
-from lockstep.torch.offline.optimizer import MAX_EXTRA_SUMS
+from lockstep.torch.offline.optimizer import MAX_CALLER_SUMS
 from offline_policies import SMALL, draws, part, policy_for
 
 ROWS, SHARDS = 16, 2
@@ -91,7 +91,7 @@ def test_extra_sums_are_summed_over_shards(dataset, config):
     assert one.update(parts, np.array([[1.0, 2.0, 0.0], [10.0, 20.0, 1.0]]), Progress(10)).tolist() == [11, 22, 1]
     assert one.update(parts, np.zeros((SHARDS, 0)), Progress(10)).tolist() == []
     with pytest.raises(AssertionError, match="do not fit"):
-        one.update(parts, np.zeros((SHARDS, MAX_EXTRA_SUMS + 1)), Progress(10))
+        one.update(parts, np.zeros((SHARDS, MAX_CALLER_SUMS + 1)), Progress(10))
 
 
 @pytest.mark.parametrize("config", [CONFIG, CLONING], ids=["dqn", "bc"])
