@@ -13,8 +13,8 @@ from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.jax.q_networks import QPolicy
 from lockstep.jax.value_losses import (
     categorical_projection,
-    chosen,
     cross_entropy,
+    gather_actions,
     huber,
     quantile_huber,
     squared,
@@ -75,7 +75,7 @@ def test_quantile_huber_equals_the_papers_equation(count, targets, kappa):
 def test_target_table(case):
     online, target, reward, discount = given(case, "next_online", "next_target", "reward", "discount")
     for judge, name in ((target, "single"), (online, "double")):
-        result = td_target(reward, discount, chosen(target, judge.argmax(-1)))
+        result = td_target(reward, discount, gather_actions(target, judge.argmax(-1)))
         np.testing.assert_array_equal(result, *q_cases.arrays(case, name))
 
 
@@ -89,13 +89,13 @@ def test_targets_of_quantiles_are_those_of_each():
 
 def test_chosen_takes_one_action_of_each_row():
     action = jax.numpy.asarray([2, 0])
-    assert chosen(jax.numpy.arange(6).reshape(2, 3), action).tolist() == [2, 3]
-    assert chosen(jax.numpy.arange(12).reshape(2, 3, 2), action).tolist() == [[4, 5], [6, 7]]
+    assert gather_actions(jax.numpy.arange(6).reshape(2, 3), action).tolist() == [2, 3]
+    assert gather_actions(jax.numpy.arange(12).reshape(2, 3, 2), action).tolist() == [[4, 5], [6, 7]]
 
 
 def test_actions_not_chosen_get_no_gradient():
     q = jax.numpy.asarray([[1.0, np.inf], [np.nan, 2.0]])
-    assert chosen(q, jax.numpy.asarray([0, 1])).tolist() == [1, 2]
+    assert gather_actions(q, jax.numpy.asarray([0, 1])).tolist() == [1, 2]
 
 
 def test_errors_are_quadratic_or_linear_as_they_are_called():

@@ -262,14 +262,14 @@ class DQN:
         L = w l(y - Q(s, a)), or the distributional loss of `value_distribution`
         """
         c, policy, precision, batch = self.config, self.policy, self._precision, part.batch
-        outputs = losses.chosen(policy.outputs(params, batch.observation, part.noise, precision), batch.action)
+        outputs = losses.gather_actions(policy.outputs(params, batch.observation, part.noise, precision), batch.action)
         outputs = outputs.astype(jnp.float32)
         next_outputs = policy.outputs(target, batch.next_observation, part.noise_of_target, precision)
         selector = next_outputs
         if c.double:
             selector = policy.outputs(params, batch.next_observation, part.noise_of_selector, precision)
         next_action = policy.expected(selector).argmax(-1)
-        next_outputs = jax.lax.stop_gradient(losses.chosen(next_outputs, next_action)).astype(jnp.float32)
+        next_outputs = jax.lax.stop_gradient(losses.gather_actions(next_outputs, next_action)).astype(jnp.float32)
         if c.value_distribution == "categorical":
             support = jnp.asarray(policy.support)
             next_probability = policy.probability(next_outputs)

@@ -99,18 +99,19 @@ class PPO:
         ratio = jnp.exp(log_ratio)
         clipped = jnp.clip(ratio, 1.0 - c.clip_range, 1.0 + c.clip_range)
         surrogate = jnp.minimum(ratio * batch.advantage, clipped * batch.advantage)
-        square = jnp.square(value - batch.target)
+        value_error_squared = jnp.square(value - batch.target)
         if c.value_clip_range is not None:
-            near = batch.value + jnp.clip(value - batch.value, -c.value_clip_range, c.value_clip_range)
-            square = jnp.maximum(square, jnp.square(near - batch.target))
-        objective = surrogate - 0.5 * c.value_coef * square + c.entropy_coef * entropy
+            value_clipped = batch.value + jnp.clip(value - batch.value, -c.value_clip_range, c.value_clip_range)
+            value_error_squared = jnp.maximum(value_error_squared, jnp.square(value_clipped - batch.target))
+        objective = surrogate - 0.5 * c.value_coef * value_error_squared + c.entropy_coef * entropy
         if c.bounds_loss_coef > 0:
             mean = parameters[:, : self.policy.spec.action.width]
             beyond = jnp.maximum(jnp.abs(mean) - BOUND, 0.0)
             objective = objective - c.bounds_loss_coef * jnp.square(beyond).sum(-1)
         kl = ratio - 1.0 - log_ratio  # k3 of joschu.net/blog/kl-approx.html
-        outside = (clipped != ratio).astype(jnp.float32)
-        columns = jnp.stack([jnp.ones_like(batch.weight), -surrogate, 0.5 * square, entropy, kl, outside])
+        is_clipped = (clipped != ratio).astype(jnp.float32)
+        value_loss = 0.5 * value_error_squared
+        columns = jnp.stack([jnp.ones_like(batch.weight), -surrogate, value_loss, entropy, kl, is_clipped])
         return -jnp.dot(batch.weight, objective), columns[:, : len(weight)] @ weight
 
     # -- order -----------------------------------------------------------------------------------------------------

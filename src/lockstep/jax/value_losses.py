@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 
-def chosen(outputs: Array, action: Array) -> Array:
+def gather_actions(outputs: Array, action: Array) -> Array:
     """The outputs [N, A] or [N, A, Z] for one action of each row [N]: [N] or [N, Z]."""
     taken = jnp.arange(outputs.shape[1], dtype=jnp.int32)[None] == action.astype(jnp.int32)[:, None]
     # A masked sum instead of indexing, whose gradient is a scatter that CPUs run row by row.

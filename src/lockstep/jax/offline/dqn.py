@@ -119,7 +119,7 @@ class OfflineDQN(OfflineLearner[ScoringPolicy]):
         """
         c, batch, weight = self.config, part.batch, part.batch.weight
         scores = self.policy.q(params, batch.state, self._precision)
-        q = losses.chosen(scores, batch.action)
+        q = losses.gather_actions(scores, batch.action)
         y = jax.lax.stop_gradient(self._target(params, target, batch))
         if c.loss == "bce":  # -y log p - (1 - y) log(1 - p), p = sigmoid(q)
             row_loss, predicted = -y * jax.nn.log_sigmoid(q) - (1.0 - y) * jax.nn.log_sigmoid(-q), jax.nn.sigmoid(q)
@@ -152,7 +152,7 @@ class OfflineDQN(OfflineLearner[ScoringPolicy]):
             selector = self.policy.q(params, batch.next_state, self._precision) if c.double else next_q
             next_q = choices.pick_best(next_q, selector, self._next_choices(params, batch))
         else:
-            next_q = losses.chosen(next_q, batch.next_action)
+            next_q = losses.gather_actions(next_q, batch.next_action)
         reward = batch.reward
         if c.reward_boost:
             reward = reward + jnp.asarray(self._boost)[batch.action]
@@ -164,14 +164,14 @@ class OfflineDQN(OfflineLearner[ScoringPolicy]):
         if policy.behaviour_name is not None:  # -log softmax(logits)(a) over the possible actions
             logits = policy.behaviour(params, part.batch.state, precision)
             log_p = choices.log_softmax(logits, part.batch.possible_actions)
-            found.append(-losses.chosen(log_p, part.batch.action))
+            found.append(-losses.gather_actions(log_p, part.batch.action))
         if policy.has_models:
             batch = part.single_step
             values = policy.outcomes(target, "value", batch.next_state, precision)
             scores = policy.q(params, batch.next_state, precision)
             following = choices.expected(values, scores, self._next_choices(params, batch), self.config)
             reward, value = (
-                losses.chosen(policy.outcomes(params, head, batch.state, precision), batch.action)
+                losses.gather_actions(policy.outcomes(params, head, batch.state, precision), batch.action)
                 for head in ("reward", "value")
             )
             found += model_losses(reward, value, jax.lax.stop_gradient(following), batch, self.config)

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.algorithms.offline import OfflineDQNConfig
-from lockstep.jax.value_losses import chosen
+from lockstep.jax.value_losses import gather_actions
 
 _LOWEST = float(np.finfo(np.float32).min)
 """The score of an impossible action in a softmax or an argmax. Finite, so that 0 times it is 0."""
@@ -22,7 +22,7 @@ def masked(scores: Array, possible: Array) -> Array:
 
 def pick_best(values: Array, scores: Array, possible: Array) -> Array:
     """The values [N, A] of the first possible action with the highest score [N, A]; [N]."""
-    return chosen(values, masked(scores, possible).argmax(-1))
+    return gather_actions(values, masked(scores, possible).argmax(-1))
 
 
 def log_sum_exp(scores: Array, possible: Array) -> Array:
