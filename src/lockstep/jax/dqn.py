@@ -111,6 +111,110 @@ class DQN:
         start = State(flat_params, flat_params, self.optimizer.init(flat_params), rate, jnp.asarray(_NO_SUMS))
         self.state: State = comm.replicate(start)
 
+    # -- maths ---------------------------------------------------------------------------------------------------------
+
+    def loss(self, params: Params, target: Params, part: Part) -> tuple[Array, tuple[Array, Array]]:
+        """The temporal-difference loss as a weighted *sum* over rows [N]; metric sums, row count first; priorities [N].
+
+        y = R + discount Q'(s', argmax_a Q(s', a)) with `double`, else R + discount max_a Q'(s', a)
+        L = w l(y - Q(s, a)), or the distributional loss of `value_distribution`
+        """
+        c, policy, precision, batch = self.config, self.policy, self._precision, part.batch
+        outputs = losses.gather_actions(policy.outputs(params, batch.observation, part.noise, precision), batch.action)
+        outputs = outputs.astype(jnp.float32)
+        next_outputs = policy.outputs(target, batch.next_observation, part.noise_of_target, precision)
+        selector = next_outputs
+        if c.double:
+            selector = policy.outputs(params, batch.next_observation, part.noise_of_selector, precision)
+        next_action = policy.expected(selector).argmax(-1)
+        next_outputs = jax.lax.stop_gradient(losses.gather_actions(next_outputs, next_action)).astype(jnp.float32)
+        if c.value_distribution == "categorical":
+            support = jnp.asarray(policy.support)
+            next_probability = policy.probability(next_outputs)
+            projected = losses.categorical_projection(next_probability, batch.reward, batch.discount, support)
+            row_loss = losses.cross_entropy(outputs, projected)
+            q = (policy.probability(outputs) * support[None]).sum(-1)
+            y = (projected * support[None]).sum(-1)
+        elif c.value_distribution == "quantile":
+            quantiles = losses.td_target(batch.reward, batch.discount, next_outputs)
+            row_loss = losses.quantile_huber(outputs, quantiles)
+            q, y = outputs.mean(-1), quantiles.mean(-1)
+        else:
+            q, y = outputs, losses.td_target(batch.reward, batch.discount, next_outputs)
+            row_loss = (losses.huber if c.loss == "huber" else losses.squared)(y - q)
+        error = jnp.abs(y - q)
+        sums = jnp.stack([jnp.ones_like(q), batch.weight * row_loss, q, y, error]).sum(1)
+        return jnp.dot(batch.weight, row_loss), (sums, error if c.value_distribution == "none" else row_loss)
+
+    # -- order ---------------------------------------------------------------------------------------------------------
+
+    def steps(
+        self, shared: tuple[State, Array], own: tuple[Part, Array | None]
+    ) -> tuple[tuple[State, Array], tuple[()]]:
+        """Take one gradient step after another on minibatches [L, G, ...].
+
+        Args:
+            shared: the state, and whether the target network becomes a copy after each of G steps.
+            own: every shard's part of each minibatch, and the rows of observations on the device, if they are there.
+        """
+        (state, copies), (parts, observations) = shared, own
+
+        def step(state: State, given: tuple[Part, Array]) -> tuple[State, None]:
+            part, copied = given
+            state, _ = self.step(state, (part, observations))
+            if self.config.target_rate is None:
+                state = state._replace(target_params=jnp.where(copied, state.params, state.target_params))
+            return state, None
+
+        state, _ = jax.lax.scan(step, state, (steps_first(parts), copies))
+        return (state, copies), ()
+
+    def step(self, state: State, own: tuple[Part, Array | None]) -> tuple[State, Array]:
+        """Take one gradient step on every shard's part of a minibatch; a no-op if any number is not finite.
+
+        `own` has the parts, and the rows of observations on the device, if they are there.
+
+        Also returns the priorities [L, N] of this device's rows; NaN, which replay buffers ignore, for a skipped step.
+        """
+        c, end = self.config, self.flat.num_parameters
+        rows, priorities, (parts, observations) = list[Array](), list[Array](), own
+        for number, part in zip(self.comm.shard_numbers(), slots(parts, self.comm.num_slots), strict=True):
+            row, priority = self._shard_sums(state, number, observed(part, observations, self.policy.spec))
+            rows.append(row)
+            priorities.append(priority)
+        total = self.comm.sum_shards(jnp.stack(rows), "average_gradients")
+        gradient, sums, max_weights = jnp.split(total, [end, end + 1 + len(VALUE_METRICS)])
+        # Products, as XLA divides a vector by a number in one layout and multiplies by the inverse in another.
+        scale, inverse = 1.0 / max_weights.max(), 1.0 / sums[0]
+        sums = sums.at[1].multiply(scale)
+        gradient, norm = clip_by_global_norm(gradient * (scale * inverse), c.max_grad_norm)
+        totals = jnp.concatenate([sums, jnp.stack([norm, jnp.zeros_like(norm)])])
+        # Without barriers programs of different layouts may fuse these products with the sums of Adam or not, and round
+        # differently.
+        gradient, totals = jax.lax.optimization_barrier((gradient, totals))
+        skipped = ~jnp.isfinite(totals).all()
+        if self._stop_on_non_finite:  # later steps are skipped too, so that the failing parameters are preserved
+            skipped |= state.sums[-1] > 0
+        params, optimizer = self.optimizer.step(state.optimizer, state.params, gradient, state.learning_rate, skipped)
+        sums = state.sums + jnp.where(skipped, jnp.zeros_like(totals).at[-1].set(1.0), totals)
+        after = State(params, state.target_params, optimizer, state.learning_rate, sums)
+        if c.target_rate is not None:
+            target_params = after.target_params + c.target_rate * (after.params - after.target_params)
+            after = after._replace(target_params=target_params)
+        return after, jnp.where(skipped, jnp.nan, jnp.stack(priorities))
+
+    def _shard_sums(self, state: State, number: Array, part: Part) -> tuple[Array, Array]:
+        """One shard's contribution to a step, and its priorities [N].
+
+        The contribution is its gradient sum [P], metric sums, and S slots of which its own holds its largest weight.
+        """
+        # The barriers isolate the shard's computation: other shards on this device must not change its bits.
+        flat_params, target, part = jax.lax.optimization_barrier((state.params, state.target_params, part))
+        networks = self.flat.split(flat_params), self.flat.split(target)
+        gradient, (sums, priority) = jax.grad(self.loss, has_aux=True)(*networks, part)
+        max_weights = jax.nn.one_hot(number, self.comm.world.num_shards, dtype=jnp.float32) * part.batch.weight.max()
+        return jax.lax.optimization_barrier((jnp.concatenate([self.flat.join(gradient), sums, max_weights]), priority))
+
     def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Store a rollout of every local shard in its replay buffer and take the gradient steps due; collective.
 
@@ -187,106 +291,6 @@ class DQN:
             self.copy_to_target()
         if c.prioritized:
             self.replays.update_priorities(drawn, self.comm.unshard(priorities))
-
-    def steps(
-        self, shared: tuple[State, Array], own: tuple[Part, Array | None]
-    ) -> tuple[tuple[State, Array], tuple[()]]:
-        """Take one gradient step after another on minibatches [L, G, ...].
-
-        Args:
-            shared: the state, and whether the target network becomes a copy after each of G steps.
-            own: every shard's part of each minibatch, and the rows of observations on the device, if they are there.
-        """
-        (state, copies), (parts, observations) = shared, own
-
-        def step(state: State, given: tuple[Part, Array]) -> tuple[State, None]:
-            part, copied = given
-            state, _ = self.step(state, (part, observations))
-            if self.config.target_rate is None:
-                state = state._replace(target_params=jnp.where(copied, state.params, state.target_params))
-            return state, None
-
-        state, _ = jax.lax.scan(step, state, (steps_first(parts), copies))
-        return (state, copies), ()
-
-    def step(self, state: State, own: tuple[Part, Array | None]) -> tuple[State, Array]:
-        """Take one gradient step on every shard's part of a minibatch; a no-op if any number is not finite.
-
-        `own` has the parts, and the rows of observations on the device, if they are there.
-
-        Also returns the priorities [L, N] of this device's rows; NaN, which replay buffers ignore, for a skipped step.
-        """
-        c, end = self.config, self.flat.num_parameters
-        rows, priorities, (parts, observations) = list[Array](), list[Array](), own
-        for number, part in zip(self.comm.shard_numbers(), slots(parts, self.comm.num_slots), strict=True):
-            row, priority = self._shard_sums(state, number, observed(part, observations, self.policy.spec))
-            rows.append(row)
-            priorities.append(priority)
-        total = self.comm.sum_shards(jnp.stack(rows), "average_gradients")
-        gradient, sums, max_weights = jnp.split(total, [end, end + 1 + len(VALUE_METRICS)])
-        # Products, as XLA divides a vector by a number in one layout and multiplies by the inverse in another.
-        scale, inverse = 1.0 / max_weights.max(), 1.0 / sums[0]
-        sums = sums.at[1].multiply(scale)
-        gradient, norm = clip_by_global_norm(gradient * (scale * inverse), c.max_grad_norm)
-        totals = jnp.concatenate([sums, jnp.stack([norm, jnp.zeros_like(norm)])])
-        # Without barriers programs of different layouts may fuse these products with the sums of Adam or not, and round
-        # differently.
-        gradient, totals = jax.lax.optimization_barrier((gradient, totals))
-        skipped = ~jnp.isfinite(totals).all()
-        if self._stop_on_non_finite:  # later steps are skipped too, so that the failing parameters are preserved
-            skipped |= state.sums[-1] > 0
-        params, optimizer = self.optimizer.step(state.optimizer, state.params, gradient, state.learning_rate, skipped)
-        sums = state.sums + jnp.where(skipped, jnp.zeros_like(totals).at[-1].set(1.0), totals)
-        after = State(params, state.target_params, optimizer, state.learning_rate, sums)
-        if c.target_rate is not None:
-            target_params = after.target_params + c.target_rate * (after.params - after.target_params)
-            after = after._replace(target_params=target_params)
-        return after, jnp.where(skipped, jnp.nan, jnp.stack(priorities))
-
-    def _shard_sums(self, state: State, number: Array, part: Part) -> tuple[Array, Array]:
-        """One shard's contribution to a step, and its priorities [N].
-
-        The contribution is its gradient sum [P], metric sums, and S slots of which its own holds its largest weight.
-        """
-        # The barriers isolate the shard's computation: other shards on this device must not change its bits.
-        flat_params, target, part = jax.lax.optimization_barrier((state.params, state.target_params, part))
-        networks = self.flat.split(flat_params), self.flat.split(target)
-        gradient, (sums, priority) = jax.grad(self.loss, has_aux=True)(*networks, part)
-        max_weights = jax.nn.one_hot(number, self.comm.world.num_shards, dtype=jnp.float32) * part.batch.weight.max()
-        return jax.lax.optimization_barrier((jnp.concatenate([self.flat.join(gradient), sums, max_weights]), priority))
-
-    def loss(self, params: Params, target: Params, part: Part) -> tuple[Array, tuple[Array, Array]]:
-        """The temporal-difference loss as a weighted *sum* over rows [N]; metric sums, row count first; priorities [N].
-
-        y = R + discount Q'(s', argmax_a Q(s', a)) with `double`, else R + discount max_a Q'(s', a)
-        L = w l(y - Q(s, a)), or the distributional loss of `value_distribution`
-        """
-        c, policy, precision, batch = self.config, self.policy, self._precision, part.batch
-        outputs = losses.gather_actions(policy.outputs(params, batch.observation, part.noise, precision), batch.action)
-        outputs = outputs.astype(jnp.float32)
-        next_outputs = policy.outputs(target, batch.next_observation, part.noise_of_target, precision)
-        selector = next_outputs
-        if c.double:
-            selector = policy.outputs(params, batch.next_observation, part.noise_of_selector, precision)
-        next_action = policy.expected(selector).argmax(-1)
-        next_outputs = jax.lax.stop_gradient(losses.gather_actions(next_outputs, next_action)).astype(jnp.float32)
-        if c.value_distribution == "categorical":
-            support = jnp.asarray(policy.support)
-            next_probability = policy.probability(next_outputs)
-            projected = losses.categorical_projection(next_probability, batch.reward, batch.discount, support)
-            row_loss = losses.cross_entropy(outputs, projected)
-            q = (policy.probability(outputs) * support[None]).sum(-1)
-            y = (projected * support[None]).sum(-1)
-        elif c.value_distribution == "quantile":
-            quantiles = losses.td_target(batch.reward, batch.discount, next_outputs)
-            row_loss = losses.quantile_huber(outputs, quantiles)
-            q, y = outputs.mean(-1), quantiles.mean(-1)
-        else:
-            q, y = outputs, losses.td_target(batch.reward, batch.discount, next_outputs)
-            row_loss = (losses.huber if c.loss == "huber" else losses.squared)(y - q)
-        error = jnp.abs(y - q)
-        sums = jnp.stack([jnp.ones_like(q), batch.weight * row_loss, q, y, error]).sum(1)
-        return jnp.dot(batch.weight, row_loss), (sums, error if c.value_distribution == "none" else row_loss)
 
     def warmup(self) -> None:
         """Compile everything that an update calls, without changing the state; collective."""
