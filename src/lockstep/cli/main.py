@@ -129,10 +129,13 @@ def train(args: argparse.Namespace) -> int:
         from lockstep.cli.sweep.command import resume_sweep
 
         return resume_sweep(args)
-    if args.jobs is not None or args.seeds is not None:
+    if args.seeds is not None:
         raise ConfigError(
-            "--jobs and --seeds train several runs; give --seeds A:B, and leave --resume out for new runs"
+            f"--resume {args.resume} goes on with one run, and --seeds {args.seeds} starts new ones; leave one of them "
+            "out"
         )
+    if args.jobs is not None:
+        raise ConfigError(f"--jobs {args.jobs} is for several runs; add --seeds A:B, or leave it out")
     if args.resume is not None:
         return resume(args)
     return start(args, requested_run(args))

@@ -48,6 +48,10 @@ def run_sweep_command(args: argparse.Namespace) -> int:
         if args.run_dir is not None:
             raise ConfigError(f"{target} is the directory of a sweep, and --run-dir {args.run_dir} another; give one")
         return continue_sweep(args, target, changes)
+    if not target.exists():
+        raise ConfigError(
+            f"{target} is neither a sweep file nor the directory of a sweep; docs/sweeps.md has an example"
+        )
     sweep = load_sweep(target, changes)
     run_dir = Path(args.run_dir) if args.run_dir else Path("runs", target.stem)
     return _run(replace(sweep, directory=os.path.abspath(sweep.directory or ".")), run_dir.absolute(), args)
@@ -62,11 +66,11 @@ def train_seeds(args: argparse.Namespace) -> int:
     words = without_flags(args.words, "--seeds", "--jobs", "--run-dir", parents=[_cluster_flags()])
     sweep = Sweep(train=shlex.join(words), seeds=parse_seeds(args.seeds, "--seeds"), directory=os.getcwd())
     if args.run_dir is not None:
-        return _run(sweep, Path(args.run_dir).absolute(), args)
+        return _run(sweep, Path(args.run_dir).absolute(), args, where="")
     first = TrainCommand(words).run_of({}, sweep.seeds[0])
     made = RunDir.create(None, None, name=f"{default_name(to_dict(first))}-seeds")
     try:
-        return _run(sweep, made.path.absolute(), args)
+        return _run(sweep, made.path.absolute(), args, where="")
     except BaseException:
         made.discard()  # keeps a directory that has the files of a sweep
         raise
@@ -95,7 +99,7 @@ def _cluster_flags() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(sweep: Sweep, run_dir: Path, args: argparse.Namespace) -> int:
+def _run(sweep: Sweep, run_dir: Path, args: argparse.Namespace, where: str = "train: ") -> int:
     check_no_launcher("a sweep")
     jobs = None if args.jobs is None else number(args.jobs, "--jobs")
     directory = Path(sweep.directory or ".")
@@ -103,7 +107,7 @@ def _run(sweep: Sweep, run_dir: Path, args: argparse.Namespace) -> int:
         raise ConfigError(f"directory={directory} of the sweep does not exist; edit {run_dir / SWEEP_FILE}")
     shown = os.path.relpath(run_dir)  # where the user is, which need not be where paths of the sweep start
     with contextlib.chdir(directory):
-        command = TrainCommand(sweep.words, on_ray=_on_ray(args))
+        command = TrainCommand(sweep.words, where=where, on_ray=_on_ray(args))
         first = _check_runs(sweep, command)
         needs = Needs.of(first, command.ranks, here=not _on_ray(args))
         if getattr(args, "dry_run", False):

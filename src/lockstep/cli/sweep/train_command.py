@@ -24,19 +24,20 @@ class TrainCommand:
 
     Args:
         words: the arguments.
+        where: what errors begin with: `train: ` of a sweep file, or nothing for a command line.
         on_ray: whether the runs train on a Ray cluster, whose machines are not this one.
 
     Raises:
         ConfigError: an argument is unknown, or belongs to a single run.
     """
 
-    def __init__(self, words: Sequence[str], *, on_ray: bool = False) -> None:
+    def __init__(self, words: Sequence[str], *, where: str = "", on_ray: bool = False) -> None:
         from lockstep.cli.parser import hyphenated, parser
         from lockstep.cli.request import requested_ranks, set_values
         from lockstep.cli.unknown_arguments import unknown_argument
         from lockstep.engines.ray.arguments import ray_request
         from lockstep.launch.flags import number, policy_source
-        from lockstep.launch.node_flags import asks_for_nodes, bounds_of
+        from lockstep.launch.node_flags import bounds_of
 
         top, given = parser({}), ["train", *(hyphenated(word) for word in words)]
         self._args, unknown = top.parse_known_args(given)
@@ -47,19 +48,19 @@ class TrainCommand:
             if getattr(args, flag) is not None:
                 shown = f"--{flag.replace('_', '-')} {getattr(args, flag)}"
                 if flag in ("seed", "seeds"):
-                    raise ConfigError(f"train: {shown}: write it beside train, as seeds: {getattr(args, flag)}")
-                raise ConfigError(f"train: {shown} is for a single run; leave it out")
+                    raise ConfigError(f"{where}{shown}: write it beside train, as seeds: {getattr(args, flag)}")
+                raise ConfigError(f"{where}{shown} is for a single run; leave it out")
         if "seed" in (values := set_values(args.set)):
-            raise ConfigError(f"train: --set seed={values['seed']}: write it beside train, as seeds: {values['seed']}")
+            raise ConfigError(f"{where}--set seed={values['seed']}: write it beside train, as seeds: {values['seed']}")
         if args.on is not None:
             raise ConfigError(
-                f"train: --on {args.on} is for the sweep: lockstep sweep FILE --on {args.on}; leave it out"
+                f"{where}--on {args.on} is for the sweep: lockstep sweep FILE --on {args.on}; leave it out"
             )
         ray_request(args)  # refuses flags of a rank's actor, which a sweep does not have
-        meets = (args.init_file, args.master_addr, args.master_port, args.nproc_per_node)
-        if asks_for_nodes(args) or args.distributed or meets != (None,) * len(meets):
+        if (flag := _launcher_flag(args)) is not None:
             raise ConfigError(
-                "train: each run of a sweep has its ranks on this machine; give --ranks N and no flags of a launcher"
+                f"{where}{flag}: each of several runs has its ranks on this machine; use --ranks N, and leave "
+                f"{flag.partition(' ')[0]} out"
             )
         self._words, self._launcher = shlex.join(words), "ray" if on_ray else "none"
         self.ranks = requested_ranks(args.ranks, 1, args.ml_framework or "torch")
@@ -118,6 +119,19 @@ class TrainCommand:
     @property
     def _common(self) -> list[str]:
         return ["--ranks", str(self.ranks), *self._restarts, *self._grace, *self._debug]
+
+
+def _launcher_flag(args: argparse.Namespace) -> str | None:
+    """The first flag of a launcher of several machines that was given, with its value."""
+    from lockstep.cli.flags import flags_of
+    from lockstep.launch.node_flags import add_node_arguments
+
+    parser = argparse.ArgumentParser(add_help=False)
+    add_node_arguments(parser, restarts=False)
+    for flag, dest, default in [*flags_of(parser), ("--distributed", "distributed", False)]:
+        if (value := getattr(args, dest)) != default:
+            return flag if value is True else f"{flag} {value}"
+    return None
 
 
 def shown_settings(settings: Mapping[str, Any]) -> str:

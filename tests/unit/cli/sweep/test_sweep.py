@@ -253,11 +253,14 @@ def test_run_of_a_killed_start_is_waited_for(sweeps, capsys, monkeypatch):
         (["--seeds", "5:0"], "5:0 must be first:end"),
         (["--seeds", "1,1"], "seed 1 occurs twice"),
         (["--seeds", "x"], "--seeds x must be a number"),
-        (["--seeds", "0:2", "--nnodes", "2"], "no flags of a launcher"),
+        (["--seeds", "0:2", "--nnodes", "2"], "error: --nnodes 2: each of several runs has its ranks on this machine"),
         (["--seeds", "0:2", "--set", "num_env=3"], "num_env"),
         (["--seeds", "0:2", "--jobs", "x"], "--jobs x must be a number"),
         (["--seeds", "0:2", "--address", "auto"], "add --on ray"),
-        (["--jobs", "2"], "--jobs and --seeds train several runs"),
+        (["--seeds", "0:2", "--standalone"], "--standalone: each of several runs has its ranks on this machine; use"),
+        (["--seeds", "0:2", "--profile", "3"], "error: --profile 3 is for a single run"),
+        (["--jobs", "2"], "--jobs 2 is for several runs; add --seeds A:B"),
+        (["--seeds", "0:2", "--resume", "used"], "--resume used goes on with one run, and --seeds 0:2 starts new ones"),
         (["--seeds", "0:2", "--run-dir", "used"], "already holds files and no sweep"),
     ],
 )
@@ -302,8 +305,8 @@ def test_wrong_arguments_are_refused_before_anything_starts(sweeps, capsys, word
         ("train: cartpole\nsampler: random\ntrials: 2\nsettings: {gamma: {low: 0, high: .inf}}", "finite numbers"),
         ("train: cartpole\nsampler: random\ntrials: 2\nsettings: {gamma: {low: 0, high: 1, log: nope}}", "log=nope"),
         ("train: cartpole\nsampler: random\ntrials: 2\nsampler_seed: -5\nsettings: {gamma: [1]}", "sampler_seed=-5"),
-        ("train: cartpole --master-port 29500", "no flags of a launcher"),
-        ("train: cartpole --init-file meet", "no flags of a launcher"),
+        ("train: cartpole --master-port 29500", "train: --master-port 29500: each of several runs has"),
+        ("train: cartpole --init-file meet", "train: --init-file meet: each of several runs has"),
     ],
 )
 def test_wrong_sweep_file_is_refused(sweeps, capsys, text, wanted):
@@ -311,6 +314,11 @@ def test_wrong_sweep_file_is_refused(sweeps, capsys, text, wanted):
     assert sweeps.run("sweep", "my.yaml") == 2
     assert wanted in capsys.readouterr().err
     assert not (sweeps.path / "runs").exists()
+
+
+def test_what_is_no_sweep_is_told_where_an_example_is(sweeps, capsys):
+    assert sweeps.run("sweep", "cartpole") == 2
+    assert "cartpole is neither a sweep file nor the directory of a sweep; docs/sweeps.md" in capsys.readouterr().err
 
 
 def test_algorithms_are_compared(sweeps, capsys):
