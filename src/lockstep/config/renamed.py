@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 from lockstep.algorithms.all import ALGORITHMS, OFFLINE_ALGORITHMS
 from lockstep.config.absent import ABSENT
-from lockstep.config.settings import as_text
+from lockstep.config.settings import as_text, parse
 from lockstep.config.synonyms import SYNONYMS, Known, Synonym
 from lockstep.config.variants import VARIANTS, Variant
 from lockstep.errors import ConfigError
@@ -37,6 +37,8 @@ def check_names(run: object, given: Mapping[str, Any], how: How) -> None:
     for name, value in given.items():
         if any(isinstance(known.get(part), Mapping) for part in name.split(".")[:-1]):
             continue  # env.kwargs.lr is an argument of the environment
+        if is_dataclass(section := known.get(name)):  # algorithm={lr: 1}
+            check_names(run, {f"{name}.{key}": one for key, one in _leaves(section, _as_mapping(value))}, how)
         answer = renaming_error(name, value, known, how)
         if answer is not None:
             raise ConfigError(answer)
@@ -135,6 +137,11 @@ def _line(setting: str, value: str, known: Known, how: How) -> str:
         part = next(parts, None)
         return f"`{part}: {{{setting}: {value}}}`" if part else f"`{setting}: {value}`"
     return f"{setting}={value}" if how == "python" else f"--set {shlex.quote(f'{setting}={value}')}"
+
+
+def _as_mapping(value: object) -> object:
+    """Text as the mapping that YAML reads in it, if there is one, else the value unchanged."""
+    return parse(value, "") if isinstance(value, str) and value.lstrip().startswith("{") else value
 
 
 def _parsed(value: object) -> object:

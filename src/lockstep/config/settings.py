@@ -284,7 +284,8 @@ def _unknown_in_mapping(name: str, value: Any, hints: Mapping[str, Any]) -> Conf
 def _unknown(name: str, hints: Mapping[str, Any]) -> ConfigError:
     by_name = {path.rpartition(".")[2]: path for path in hints}
     last = name.rpartition(".")[2]
-    near = [last] if last in by_name else difflib.get_close_matches(name, [*by_name, *hints], n=3)
+    others = [item for item in (*by_name, *hints) if not name.startswith(f"{item}.")]  # not the section of the name
+    near = [last] if last in by_name else difflib.get_close_matches(name, others, n=3)
     near = near or difflib.get_close_matches(last, by_name, n=3)
     meant = list(dict.fromkeys(by_name.get(item, item) for item in near))
     if meant:

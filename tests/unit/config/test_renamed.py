@@ -280,6 +280,15 @@ def test_flag_suggests_our_setting(arguments, typed, line, capsys):
     assert said.endswith(f": type {line}\n")
 
 
+def test_names_in_a_mapping_of_a_section_are_explained(capsys):
+    assert cli.main(["train", "cartpole", "--set", "algorithm={lr: 1}"]) == 2
+    assert "unknown setting algorithm.lr=1; here it is learning_rate: type" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"algorithm\.leaning_rate; did you mean algorithm\.learning_rate or"):
+        override(PPO, {"algorithm": "{leaning_rate: 1}"})
+    with pytest.raises(ConfigError, match="did you mean algorithm or"):
+        override(PPO, {"algoritm": "{gamma: 1}"})
+
+
 def test_flags_of_offline_and_other_commands(capsys):
     assert cli.main(["offline", "train", "data", "--weight-decay", "0.1"]) == 2
     assert capsys.readouterr().err.endswith(": type --set l2_decay=0.1\n")
