@@ -197,4 +197,5 @@ def _add_launch_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep what rank R prints in DIR/logs/rank_R.log (default: print it)",
     )
     add("script", metavar="SCRIPT", help="what each rank runs")
-    add("script_args", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="for the script")
+    script_args = add("script_args", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="for the script")
+    script_args.required = False  # argparse would name it beside a missing SCRIPT

@@ -20,8 +20,10 @@ def unknown_argument(word: str, given: Sequence[str], top: argparse.ArgumentPars
     see = f"see lockstep {command} --help"
     takes_settings = hasattr(args, "set") and command != "offline prepare"
     if not word.startswith("-"):
-        before = given[: given.index(word)][-2:]
-        setting = f"{before[1]}={word.removeprefix('=')}" if before[:1] == ["--set"] and "=" not in before[1] else word
+        at = given.index(word)
+        before, after = given[:at][-2:], given[at + 1 :][:1]
+        value = "".join(after) if word == "=" else word.removeprefix("=")
+        setting = f"{before[1]}={value}" if before[:1] == ["--set"] and "=" not in before[1] else word
         hint = f"did you mean --set {setting}?" if takes_settings and "=" in setting else see
         return f"unexpected argument {word}; {hint}"
     name = word.partition("=")[0]

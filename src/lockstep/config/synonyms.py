@@ -344,7 +344,7 @@ SYNONYMS = (
     Synonym("stack_num n_stack num_stack framestack frames_stack", "frame_stack"),
     Synonym("init_noise_std init_std action_std_init", "initial_log_std", "the logarithm of the deviation", _logarithm),
     Synonym("env env_id gym_id env_name envname environment task_id", "task"),
-    Synonym("algorithm algorithm_name agent alg algo_name", "algo", value=lambda text, known: text.lower()),
+    Synonym("algorithm algorithm_name alg algo_name", "algo", value=lambda text, known: text.lower()),
     Synonym("framework dl_framework", "--ml-framework"),
     Synonym("random_seed manual_seed torch_seed", "seed"),
     _switch("cuda use_cuda use_gpu gpu", "device", "cuda", "cpu"),

@@ -1,6 +1,7 @@
 """Flags of all commands: add them to a parser, convert their values, and take them out of a command line."""
 
 import argparse
+import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -42,8 +43,12 @@ class OneLineParser(argparse.ArgumentParser):
     """Raises errors as `ConfigError`, which commands print as one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise a usage error instead of exiting."""
-        raise ConfigError(f"{message}; see {self.prog} --help")
+        """Raise a usage error instead of exiting, with flags that are similar to an unknown one."""
+        word = message.removeprefix("unrecognized arguments: ").partition(" ")[0].partition("=")[0]
+        flags = [flag for action in self._actions for flag in action.option_strings if action.help != argparse.SUPPRESS]
+        near = difflib.get_close_matches(word, flags, n=2, cutoff=0.7) if word.startswith("--") else []
+        way_out = f"did you mean {' or '.join(near)}?" if near else f"see {self.prog} --help"
+        raise ConfigError(f"{message}; {way_out}")
 
 
 def directory(text: str) -> str:

@@ -319,6 +319,7 @@ def test_recipes_are_suggested_for_unknown_tasks_alone(capsys):
         ("", ["nothing to train"]),
         ("--set task=CartPole-v1", ["nothing to train; name the task by --task CartPole-v1"]),
         ("cartpole --set gamma =0.9", ["did you mean --set gamma=0.9?"]),
+        ("cartpole --set gamma = 0.9", ["unexpected argument =; did you mean --set gamma=0.9?"]),
         ("cartpole --run-dir=", ["--run-dir", "is empty"]),
         ("cartpol", ["cartpol", "CartPole-v1", "recipes: cartpole"]),
         ("CartPole-v9", ["CartPole-v9", "CartPole-v1"]),
@@ -538,6 +539,8 @@ def test_other_bad_usage_is_one_line(arguments, capsys):
         (["--json", "runs"], "--json belongs to the command: write it after runs"),
         (["offline", "--debug", "train", "data"], "--debug belongs to the command: write it after offline train"),
         (["runs", "--jsn"], "unknown argument --jsn; did you mean --json?"),
+        (["launch"], "the following arguments are required: SCRIPT\n"),
+        (["offline", "train", "data", "--agent", "x"], "unknown argument --agent; see lockstep offline train --help"),
     ],
 )
 def test_flag_before_its_command_is_told_where_to_go(arguments, error, capsys):

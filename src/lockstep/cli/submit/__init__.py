@@ -18,6 +18,8 @@ def submit_command(args: argparse.Namespace) -> int:
     from lockstep.cli.submit import kubernetes, ray, slurm, ssh
     from lockstep.cli.submit.job import requested_job
 
+    if args.on is None:
+        raise ConfigError("--on is missing; name the kind of cluster: --on slurm, kubernetes, ssh or ray")
     if args.dry_run:
         _fill_placeholders(args)
     job = requested_job(args)

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_nodes(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--on", choices=("slurm", "kubernetes", "ssh", "ray"), required=True, help="which kind of cluster")
+    add("--on", choices=tuple(ONLY_FOR), help="which kind of cluster (required)")
     add("--dry-run", action="store_true", help="print what would be submitted")
     add("--nnodes", metavar="N|MIN:MAX", help="machines; MIN:MAX: they may come and go (default: 1; ssh: all hosts)")
     add("--nproc-per-node", metavar="K|auto", help="ranks of each (default: one per GPU, else 1)")

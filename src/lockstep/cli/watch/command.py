@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import difflib
 import os
 import re
 import select
@@ -15,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
+from lockstep.cli.parser import did_you_mean
 from lockstep.cli.report.runs import find_runs, is_run, runs_below
 from lockstep.cli.watch.frame import frame
 from lockstep.cli.watch.watched_run import WatchedRun
@@ -136,7 +138,8 @@ def _check(path: Path) -> None:
 def _check_metric(run: WatchedRun, name: str | None) -> None:
     names = run.names()
     if name is not None and names and name not in names:
-        raise ConfigError(f"--metric {name} is not in {run.path}; it has {', '.join(names)}")
+        near = did_you_mean(difflib.get_close_matches(name, names))
+        raise ConfigError(f"--metric {name} is not in {run.path}; {near or 'it has ' + ', '.join(names)}")
 
 
 @contextlib.contextmanager

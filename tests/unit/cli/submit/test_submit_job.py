@@ -38,6 +38,7 @@ ON_JAX = ("--ml-framework", "jax", "--gpus-per-node", "4", "--set", "devices_per
         (["cartpole", *SLURM, "--nnodes", "1:2", "--nproc-per-node", "4"], "add --set num_shards=8"),
         (["cartpole", *SLURM, "--max-restarts", "few"], "--max-restarts few"),
         (["cartpole", *SLURM, "--nproc-per-node", "auto", "--set", "num_shards=5"], "num_envs=32"),
+        (["cartpole"], "--on is missing; name the kind of cluster: --on slurm, kubernetes, ssh or ray"),
         (["cartpole", *SLURM, "--ranks", "4"], "--nproc-per-node"),
         (["cartpole", *SLURM, "--name", "Big_Run"], "lower-case"),
         (["cartpole", *SLURM, "--port", "80"], "--port 80"),

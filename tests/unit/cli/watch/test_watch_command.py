@@ -274,6 +274,7 @@ def test_once_prints_one_frame_and_changes_nothing(run_dir, capsys):
     ("words", "wanted"),
     [
         (["runs/mine", "--once", "--metric", "loss/nix"], "--metric loss/nix is not in runs/mine; it has"),
+        (["runs/mine", "--once", "--metric", "lss/value"], "is not in runs/mine; did you mean loss/value?\n"),
         (["runs/mine", "--every", "0"], "--every 0 must be a number of seconds"),
         (["runs/mien", "--once"], "runs/mien does not exist; without --once, in a terminal, watch waits for it"),
         (["runs/mine/run.yaml"], "is a file; give the run directory, such as runs/mine"),
