@@ -16,7 +16,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, ranks: tuple[str, str]
     """Add the target and the flags of a run in environments; `ranks`: metavar and help of `--ranks`."""
     add = parser.add_argument
     add("target", metavar="TASK|RECIPE|CONFIG.yaml|FILE.py:FUNCTION", nargs="?", help="what to train")
-    add("--task", metavar="ID", help="the task to train, if not named first")
+    add("--task", metavar="ID", help="the task to train, if not named first; or another task, with a recipe's settings")
     add("--algo", metavar="ppo|dqn|sac|td3", help="algorithm (default: ppo for a task; a recipe has its own)")
     add(
         "--agent",

@@ -1,6 +1,7 @@
 """Start the ranks of a training: with our own launcher, on several nodes, or as one rank of another launcher."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -116,8 +117,16 @@ def _start_policy(args: argparse.Namespace, run: "AnyRun", resumed: "Resumption 
 def _print_notes(args: argparse.Namespace, resumed: "Resumption | None", notes: list[str]) -> None:
     if args.started_by_lockstep:  # the launcher has printed them
         return
-    for note in [*([] if resumed is None else resumed.notes), *notes]:
+    for note in [*(_of_target(args) if resumed is None else resumed.notes), *notes]:
         print(f"lockstep: note: {note}", file=sys.stderr)
+
+
+def _of_target(args: argparse.Namespace) -> list[str]:
+    """That a run directory is not resumed, where one is named as what to train."""
+    if args.target is None or not Path(args.target).is_dir():
+        return []
+    shown = shlex.quote(args.target)
+    return [f"a new run with the settings of {shown}; --resume {shown} goes on with that run"]
 
 
 def _launch(run: "AnyRun", ranks: int, on_ray: "RayRequest | None", **options: Any) -> int:

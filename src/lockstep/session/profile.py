@@ -17,6 +17,7 @@ import numpy as np
 
 from lockstep.distributed.timers import PHASES, RecordedTimers
 from lockstep.errors import ConfigError
+from lockstep.record.console import counted
 from lockstep.run import AnyRun, Run
 from lockstep.session.gradient_schedule import updates_before_learning
 from lockstep.system.files import write_atomically
@@ -164,8 +165,8 @@ def check_profile(num_updates: int, run: AnyRun, done_steps: int = 0) -> None:
     if updates < wanted:
         starts = f" (and {idle} before them, until learning_starts, learn nothing)" if idle else ""
         raise ConfigError(
-            f"--profile {num_updates}: the run makes {updates} updates, and the first {WARMUP_UPDATES} only warm up"
-            f"{starts}; use a smaller N, or total_steps={done_steps + batch * wanted}"
+            f"--profile {num_updates}: the run makes {counted(updates, 'update')}, and the first {WARMUP_UPDATES} only "
+            f"warm up{starts}; use a smaller N, or total_steps={done_steps + batch * wanted}"
         )
 
 

@@ -75,7 +75,7 @@ def test_profile_needs_more_updates_than_the_warmup(run):
     check_profile(2, run)
     with pytest.raises(ConfigError, match=r"--profile 3: the run makes 5 updates.*total_steps=384"):
         check_profile(3, run)
-    with pytest.raises(ConfigError, match=r"total_steps=\d+"):
+    with pytest.raises(ConfigError, match=r"the run makes 1 update, .*total_steps=\d+"):
         check_profile(1, run, done_steps=run.total_steps - 64)
     with pytest.raises(ConfigError, match="--profile 0 must be at least 1"):
         check_profile(0, run)

@@ -18,7 +18,7 @@ from lockstep.cli.chaos.fault_run import CONFIG_FILE, HEAD, FaultResult, FaultRu
 from lockstep.cli.chaos.faults import KINDS, InjectedFault
 from lockstep.errors import ConfigError
 from lockstep.launch.signals import Interrupted, caught_signals
-from lockstep.record.console import redraws
+from lockstep.record.console import counted, redraws
 from lockstep.record.run_dir import RunDir
 from lockstep.run import Run, dump, override
 from lockstep.system.files import write_atomically
@@ -49,7 +49,10 @@ def prepared(run: Run, ranks: int, *, whole: bool) -> Run:
     if not whole:
         updates = min(updates, UPDATES)
     if updates < 4:
-        raise ConfigError(f"total_steps={run.total_steps} is {updates} updates; chaos needs at least {4 * rollout}")
+        raise ConfigError(
+            f"total_steps={run.total_steps} is {counted(updates, 'update')}, and chaos needs at least 4; use "
+            f"--set total_steps={4 * rollout}"
+        )
     changes: dict[str, Any] = {
         "num_shards": run.num_shards or ranks,
         "total_steps": updates * rollout,
@@ -88,7 +91,7 @@ def run_chaos(run: Run, ranks: int, faults: Sequence[str], *, seed: int, run_dir
         all_runs = FaultRuns(run, ranks, folder, caught)
         try:
             _print_header(run, ranks, folder, all_runs.exact)
-            _print_progress(f"the undisturbed run, on {ranks} ranks ...")
+            _print_progress(f"the undisturbed run, on {counted(ranks, 'rank')} ...")
             all_runs.undisturbed()
             _say(f"undisturbed: parameters {all_runs.fingerprint}\n\n{HEAD}")
             for fault in drawn:
@@ -122,7 +125,8 @@ def _made_folder(run_dir: Path | None, run: Run) -> Path:
 def _print_header(run: Run, ranks: int, folder: Path, exact: bool) -> None:
     rollout = run.num_envs * run.algorithm.num_steps
     _say(
-        f"{run.task} on {ranks} ranks, {run.total_steps // rollout} updates of {rollout} steps; for these runs "
+        f"{run.task} on {counted(ranks, 'rank')}, {run.total_steps // rollout} updates of {rollout} steps; "
+        "for these runs "
         f"num_shards={run.num_shards}, timeout_s={run.timeout_s:g}, checkpoint_every={run.checkpoint_every}, "
         f"check_every={run.check_every}"
         + (f", learning_starts={run.algorithm.learning_starts}" if isinstance(run.algorithm, ReplayConfig) else "")

@@ -13,7 +13,7 @@ from lockstep.config import settings
 from lockstep.errors import ConfigError
 from lockstep.preflight.cost_model import Layout, Work
 from lockstep.record.follow import read_json
-from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE
+from lockstep.record.run_dir import METRICS_FILE, RUN_FILE, SUMMARY_FILE
 from lockstep.run import Run, load, to_dict
 
 FEWEST_UPDATES = 10
@@ -63,11 +63,7 @@ def seconds_per_update(run_dir: Path, learning_starts: int = 0) -> tuple[float, 
     Measured from the first line of `metrics.jsonl` to the last, without evaluations and checkpoints. The time before
     the first line, with compilation and warm-up, does not count, nor do steps before `learning_starts`.
     """
-    lines = list[Any]()
-    for written in (run_dir / "metrics.jsonl").read_bytes().splitlines():
-        with suppress(ValueError):  # cut off when its writer was killed
-            lines.append(json.loads(written))
-    lines = [line for line in lines if line["step"] >= learning_starts]
+    lines = lines_of_learning(run_dir, learning_starts)
     if len(lines) < 2:
         return 0.0, (0.0, 0.0, 0.0), 0.0
     first, last = lines[0], lines[-1]
@@ -79,6 +75,15 @@ def seconds_per_update(run_dir: Path, learning_starts: int = 0) -> tuple[float, 
     whole = last["time_s"] - first["time_s"] - seconds(_EXCLUDED)
     rollout, learning, messages = (seconds(phases) / max(updates, 1.0) for phases in _PARTS)
     return whole / max(updates, 1.0), (rollout, learning, messages), updates
+
+
+def lines_of_learning(run_dir: Path, learning_starts: int) -> list[dict[str, Any]]:
+    """The log lines of a run from `learning_starts` on, without any that was cut off when its writer was killed."""
+    lines = list[dict[str, Any]]()
+    for written in (run_dir / METRICS_FILE).read_bytes().splitlines():
+        with suppress(ValueError):
+            lines.append(json.loads(written))
+    return [line for line in lines if line["step"] >= learning_starts]
 
 
 def _of_run(run_dir: Path) -> tuple[Point | None, str | None]:

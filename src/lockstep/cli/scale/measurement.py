@@ -1,12 +1,10 @@
 """Read what a run measured: its speed without start and end, and the time of an update by part."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lockstep.algorithms.replay import ReplayConfig
-from lockstep.record.run_dir import METRICS_FILE
+from lockstep.cli.report.load import lines_of_learning
 from lockstep.run import Run
 
 PARTS = {"compute": ("env", "act", "learn", "other"), "communication": ("sync",), "waiting": ("wait",)}
@@ -36,10 +34,7 @@ class Measurement:
 def read_measurement(run_dir: Path, run: Run) -> Measurement | None:
     """The measurement in a run directory; None without two log lines."""
     starts = run.algorithm.learning_starts if isinstance(run.algorithm, ReplayConfig) else 0
-    lines: list[dict[str, Any]] = [
-        json.loads(line) for line in (run_dir / METRICS_FILE).read_text(encoding="utf-8").splitlines()
-    ]
-    lines = [line for line in lines if line["step"] >= starts]
+    lines = lines_of_learning(run_dir, starts)
     if len(lines) < 2:
         return None
     first, last = lines[0], lines[-1]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from lockstep.algorithms.replay import ReplayConfig
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number
+from lockstep.record.console import counted
 from lockstep.run import Run, override
 
 Mode = Literal["strong", "weak", "return"]
@@ -136,7 +137,7 @@ def check_plan(plan: Plan, run: Run) -> None:
             check_world(found, World(size=job.ranks))
         except ConfigError as error:
             what = "until a return" if job.mode == "return" else f"{job.mode} scaling"
-            raise ConfigError(f"the run on {job.ranks} ranks ({what}) cannot work: {error}") from None
+            raise ConfigError(f"the run on {counted(job.ranks, 'rank')} ({what}) cannot work: {error}") from None
 
 
 def parse_ranks(text: str | None, target: str | None = None) -> tuple[int, ...]:

@@ -52,7 +52,9 @@ def test_prepared_dqn_run_learns_before_the_first_checkpoint():
 
 
 def test_a_run_that_is_too_short_is_refused():
-    with pytest.raises(ConfigError, match=f"total_steps=10 is 1 updates; chaos needs at least {4 * BATCH}"):
+    with pytest.raises(
+        ConfigError, match=f"total_steps=10 is 1 update, and chaos .* 4; use --set total_steps={4 * BATCH}"
+    ):
         prepared(Run(task="CartPole-v1", num_envs=8, total_steps=10), 2, whole=True)
 
 

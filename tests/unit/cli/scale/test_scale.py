@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.cli import main as cli
 from lockstep.cli.scale import command
+from lockstep.cli.scale.measurement import read_measurement
 from lockstep.cli.scale.plan import Job, Plan, parse_ranks, run_of
 from lockstep.distributed.timers import PHASES
 from lockstep.record.run_dir import RunDir
@@ -151,6 +152,15 @@ def test_returns_of_measured_runs_are_not_compared(runs, here):
     assert "CartPole-v1: 3 runs" in page and "strong_ranks_2_repetition_0" in page
 
 
+def test_log_line_that_was_cut_off_is_not_measured(runs, here):
+    run, plan, job = Run(task="CartPole-v1"), Plan(ranks=(1, 2)), Job("strong", 1, 0)
+    runs.train(here, job, run_of(run, plan, job))
+    whole = read_measurement(here / job.name, run)
+    with (here / job.name / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 99')
+    assert whole is not None and read_measurement(here / job.name, run) == whole
+
+
 def test_weak_scaling_keeps_the_work_of_a_rank():
     plan = Plan(ranks=(1, 4))
     sac = override(Run(task="Pendulum-v1", algo="sac"), {"num_envs": 8, "batch_size": 256, "updates_per_step": 1.0})
@@ -199,6 +209,10 @@ def test_ranks_are_a_list_of_different_numbers():
         (["--ranks", "1,2", "--return", "9", "--set", "stop_when_solved=0"], "--return 9 and stop_when_solved=0 both"),
         (["--ranks", "1,2", "--seeds", "0:2"], "--seeds 0:2 is for runs until a return"),
         (["--ranks", "1,3", "--num-envs", "8"], "the run on 3 ranks (strong scaling) cannot work: num_envs=8 does not"),
+        (
+            ["--ranks", "1,3", "--num-envs", "3", "--set", "num_steps=1"],
+            "the run on 1 rank (strong scaling) cannot work",
+        ),
         (["--ranks", "1,2", "--set", "num_shards=2"], "num_shards=2 fixes the shards"),
         (["--ranks", "1,4", "--modes", "strong", "--set", "num_shards=2"], "the run on 4 ranks (strong scaling)"),
         (["--ranks", "1,2", "--return", "9", "--set", "evaluate_every=null"], "use --set evaluate_every=N"),
