@@ -229,7 +229,7 @@ def _metadata_of_offline_policy(path: Path, state: Mapping[str, Any], run_dir: P
             return {name: value for name, value in metadata.items() if name != _EVALUATION}
     raise ConfigError(
         f"{path} is of an older version and does not describe its policy, and there is neither {files[0]} nor "
-        f"{files[1].name}, which would; `lockstep offline train --resume {shlex.quote(str(run_dir))}` writes them"
+        f"{files[1].name}, which would; `lockstep train --resume {shlex.quote(str(run_dir))}` writes them"
     )
 
 
@@ -317,7 +317,7 @@ def signature(
         names = ["value_distribution"]
         if spec.algorithm.value_distribution == "categorical":
             names += ["v_min", "v_max"]
-        meaning = {f"algorithm.{name}": getattr(spec.algorithm, name) for name in names}
+        meaning = {name: getattr(spec.algorithm, name) for name in names}
     units = None if of_critic is None else critic_moments.units(of_critic)
     return PolicySignature(spec.algo, shapes, meaning, observation_moments is not None, units)
 
@@ -347,14 +347,21 @@ def check_start(path: Path, source: PolicySignature, mine: PolicySignature) -> N
     check_algo(path, source.algo, mine.algo)
     shapes = sorted({*mine.shapes, *source.shapes})
     different = [name for name in shapes if mine.shapes.get(name) != source.shapes.get(name)]
-    different += [name for name, value in mine.meaning.items() if source.meaning.get(name) != value]
     if different:
-        raise ConfigError(
-            f"--init-from {path}: its network differs from this run's in {different[0]}; use the same network"
-        )
+        raise _other_network_error(path, different[0])
+    for name, value in mine.meaning.items():
+        if (other := source.meaning.get(name)) != value:
+            if mine.algo.startswith(FROM_LOG):  # features and actions of the data
+                raise _other_network_error(path, name)
+            raise ConfigError(
+                f"--init-from {path}: its network has {name}={as_text(other)}, and this run's {as_text(value)}; "
+                f"add --set {shlex.quote(f'{name}={as_text(other)}')}, or start without it"
+            )
     if source.normalizes != mine.normalizes:
+        theirs, ours = as_text(source.normalizes), as_text(mine.normalizes)
         raise ConfigError(
-            f"--init-from {path}: one of the two runs normalizes observations; set normalize_observation alike"
+            f"--init-from {path}: its policy learned with normalize_observation={theirs}, and this run has {ours}; "
+            f"add --set normalize_observation={theirs}, or start without it"
         )
     for name, value in (source.value_units or {}).items():
         if mine.value_units is not None and mine.value_units[name] != value:
@@ -365,6 +372,10 @@ def check_start(path: Path, source: PolicySignature, mine: PolicySignature) -> N
             )
 
 
+def _other_network_error(path: Path, name: str) -> ConfigError:
+    return ConfigError(f"--init-from {path}: its network differs from this run's in {name}; use the same network")
+
+
 def newer_format_error(path: Path, metadata: Mapping[str, Any]) -> ConfigError:
     """The error for a file that a newer version wrote."""
     return ConfigError(f"{path} was written by a newer version (format {metadata['format']}); upgrade lockstep-rl")
@@ -372,11 +383,10 @@ def newer_format_error(path: Path, metadata: Mapping[str, Any]) -> ConfigError:
 
 def no_simulator_error(path: Path | str) -> ConfigError:
     """The error for playing a policy that was learned from a log without a simulator."""
-    judged = f"`lockstep offline evaluate {shlex.quote(str(path))}` judges it by the log"
-    if Path(path).is_file():
-        judged = "`lockstep offline evaluate RUN` judges that of a run by the log"
+    run = "RUN" if Path(path).is_file() else shlex.quote(str(path))
     return ConfigError(
-        f"{path} learned from a log and has no simulator to play in; {judged}, and a run with --set task=ID is played"
+        f"{path} was trained on logged data and has no simulator to play in; estimate its value from the log with "
+        f"`lockstep offline evaluate {run}`, or train with --set task=ID"
     )
 
 

@@ -109,8 +109,12 @@ def test_so_does_its_normalizer(tmp_path):
         (DQNConfig(), None, "a policy of algo=dqn, and this run has algo=ppo; use --algo dqn"),
         (DQNConfig(), DQNConfig(dueling=True), r"network differs from this run's in network\.value\.layers\.0"),
         (DQNConfig(noisy=True), DQNConfig(), r"differs .* in network\.advantage\.layers\.0\.bias_std"),
-        (C51, dataclasses.replace(QUANTILES, noisy=False, dueling=False), r"in algorithm\.value_distribution;"),
-        (C51, dataclasses.replace(C51, v_max=3.0), r"differs .* in algorithm\.v_max;"),
+        (
+            C51,
+            dataclasses.replace(QUANTILES, noisy=False, dueling=False),
+            r"its network has value_distribution=categorical, and this run's quantile;",
+        ),
+        (C51, dataclasses.replace(C51, v_max=3.0), r"has v_max=.*, and this run's 3\.0; add --set v_max="),
         (C51, dataclasses.replace(C51, num_atoms=6), r"differs .* in network\.advantage"),
     ],
 )
@@ -127,7 +131,7 @@ def test_start_from_different_policy_is_rejected(tmp_path, saved, mine, words):
 def test_one_normalizer_of_two_is_refused(tmp_path):
     run, policy = made(BOX)
     save_policy(tmp_path / POLICY_FILE, policy, moments(), run)
-    with pytest.raises(ConfigError, match="one of the two runs normalizes observations"):
+    with pytest.raises(ConfigError, match="learned with normalize_observation=true, and this run has false"):
         start_from(tmp_path, policy, None)
 
 
@@ -185,7 +189,7 @@ def test_a_policy_of_a_log_is_read_or_refused_by_its_algorithm(tmp_path):
     save_policy(tmp_path / POLICY_FILE, policy, None, run)
     read, _ = load_policy(tmp_path)
     assert all(np.array_equal(array, policy.params[name]) for name, array in read.params.items())
-    with pytest.raises(ConfigError, match="learned from a log and has no simulator to play in"):
+    with pytest.raises(ConfigError, match="was trained on logged data and has no simulator to play in"):
         load_player(tmp_path)
     metadata, arrays = policy_file.read(tmp_path / POLICY_FILE)
     for changes, words in (

@@ -76,11 +76,17 @@ def other(run, algorithm=None, **network):
         ("log", PPO, "it learned from a log, and this run learns from environments; leave it out"),
         ("ppo", OfflineRun, "it learned from environments, and this run learns from a log; leave it out"),
         ("log", "other_data", "its network differs from this run's in state features"),
+        (
+            "categorical",
+            override(DQN, {"value_distribution": "categorical", "v_max": 5.0}),
+            "its network has v_max=10.0, and this run's 5.0; add --set v_max=10.0, or start without it",
+        ),
         ("categorical", DQN, "its network has value_distribution=categorical, and this run's none; add --set value_"),
         (
             "normalized",
             NOT_NORMALIZED,
-            "one of the two runs normalizes observations",
+            "its policy learned with normalize_observation=true, and this run has false; add --set "
+            "normalize_observation=true, or start without it",
         ),
         (
             "ppo",

@@ -88,8 +88,8 @@ def test_run_starts_from_saved_policy(tmp_path, algorithm):
         (DQNConfig(), None, "a policy of algo=dqn, and this run has algo=ppo; use --algo dqn"),
         (DQNConfig(), DQNConfig(dueling=True), r"network differs from this run's in network\.value\.layers\.0"),
         (DQNConfig(noisy=True), DQNConfig(), r"differs .* in network\.advantage\.layers\.0\.bias_std"),
-        (HEADS[4], HEADS[8], r"differs .* in algorithm\.value_distribution;"),
-        (HEADS[4], dataclasses.replace(HEADS[4], v_max=3.0), r"differs .* in algorithm\.v_max;"),
+        (HEADS[4], HEADS[8], r"its network has value_distribution=.*; add --set value_distribution="),
+        (HEADS[4], dataclasses.replace(HEADS[4], v_max=3.0), r"has v_max=.*, and this run's 3\.0; add --set v_max="),
         (HEADS[4], dataclasses.replace(HEADS[4], num_atoms=6), r"differs .* in network\.advantage"),
     ],
 )
