@@ -32,7 +32,7 @@ class Layout:
     digest: str = ""
     """Digest of the data of all nodes."""
     description: str = ""
-    """A description for the user."""
+    """What the nodes hold, for the user; empty for one node."""
 
     @property
     def num_rows(self) -> int:
@@ -91,9 +91,9 @@ def _same(summaries: list[dict[str, Any]], wanted: str, place: dict[str, Any]) -
             f"data_layout=split, but all {len(summaries)} nodes hold the same {summaries[0]['num_rows']} rows; give "
             "each its own part, or use data_layout=auto"
         )
-    description = f"{summaries[0]['num_rows']} rows"
+    description = ""
     if len(summaries) > 1:
-        description = f"all {len(summaries)} nodes hold the same {description}"
+        description = f"all {len(summaries)} nodes hold the same {summaries[0]['num_rows']} rows"
         if wanted == "shuffled_copies":
             description += "; preparing sorted them, so the order of the logs makes no difference"
     return Layout(kind="same", description=description, **place)

@@ -117,7 +117,7 @@ def spec_of(path: Path, metadata: Mapping[str, Any]) -> OfflinePolicySpec:
 
 
 def check_fits(policy_spec: OfflinePolicySpec, dataset: Dataset, learned_from: str = "DATA") -> None:
-    """Raise `ConfigError` if the policy cannot be judged by the data.
+    """Raise `ConfigError` if the policy cannot be evaluated on the data.
 
     Their states, actions or metrics differ from those that it learned from, or the log has none of its candidates.
     The error names the data that it learned from.
@@ -135,7 +135,7 @@ def check_fits(policy_spec: OfflinePolicySpec, dataset: Dataset, learned_from: s
         raise ConfigError(
             f"{dataset.path} is normalized differently from the data that the policy learned from; {like}"
         )
-    check_choices(info, str(dataset.path), "prepare a log that has them, and judge by that: --data DIR")
+    check_choices(info, str(dataset.path), "prepare a log that has them, and evaluate on that: --data DIR")
 
 
 def _form(info: DatasetInfo) -> str:
@@ -147,7 +147,7 @@ def _check_alike(what: str, logged: Sequence[str], learned: Sequence[str], datas
     if not set(logged) & set(learned):
         raise ConfigError(
             f"{dataset.path} is of another task than the policy: its {what} are {', '.join(logged[:4])}, and the "
-            f"policy learned from {', '.join(learned[:4])}; judge it by a log of its own task"
+            f"policy learned from {', '.join(learned[:4])}; evaluate it on a log of its own task"
         )
 
 

@@ -56,7 +56,7 @@ class OfflineSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner])
     dataset: Dataset
     policy_spec: OfflinePolicySpec
     _eval_dataset: Dataset
-    _learns_from_judged: bool
+    _eval_data_overlaps: bool
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class OfflineSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner])
         reader = Reader(self.dataset, self.world, layout, **counts, gamma=config.gamma)
         for warning in reader.warnings:
             self.journal.warn(warning)
-        self._learns_from_judged = run.eval_data is None
+        self._eval_data_overlaps = run.eval_data is None
         if self.world.rank == 0:
             self._warn_of_data()
         self._estimate_every = run.estimate_every and run.estimate_every * reader.rows_per_epoch
@@ -113,7 +113,7 @@ class OfflineSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner])
         if note := time_note(self.run, self.dataset):
             self.journal.warn(note)
         if self.run.eval_data is not None and (note := overlap_note(self.dataset, self._eval_dataset)):
-            self._learns_from_judged = True
+            self._eval_data_overlaps = True
             self.journal.warn(note)
 
     def estimate_due(self, progress: Progress, rows: int) -> bool:
@@ -153,7 +153,7 @@ class OfflineSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner])
                 self.journal.say(line)
         if self._estimates is not None:
             self.journal.say(self._estimates.line())
-        run, seen = shlex.quote(shown_path(self.journal.path)), self._learns_from_judged
-        rows, data = (" by rows that it did not learn from", " --data DIR") if seen else ("", "")
-        self.journal.say(f"judge the policy{rows}: lockstep offline evaluate {run}{data}")
-        self.journal.say(f"make one file of it that runs without Lockstep: lockstep export {run}")
+        run = shlex.quote(shown_path(self.journal.path))
+        rows, data = (" on held-out rows", " --data DIR") if self._eval_data_overlaps else ("", "")
+        self.journal.say(f"evaluate the policy{rows}: lockstep offline evaluate {run}{data}")
+        self.journal.say(f"export it to one file that runs without Lockstep: lockstep export {run}")

@@ -200,7 +200,7 @@ def test_mistakes(case, here, capsys):
 
 def test_playing_a_run_without_a_simulator_is_refused(here, capsys):
     assert cli.main(["evaluate", str(run_dir(here))]) == 2
-    assert "learned from a log and has no simulator to play in" in capsys.readouterr().err
+    assert "was trained on logged data and has no simulator to play in" in capsys.readouterr().err
 
 
 def test_a_missing_framework_is_named_without_a_flag_that_the_command_lacks(here, capsys, monkeypatch):

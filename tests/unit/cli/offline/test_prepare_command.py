@@ -297,8 +297,8 @@ def test_a_run_ends_with_an_estimate_and_what_to_type_next(tmp_path, capfd, judg
     common = {"data": 120, "half": 60}.get(judged_by, 0)
     assert (f"warning: {common} of 120 rows of eval_data are rows of data, too: " in said) == (common > 0)
     assert ("warning: a usual step of the log lasts 1; with time_diff_unit=1000 " in said) == (judged_by == "half")
-    unseen, more = ("", "") if judged_by == "other" else (" by rows that it did not learn from", " --data DIR")
-    assert judge == f"judge the policy{unseen}: lockstep offline evaluate {place}{more}"
+    unseen, more = ("", "") if judged_by == "other" else (" on held-out rows", " --data DIR")
+    assert judge == f"evaluate the policy{unseen}: lockstep offline evaluate {place}{more}"
     assert export.endswith(f": lockstep export {place}")
 
 
