@@ -38,7 +38,14 @@ from lockstep.errors import ConfigError
 from lockstep.system.files import read_text
 from lockstep.world import World
 
-_OF_SIMULATOR = ("evaluate_every", "evaluate_episodes", "evaluate_video", "stop_return")
+_SIMULATOR_SETTINGS = (
+    "evaluate_every",
+    "evaluate_episodes",
+    "evaluate_greedy",
+    "evaluate_video",
+    "stop_return",
+    "stop_when_solved",
+)
 """Settings of runs on logged data that need a task."""
 
 
@@ -172,14 +179,15 @@ class OfflineRun(RunBase):
 
     def _check_no_simulator(self) -> None:
         """Raise `ConfigError` for settings of a simulator, which a run without a task does not have."""
-        given = {name: getattr(self, name) for name in _OF_SIMULATOR if getattr(self, name) not in (None, False)}
-        default = EnvConfig()
+        usual, default = {item.name: item.default for item in fields(self)}, EnvConfig()
+        given = {name: value for name in _SIMULATOR_SETTINGS if (value := getattr(self, name)) != usual[name]}
         for item in fields(EnvConfig):
             if getattr(self.env, item.name) != getattr(default, item.name):
                 given[f"env.{item.name}"] = getattr(self.env, item.name)
-        for name, value in given.items():
+        if given:
+            name, value = next(iter(given.items()))
             raise ConfigError(
-                f"{name}={settings.plain(value)} is for episodes in a simulator, and this run has none; add "
+                f"{name}={settings.as_text(value)} is for episodes in a simulator, and this run has none; add "
                 "--task ID, or leave it out"
             )
 

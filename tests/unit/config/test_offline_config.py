@@ -64,7 +64,10 @@ def test_a_clone_does_as_often_as_the_log():
 
 @pytest.mark.parametrize(
     "asked",
-    [{"evaluate_every": 100}, {"evaluate_episodes": 3}, {"evaluate_video": True}],
+    [
+        *({"evaluate_every": 100}, {"evaluate_episodes": 3}, {"evaluate_video": True}),
+        *({"evaluate_greedy": False}, {"stop_return": 9.0}, {"stop_when_solved": False}),
+    ],
     ids=lambda asked: next(iter(asked)),
 )
 def test_what_needs_a_simulator_is_refused_without_one(asked):
