@@ -18,8 +18,8 @@ from lockstep.run import dump
 
 ENVS = Path(__file__).with_name("rank_envs.py")
 KEYS = [
-    "schema", "status", "error", "task", "algo", "ml_framework", "seed", "world_size", "num_shards", "backend",
-    "devices",
+    "schema", "status", "error", "task", "algo", "ml_framework", "seed", "world_size", "num_shards",
+    "shards_pinned", "backend", "devices",
     "env_steps", "updates", "episodes", "wall_time_s", "startup_s", "steps_per_second", "return_mean_100",
     "eval_return_mean", "eval_return_std", "eval_episodes", "solved_at_step", "solved_at_s", "params_fingerprint",
     "phases_s", "ranks", "restarts", "resumed_from", "versions",

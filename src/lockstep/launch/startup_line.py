@@ -28,7 +28,7 @@ def startup_line(
     subject = shown_path(Path(run.data)) if isinstance(run, OfflineRun) else portable(run.task)
     values = {name: getattr(run, name, getattr(run.algorithm, name, None)) for name in _SHOWN}
     shown = {name: value for name, value in values.items() if value not in (None, _DEFAULTS.get(name))}
-    shown |= {"seed": run.seed, "num_shards": run.num_shards or num_shards or ranks}
+    shown |= {"seed": run.seed, "num_shards": _shards(run.num_shards, num_shards, ranks)}
     parts = [
         f"{subject}: {run.algo}, {run.ml_framework}, {ranks} rank{'s' * (ranks > 1)} on {_device(run)}",
         " ".join(f"{name}={_plain(value)}" for name, value in shown.items()),
@@ -38,6 +38,13 @@ def startup_line(
     if run_dir is not None:
         parts.append(f"run directory {shown_path(run_dir)}")
     return "; ".join(parts)
+
+
+def _shards(pinned: int | None, of_checkpoint: int | None, ranks: int) -> str:
+    """The number of shards, and what decides it: only pinned ones promise the same bits on any number of ranks."""
+    if pinned is not None:
+        return f"{pinned} (pinned)"
+    return f"{ranks} (follows the ranks)" if of_checkpoint is None else f"{of_checkpoint} (of the checkpoint)"
 
 
 def _device(run: AnyRun) -> str:

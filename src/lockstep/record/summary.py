@@ -30,6 +30,7 @@ def empty_summary(run: AnyRun | Mapping[str, Any] | None = None) -> dict[str, An
         "seed": known.get("seed"),
         "world_size": 0,
         "num_shards": known.get("num_shards") or 0,
+        "shards_pinned": known.get("num_shards") is not None,
         "backend": None,
         "devices": [],
         "env_steps": 0,

@@ -34,12 +34,13 @@ def here(tmp_path, monkeypatch):
 def test_it_says_what_starts(here):
     assert startup_line(RUN, World(size=2), here / "runs" / "a") == (
         "lockstep/Corridor-v0: ppo, torch, 2 ranks on cpu; num_envs=8 num_steps=128 total_steps=256 "
-        "learning_rate=0.00025 seed=0 num_shards=2; run directory runs/a"
+        "learning_rate=0.00025 seed=0 num_shards=2 (follows the ranks); run directory runs/a"
     )
     dqn = override(RUN, {"algo": "dqn", "ml_framework": "jax", "seed": 3, "num_shards": 4, "precision": "bfloat16"})
     line = startup_line(dqn, World(), here / "b", num_shards=2, step=128)
     assert line.startswith("lockstep/Corridor-v0: dqn, jax, 1 rank on cpu; num_envs=8 ")
-    assert line.endswith("precision=bfloat16 seed=3 num_shards=4; resuming from step 128; run directory b")
+    assert line.endswith("precision=bfloat16 seed=3 num_shards=4 (pinned); resuming from step 128; run directory b")
+    assert " num_shards=2 (of the checkpoint); resuming" in startup_line(RUN, World(), here, num_shards=2, step=128)
     line = startup_line(OfflineRun(data="prepared"), World(), None)
     assert line.startswith("prepared: dqn, torch, 1 rank on cpu; epochs=100 batch_size=")
 

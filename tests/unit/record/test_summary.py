@@ -18,6 +18,7 @@ KEYS = [
     "seed",
     "world_size",
     "num_shards",
+    "shards_pinned",
     "backend",
     "devices",
     "env_steps",
@@ -46,6 +47,7 @@ def test_all_keys_in_order():
     assert list(empty) == KEYS
     assert list(empty["phases_s"]) == ["env", "act", "learn", "sync", "wait", "evaluate", "checkpoint", "other"]
     assert (empty["schema"], empty["task"], empty["algo"], empty["seed"], empty["num_shards"]) == (1, "a", "ppo", 7, 2)
+    assert empty["shards_pinned"] and not empty_summary(Run(task="a"))["shards_pinned"]
     json.dumps(empty, allow_nan=False)
 
 
