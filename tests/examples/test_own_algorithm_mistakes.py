@@ -143,7 +143,13 @@ def loop(session, mistake):
     if mistake == "no begin":
         with session.training(Progress(RUN.total_steps), None):
             return
+    if mistake == "evaluation before begin":
+        session.evaluate()
     session.begin(policy, a2c)
+    if mistake == "log before training":
+        session.log({})
+    if mistake == "checkpoint before training":
+        session.checkpoint_last(a2c.metrics.read)
     if mistake == "statistics before training":
         session.local_statistics()
     collector = session.make_collector(actor_of(policy, session.comm.device), policy.distribution)
@@ -164,6 +170,9 @@ def loop(session, mistake):
     [
         ("no begin", r"^session.training needs session.begin\(policy, learner\) before it"),
         ("statistics before training", r"^session.local_statistics\(\) needs session.training\(progress, source\)"),
+        ("evaluation before begin", r"^session.evaluate\(\) needs session.training\(progress, source\) before it"),
+        ("log before training", r"^session.log\(metrics\) needs session.training\(progress, source\) before it"),
+        ("checkpoint before training", r"^session.checkpoint_last\(read\) needs session.training\(progress, source\)"),
         ("no advance", r"^session.log_evaluate_checkpoint\(...\) needs session.advance\(num_steps, totals\)"),
         ("half a step", "^num_steps=0.5 must be a whole number"),
         ("not summed", r"^totals has shape \[2, \d+\], not \[\d+\]; sum the statistics over all shards first"),

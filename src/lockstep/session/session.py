@@ -124,6 +124,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         self._state: RunState | None = None
         self._learner: Learner | None = None
         self._source: Source | None = None
+        self._evaluation: Evaluation | None = None
+        self._started: float | None = None
         self._new_updates: int | None = None
         self._updated = False
         self.solved = False
@@ -186,7 +188,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
                 failure = self.backend.compiler_failure(error)
                 signal = self._signal_behind(error, failure)
                 if signal:
-                    self.journal.interrupt(self.progress, signal, self._elapsed_or_0)
+                    self.journal.interrupt(self.progress, signal, self._elapsed_s)
                 else:
                     self._fail(failure or error)
         finally:
@@ -313,8 +315,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
                 self.journal.warn(note)
         if self._spec is not None:
             player = self.backend.player(policy, self.comm, observation_moments)
-            self._evaluation = Evaluation(self.run, self.comm, self._spec, player, self.journal)
-            self._stack.callback(self._evaluation.close)
+            self._evaluation = evaluation = Evaluation(self.run, self.comm, self._spec, player, self.journal)
+            self._stack.callback(evaluation.close)
 
     def _forecast(self, run: Run, learner: SomeLearner) -> Callable[[Layout, float], Forecast | str]:
         return lambda layout, message_s: self.backend.forecast(run, self.comm, learner, layout, message_s)
@@ -336,7 +338,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             longer = ["raise total_steps" if isinstance(self.run, Run) else "raise epochs"] * progress.finished
             further = ["set stop_when_solved=false"] * self.solved
             self.journal.say(f"nothing is left to do; {' and '.join(longer + further)} to go on")
-        if self._spec is not None and not self.over:
+        if self._evaluation is not None and not self.over:
             self._evaluation.make_envs()
         self.timers.restart()
         self._started = time.monotonic() - elapsed_s
@@ -415,6 +417,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
     def log(self, metrics: dict[str, float]) -> None:
         """Write one line of metrics; one message."""
+        required(self._started, "log(metrics)", "training(progress, source)")
         bad = [name for name, value in metrics.items() if not np.isfinite(value)]
         if bad:
             raise RunError(
@@ -433,7 +436,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
         A signal interrupts the evaluation, as games are long; the resumed run starts with it.
         """
-        if self._spec is None:
+        required(self._started, "evaluate()", "training(progress, source)")
+        if self._evaluation is None:
             return
         previous = self.timers.enter(EVALUATE)
         try:
@@ -466,6 +470,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
     def checkpoint_last(self, read: Callable[[], dict[str, float]]) -> None:
         """After the loop: evaluate, write the final checkpoint, then log the metrics since the last line, if any."""
+        required(self._started, "checkpoint_last(read)", "training(progress, source)")
         if not self.stopped_by and self.journal.evaluated_at != self.progress.env_steps:
             self.evaluate()
         self._checkpoints.checkpoint_last(self._elapsed_s)
@@ -493,8 +498,8 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
 
     @property
     def _elapsed_s(self) -> float:
-        """Seconds of training, including those before a resumed start."""
-        return time.monotonic() - self._started
+        """Seconds of training, including those before a resumed start; 0 before it starts."""
+        return 0.0 if self._started is None else time.monotonic() - self._started
 
     def _threshold(self, stop_return: float | None) -> float | None:
         """The return that solves the task, by this setting."""
@@ -532,11 +537,6 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
             return 0
         return received[1]
 
-    @property
-    def _elapsed_or_0(self) -> float:
-        """The seconds of training; 0 before it starts."""
-        return self._elapsed_s if hasattr(self, "_started") else 0.0
-
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, PeerError):
             time.sleep(PEER_DELAY_S)
@@ -545,7 +545,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         tensors = self._state.tensors() if self._state and isinstance(error, MismatchError) else {}
         self.backend.dump_error(error, self.journal.path, self.comm, tensors)
         code = error.exit_code if isinstance(error, ConfigError) else 1
-        self.journal.fail(self.world.rank if rank is None else rank, message, self.progress, self._elapsed_or_0, code)
+        self.journal.fail(self.world.rank if rank is None else rank, message, self.progress, self._elapsed_s, code)
 
     def _open_profile(self) -> Profile | None:
         if self._profiled_updates is None or not isinstance(self.timers, RecordedTimers):
