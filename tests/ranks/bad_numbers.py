@@ -16,7 +16,7 @@ from lockstep.experience.rollout import Collector
 from lockstep.launch.rank_environment import free_port
 from lockstep.record.progress import Progress
 from lockstep.run import Run
-from lockstep.session.non_finite import NonFiniteError, save
+from lockstep.session.non_finite import NonFiniteError, save_batches
 from lockstep.world import stream_seed
 
 SHARDS, ENVS, STEPS, UPDATES = 2, 16, 8, 7
@@ -136,7 +136,7 @@ def learn(rank: int, task: Task) -> dict[str, Any]:
             try:
                 told["returns"].append(ppo.update(rollouts, statistics, progress).tolist())
             except NonFiniteError as error:
-                save(error, Path(task.folder))
+                save_batches(error, Path(task.folder))
                 told |= {"error": str(error), "rank": error.rank}
                 break
             finally:

@@ -40,12 +40,11 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Data
             f"algo={run.algo} cannot learn from {run.data}: its actions are {info.kind}; use "
             f"{_one_of(_ALGORITHMS_OF[info.kind])}{cloning}"
         )
-    for name in ("kind", "state_features", "actions", "action_features", "metrics"):
-        if getattr(info, name) != getattr(eval_dataset.info, name):
-            raise ConfigError(
-                f"eval_data={run.eval_data} differs from data={run.data} in {name}; prepare it with "
-                f"--like {shlex.quote(run.data)}"
-            )
+    if (name := first_difference(info, eval_dataset.info)) is not None:
+        raise ConfigError(
+            f"eval_data={run.eval_data} differs from data={run.data} in {name}; prepare it with "
+            f"--like {shlex.quote(run.data)}"
+        )
     if (eval_dataset.state_features, eval_dataset.action_features) != (dataset.state_features, dataset.action_features):
         raise ConfigError(
             f"eval_data={run.eval_data} is normalized differently from data={run.data}; prepare it with "
@@ -64,6 +63,12 @@ def check_data(run: OfflineRun, *, verify: bool = False) -> "tuple[Dataset, Data
             eval_dataset.info, f"eval_data={run.eval_data}", "prepare a log that has them, or leave eval_data out"
         )
     return dataset, eval_dataset
+
+
+def first_difference(info: "DatasetInfo", other: "DatasetInfo") -> str | None:
+    """What a policy of one log cannot find in the other, by its name; None for logs of the same states and actions."""
+    names = ("kind", "state_features", "actions", "action_features", "metrics")
+    return next((name for name in names if getattr(info, name) != getattr(other, name)), None)
 
 
 def _one_of(names: tuple[str, ...]) -> str:

@@ -7,8 +7,7 @@ import numpy as np
 
 from lockstep.errors import MismatchError
 from lockstep.record.array_file import write_arrays_or_warn
-from lockstep.session import non_finite as locate_non_finite
-from lockstep.session.non_finite import NonFiniteError
+from lockstep.session.non_finite import NonFiniteError, save_batches
 
 FOLDER = "mismatch"
 
@@ -26,7 +25,7 @@ def save_debug_dump(error: BaseException, run_dir: Path, rank: int, arrays: Mapp
         arrays: this rank's arrays that must be equal on all ranks.
     """
     if isinstance(error, NonFiniteError):
-        locate_non_finite.save(error, run_dir)
+        save_batches(error, run_dir)
     if isinstance(error, MismatchError):
         agreeing = next((r for r in range(len(error.ranks) + 1) if r not in error.ranks), None)
         if rank not in error.ranks and rank != agreeing:

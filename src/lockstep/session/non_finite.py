@@ -209,7 +209,7 @@ def nearest(comm: Comm, findings: Mapping[int, Finding]) -> Finding | None:
     return min(located, default=None)
 
 
-def save(error: NonFiniteError, run_dir: Path) -> None:
+def save_batches(error: NonFiniteError, run_dir: Path) -> None:
     """Write the batches of this rank, each atomically. Never raises, so that `error` itself is reported."""
     for shard, arrays in error.batches.items():
         path = run_dir / FOLDER / f"shard_{shard}.safetensors"

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -164,7 +164,7 @@ class RunState:
         """State that is equal on all ranks."""
         shared: dict[str, Any] = {
             "tensors": self._learner.shared_arrays(),
-            "progress": asdict(self._progress),
+            "progress": self._progress.state(),
             "journal": self._journal.state(),
         }
         if self._policy is not None:
@@ -209,7 +209,7 @@ class RunState:
                 )
         self._learner.load_shared({name: saved[name] for name in mine})
         restored = replace(Progress(**shared["progress"]), total_steps=self._progress.total_steps)
-        for name, value in asdict(restored).items():
+        for name, value in restored.state().items():
             setattr(self._progress, name, value)
         self._journal.restore(shared["journal"])
         exact = True

@@ -115,8 +115,8 @@ def _check_actor_critic(run: Run, spec: EnvSpec) -> None:
     if run.ml_framework == "jax":
         learns_on_device(run)  # raises if env.placement=device does not fit other settings
     network = run.network
-    for name, default in (("module", None), ("shared", None)):
-        if getattr(network, name) not in (default, False):
+    for name in ("module", "shared"):
+        if getattr(network, name) not in (None, False):
             raise ConfigError(
                 f"network.{name}={as_text(getattr(network, name))} is not a setting of algo={run.algo}; leave it out"
             )

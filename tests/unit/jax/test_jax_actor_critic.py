@@ -15,7 +15,7 @@ from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import NetworkConfig, Run
-from lockstep.session.non_finite import NonFiniteError, save
+from lockstep.session.non_finite import NonFiniteError, save_batches
 from quick import others_slow
 
 pytest.importorskip("jax")
@@ -183,7 +183,7 @@ def test_non_finite_loss_stops_the_run_and_names_the_transition(learner, algo, t
         update(one, made)
     assert error.value.rank == 0
     assert (values(one, "policy") == before).all(), "the failing parameters were not preserved"
-    save(error.value, tmp_path)
+    save_batches(error.value, tmp_path)
     with safe_open(tmp_path / "non_finite/shard_1.safetensors", "numpy") as file:
         assert "batch.noise" in list(file.keys())
 

@@ -20,7 +20,7 @@ from lockstep.experience.replay import Replay
 from lockstep.experience.rollout import Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import NetworkConfig, Run, override
-from lockstep.session.non_finite import NonFiniteError, save
+from lockstep.session.non_finite import NonFiniteError, save_batches
 from lockstep.world import stream
 
 pytest.importorskip("jax")
@@ -206,7 +206,7 @@ def test_an_infinite_loss_is_named_with_its_observation(room, tmp_path):
         made[3].reward[:] = 1e30
         with pytest.raises(NonFiniteError, match=r"transition 0 from the replay is not finite.*shard 3") as error:
             dqn.update(made, np.ones((SHARDS, 1)), Progress(10 * ROWS))
-    save(error.value, tmp_path)
+    save_batches(error.value, tmp_path)
     with safe_open(tmp_path / "non_finite/shard_3.safetensors", "np") as file:
         seen = file.get_tensor("batch.observation")
     assert seen.shape[1:] == (3,)

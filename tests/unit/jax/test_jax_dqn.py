@@ -17,7 +17,7 @@ from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.experience.rollout import NonFiniteValue, Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import NetworkConfig, Run
-from lockstep.session.non_finite import NonFiniteError, save
+from lockstep.session.non_finite import NonFiniteError, save_batches
 from quick import others_slow
 
 pytest.importorskip("jax")
@@ -342,7 +342,7 @@ def test_a_gradient_that_is_not_finite_stops_with_the_transition(learner, tmp_pa
     ), error
     assert "of update 2 (environment step 256, rank 0, shard 1)" in str(error), error
     assert (values(dqn) == before).all(), "the step was taken"
-    save(error, tmp_path)
+    save_batches(error, tmp_path)
     with safe_open(tmp_path / "non_finite" / "shard_1.safetensors", "np") as file:
         assert float(file.get_tensor("batch.reward")[0]) == np.float32(1e30)
 

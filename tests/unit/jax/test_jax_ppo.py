@@ -13,7 +13,7 @@ from lockstep.errors import ConfigError
 from lockstep.experience.rollout import NonFiniteValue, Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import NetworkConfig, Run
-from lockstep.session.non_finite import NonFiniteError, save
+from lockstep.session.non_finite import NonFiniteError, save_batches
 from quick import others_slow
 
 pytest.importorskip("jax")
@@ -339,7 +339,7 @@ def test_batches_are_saved_with_what_is_wrong(learner, tmp_path):
     collected[0] = dataclasses.replace(collected[0], fault=NonFiniteValue(1, 2, "a reward", np.nan))
     error = stopped(ppo, collected)
     assert "environment 2 gave a reward that is not finite (nan), in step 1" in str(error)
-    save(error, tmp_path)
+    save_batches(error, tmp_path)
     with safe_open(tmp_path / "non_finite/shard_0.safetensors", "numpy") as file:
         assert str(error) in file.metadata()["lockstep"]
         assert np.isnan(file.get_tensor("rollout.reward")[1, 2])

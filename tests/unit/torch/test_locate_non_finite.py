@@ -11,7 +11,7 @@ from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.experience.rollout import NonFiniteValue, Rollout
 from lockstep.record.progress import Progress
 from lockstep.run import NetworkConfig, Run
-from lockstep.session.non_finite import NonFiniteError, save
+from lockstep.session.non_finite import NonFiniteError, save_batches
 from lockstep.torch.batch import Batch
 from lockstep.torch.comm import Comm
 from lockstep.torch.flat import FlatParameters
@@ -129,13 +129,13 @@ def test_batches_are_saved_whole_or_not_at_all(tmp_path, capsys):
     ppo, collected = learner(), rollouts()
     collected[0].reward[1, 2] = np.nan
     error = stopped(ppo, collected)
-    save(error, tmp_path)
+    save_batches(error, tmp_path)
     with safe_open(tmp_path / "non_finite/shard_0.safetensors", "numpy") as file:
         assert str(error) in file.metadata()["lockstep"]
         assert np.isnan(file.get_tensor("rollout.reward")[1, 2])
         assert file.get_tensor("batch.observation").shape == (STEPS, ENVS, 3)
     (tmp_path / "file").write_text("")
-    save(error, tmp_path / "file")
+    save_batches(error, tmp_path / "file")
     assert "file/non_finite/shard_0.safetensors could not be written" in capsys.readouterr().err
 
 

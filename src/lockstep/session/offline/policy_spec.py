@@ -18,7 +18,7 @@ from lockstep.data.formulas import FORMULAS, MIN_POSITIVE
 from lockstep.envs.spec import ActionSpec, EnvSpec
 from lockstep.errors import ConfigError
 from lockstep.run import OfflineRun
-from lockstep.session.data_checks import check_choices
+from lockstep.session.data_checks import check_choices, first_difference
 from lockstep.session.policy_file import FROM_LOG, PolicySignature, damage_named, newer_format_error
 
 FORMAT = 1
@@ -128,9 +128,8 @@ def check_fits(policy_spec: OfflinePolicySpec, dataset: Dataset, learned_from: s
     _check_alike("state features", info.state_features, learned.state_features, dataset)
     if info.kind != "discrete":
         _check_alike("action features", info.action_features, learned.action_features, dataset)
-    for name in ("kind", "state_features", "actions", "action_features", "metrics"):
-        if getattr(info, name) != getattr(learned, name):
-            raise ConfigError(f"{dataset.path} differs in {name} from what the policy learned from; {like}")
+    if (name := first_difference(info, learned)) is not None:
+        raise ConfigError(f"{dataset.path} differs in {name} from what the policy learned from; {like}")
     if (dataset.state_features, dataset.action_features) != (policy_spec.state, policy_spec.action):
         raise ConfigError(
             f"{dataset.path} is normalized differently from the data that the policy learned from; {like}"

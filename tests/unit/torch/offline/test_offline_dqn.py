@@ -15,7 +15,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.errors import ConfigError
 from lockstep.record.progress import Progress
 from lockstep.run import OfflineRun
-from lockstep.session.non_finite import NonFiniteError, save
+from lockstep.session.non_finite import NonFiniteError, save_batches
 from lockstep.session.offline.rows import check_rows
 from lockstep.torch.comm import Comm
 from lockstep.torch.offline.batch import LoggedBatch
@@ -115,7 +115,7 @@ def test_non_finite_row_stops_run_and_is_named(dataset, config, bad, tmp_path):
     assert caught.value.rank == 0
     for name, value in before.items():
         assert torch.equal(value, one.policy.state_dict()[name]), f"{name} moved"
-    save(caught.value, tmp_path)
+    save_batches(caught.value, tmp_path)
     with safe_open(tmp_path / "non_finite/shard_1.safetensors", "np") as file:
         assert file.get_tensor("batch.index").tolist() == continued[50 : 50 + ROWS].tolist()
         if isinstance(column := parts[1].possible_actions, Ragged):
