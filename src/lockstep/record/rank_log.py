@@ -47,5 +47,10 @@ class Tee:
                 self.log.write(text)
         return self.terminal.write(text)
 
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write all to both."""
+        for line in lines:
+            self.write(line)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.terminal, name)

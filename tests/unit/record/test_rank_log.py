@@ -17,6 +17,14 @@ def test_a_log_that_cannot_be_opened_is_named_with_the_way_out(tmp_path):
     assert sys.stdout is before
 
 
+def test_a_log_has_what_the_terminal_has(tmp_path, capsys):
+    log = RankLog(tmp_path, 0)
+    print("one")
+    sys.stdout.writelines(["two\n", "three\n"])
+    log.close()
+    assert capsys.readouterr().out == (tmp_path / "logs" / "rank_0.log").read_text() == "one\ntwo\nthree\n"
+
+
 def test_a_log_on_a_full_disk_keeps_the_terminal(tmp_path, capsys):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank_0.log").symlink_to("/dev/full")
