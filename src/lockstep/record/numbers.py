@@ -22,7 +22,9 @@ def scalars(metrics: Any) -> dict[str, float]:
             raise ConfigError(f"metric {name}={value!r} must be one number; leave it out, or reduce it to its mean")
         if name in ("step", "time_s"):
             raise ConfigError(f"metric {name} would replace the {name} of its line; give it another name")
-        found[name] = number
+        found[name] = (
+            float(number) if isinstance(number, bool) else number
+        )  # what reads a line takes `true` for no number
     return found
 
 
@@ -52,7 +54,11 @@ def row(values: Any, name: str) -> list[float]:
     """One number for each episode, of a list or an array. Raises `ConfigError`, which names them, for anything else."""
     with suppress(TypeError):
         listed: list[Any] = values.tolist() if hasattr(values, "tolist") else [*values]
-        numbers = [number for value in listed if (number := _number(value)) is not None]
+        numbers = [
+            float(number) if isinstance(number, bool) else number
+            for value in listed
+            if (number := _number(value)) is not None
+        ]
         if len(numbers) == len(listed):
             return numbers
     raise ConfigError(f"{name}={values!r} must be a list or an array [N] of numbers, one for each episode")
@@ -82,6 +88,6 @@ def _number(value: Any) -> float | None:
     """The number of Python, of NumPy or of an array of one element; None for anything else."""
     with suppress(TypeError, ValueError, RuntimeError):  # of several elements
         number = value.item() if hasattr(value, "item") else value
-        if isinstance(number, Real):
-            return cast(float, number)
+        if isinstance(number, Real):  # others than these two, as fractions, are nothing to JSON
+            return number if isinstance(number, int | float) else float(number)
     return None

@@ -1,6 +1,7 @@
 """What loops of one's own give to a run directory: taken as plain values, or refused by name before it is written."""
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from lockstep.errors import ConfigError
+from lockstep.record.file_numbers import number_of
 from lockstep.record.run_dir import RunDir
 
 
@@ -29,6 +31,16 @@ def test_a_step_is_a_whole_number_of_any_type(run_dir, step):
     run_dir.flush()
     assert lines(run_dir.path / "metrics.jsonl") == [{"step": 4, "time_s": 0.5, "a": 1.0}]
     assert lines(run_dir.path / "evaluations.jsonl")[0]["step"] == 4
+
+
+@pytest.mark.parametrize("value", [True, np.True_, torch.tensor(True), Fraction(1)], ids=repr)
+def test_a_metric_is_a_number_to_every_reader(run_dir, value):
+    run_dir.write_metrics(1, 0.5, {"solved": value})
+    run_dir.write_evaluation(1, [value], [1])
+    run_dir.flush()
+    for file in ("metrics", "evaluations"):
+        assert "true" not in (run_dir.path / f"{file}.jsonl").read_text()
+    assert number_of(lines(run_dir.path / "metrics.jsonl")[0]["solved"]) == 1.0
 
 
 @pytest.mark.parametrize("step", [1.5, torch.tensor(1.5), torch.zeros(2), float("nan"), "7", True, None, -1], ids=repr)
