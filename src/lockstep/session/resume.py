@@ -273,8 +273,7 @@ def nothing_left(resumption: Resumption, ranks: str | None = None) -> str | None
     )
     if status not in ("finished", "solved") or resumption.step is None or env_steps != resumption.step:
         return None
-    arguments = f"--resume {shlex.quote(str(run_dir))}{'' if ranks is None else f' --ranks {shlex.quote(ranks)}'}"
-    again = f"lockstep train {arguments}"
+    again = f"lockstep train --resume {shlex.quote(str(run_dir))}{_asked_ranks(resumption, ranks)}"
     if isinstance(run, OfflineRun):
         before, now = with_absolute_paths(load(run_dir / RUN_FILE)), with_absolute_paths(run)
         same = isinstance(before, OfflineRun) and (before.data, before.model_path) == (now.data, now.model_path)
@@ -282,7 +281,7 @@ def nothing_left(resumption: Resumption, ranks: str | None = None) -> str | None
             return None
         times = max(run.epochs, resumption.step // rows)  # `epochs` may have been lowered
         typed = _changes(run_dir, run, but="epochs")
-        more = f"lockstep offline train {arguments}{typed} --set epochs={2 * times}"
+        more = f"{again}{typed} --set epochs={2 * times}"
         return f"nothing is left to do: {run_dir} learned from its data {times} times (epochs); go on with: {more}"
     if resumption.step >= run.total_steps:
         return (
@@ -300,6 +299,15 @@ def nothing_left(resumption: Resumption, ranks: str | None = None) -> str | None
         f"nothing is left to do: {run_dir} solved its task at step {resumption.step}; "
         f"go on with: {again}{_changes(run_dir, run, but='stop_when_solved')} --set stop_when_solved=false"
     )
+
+
+def _asked_ranks(resumption: Resumption, ranks: str | None) -> str:
+    """The flag for as many ranks as this start asked for; empty if it named none, or more than there are shards."""
+    if ranks is None:
+        return ""
+    most = resumption.run.num_shards or resumption.num_shards
+    too_many = ranks.isdecimal() and most is not None and int(ranks) * resumption.run.devices_per_process > most
+    return "" if too_many else f" --ranks {shlex.quote(ranks)}"
 
 
 def _changes(run_dir: Path, run: AnyRun, but: str) -> str:
@@ -324,6 +332,8 @@ def _place(path: Path) -> tuple[Path, Path | None]:
             f"{run_dir} is the run of a loop of its own (RunDir), which Lockstep cannot resume; start its script again"
         )
     if not (run_dir / RUN_FILE).is_file():
+        if not path.exists():
+            raise ConfigError(f"--resume {path} does not exist; give runs/NAME or runs/NAME/checkpoints/step_N")
         raise ConfigError(
             f"--resume {path} is neither a run directory (it has no {RUN_FILE}) nor a checkpoint of one; "
             "give runs/NAME or runs/NAME/checkpoints/step_N"

@@ -182,7 +182,7 @@ def test_restart_of_a_resumed_run_resumes(here, launched):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--resume nowhere", ["--resume nowhere", "run.yaml"]),
+        ("--resume nowhere", ["--resume nowhere", "does not exist"]),
         ("cartpole --resume run", ["--resume run", "leave out cartpole"]),
         ("--resume run --run-dir out", ["leave out --run-dir"]),
         ("--resume run --init-from run", ["leave out --init-from"]),

@@ -137,7 +137,8 @@ def test_a_resume_with_nothing_to_do_changes_no_file(mine, framework, capsys):
         assert cli.main(["train", "--resume", str(run_dir), *words]) == 0
         told = capsys.readouterr().out
         assert told.startswith("nothing is left to do: ") and told.count("\n") == 1
-        assert ("--ranks 2 --set total_steps" in told) == ("2" in words), "the command asks for the same ranks"
+        assert ("--ranks 1 --set total_steps" in told) == ("--ranks=1" in words), "the command asks for the same ranks"
+        assert "--ranks 2" not in told, "there is one shard"
     summary = train(prepare(run_dir, {}).run, resume=run_dir)
     assert (summary["status"], summary["env_steps"]) == ("finished", 128)
     assert contents(run_dir) == before
@@ -152,6 +153,10 @@ def ended(run_dir, summary, **changes):
     return nothing_left(prepare(run_dir, changes))
 
 
+def asked(ranks, run_dir, **changes):
+    return nothing_left(prepare(run_dir, changes), ranks)
+
+
 def test_when_something_is_left_to_do(tmp_path):
     run = Run(task="lockstep/Corridor-v0", total_steps=1000)
     folder = tmp_path / "checkpoints" / "step_500"
@@ -160,6 +165,9 @@ def test_when_something_is_left_to_do(tmp_path):
     manifest = {"format": 2, "step": 500, "num_shards": 1, "world_size": 1, "files": {}, "run": to_dict(run)}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert nothing_left(prepare(tmp_path, {})) is None
+    done = ended(tmp_path, {"status": "finished", "env_steps": 500}, total_steps=400)
+    assert f"--resume {tmp_path} --ranks 1 --set" in asked("1", tmp_path, total_steps=400)
+    assert asked("3", tmp_path, total_steps=400) == done, "the checkpoint has 1 shard"
     solved = {"status": "solved", "env_steps": 500, "solved_at_step": 500, "eval_return_mean": 9.0}
     assert "solved its task at step 500" in ended(tmp_path, solved)
     assert "set stop_when_solved=false" in ended(tmp_path, solved)

@@ -352,8 +352,17 @@ def test_another_format_is_refused(run_dir):
         prepare(run_dir, {})
 
 
-@pytest.mark.parametrize("name", ["nowhere", "run/checkpoints/step_9", "run/logs"])
-def test_what_is_no_run_is_refused(tmp_path, run_dir, name):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere", "does not exist; give runs/NAME or"),
+        ("nowhere/checkpoints/step_9", "does not exist; give runs/NAME or"),
+        ("run/checkpoints/step_9", "does not exist; checkpoints of this run: step_512"),
+        ("run/logs", r"is neither a run directory \(it has no run.yaml\)"),
+    ],
+)
+def test_what_is_no_run_is_refused(tmp_path, run_dir, name, words):
     (run_dir / "logs").mkdir()
-    with pytest.raises(ConfigError, match="--resume"):
+    add(run_dir, 512)
+    with pytest.raises(ConfigError, match=f"^--resume {tmp_path / name} {words}"):
         prepare(tmp_path / name, {})

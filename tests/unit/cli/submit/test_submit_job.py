@@ -27,7 +27,7 @@ ON_JAX = ("--ml-framework", "jax", "--gpus-per-node", "4", "--set", "devices_per
         (["cartpole", *SLURM, "--init-from", "nowhere"], "--init-from nowhere does not exist"),
         (["cartpole", *SLURM, "--lockstep", "conda run 'x"], "--lockstep conda run 'x: No closing quotation"),
         (["cartpole", *SLURM, "--resume", "nowhere"], "leave out cartpole"),
-        ([*SLURM, "--resume", "nowhere"], "neither a run directory"),
+        ([*SLURM, "--resume", "nowhere"], "--resume nowhere does not exist; give runs/NAME"),
         (["cartpole", *SLURM, "--nnodes", "0"], "--nnodes 0 must be"),
         (["cartpole", *SLURM, "--nnodes", "two"], "--nnodes two must be"),
         (["cartpole", *SLURM, "--nnodes", "4:2"], "use 2:4"),
