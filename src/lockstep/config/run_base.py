@@ -67,7 +67,8 @@ class RunBase:
     non_finite: Literal["stop", "skip"] = "stop"
     """A NaN or an infinity in loss, gradient, reward or observation: `stop` the run, or `skip` that step or update."""
     stop_return: float | None = None
-    """Stop, solved, once an evaluation's mean return reaches this. `null`: the task's own threshold, if it has one."""
+    """Stop, solved, once an evaluation's mean return reaches this. `null`: the task's own threshold, if it has one; in
+    a run on logged data, none."""
     stop_when_solved: bool = True
     """Whether reaching `stop_return` ends the run."""
     trackers: tuple[str, ...] = ()
