@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import shlex
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
@@ -14,6 +15,7 @@ from lockstep.launch.flags import number
 
 if TYPE_CHECKING:
     from lockstep.engines.ray.arguments import RayRequest
+    from lockstep.envs.spec import EnvSpec
     from lockstep.launch.nodes import Nodes
     from lockstep.run import AnyRun, Run, SomeRun
     from lockstep.session.resume import Resumption
@@ -187,7 +189,27 @@ def checked_with_notes(args: argparse.Namespace, run: "SomeRun") -> "tuple[SomeR
     with _suggest_recipes(run.task) if run.task == (args.target or args.task) else nullcontext():
         spec = check_run(run)
     notes = start_notes(run, spec, task_alone=has_task_defaults(args, run), resumed=_is_resumed(args))
-    return with_absolute_paths(run), notes
+    return with_absolute_paths(run), [*_of_incomplete_file(args, run, spec), *notes]
+
+
+def _of_incomplete_file(args: argparse.Namespace, run: "Run", spec: "EnvSpec | None") -> list[str]:
+    """That a file without settings of its algorithm has other defaults than its task alone."""
+    from lockstep.cli.agent import has_agent
+    from lockstep.config.settings import parse, value_of
+    from lockstep.session.task_defaults import defaults_note
+    from lockstep.system.files import read_text
+
+    file = args.target or args.task or ""
+    if _is_resumed(args) or Path(file).suffix not in (".yaml", ".yml", ".json") or has_agent(run.task, None):
+        return []
+    defaults = None if spec is None else defaults_note(run, spec)
+    if defaults is None or value_of(parse(read_text(Path(file)), file), "algorithm"):
+        return []
+    return [
+        f"{file} sets nothing below algorithm, so that the defaults of docs/settings.md apply, not the "
+        f"{defaults.partition(' (')[0]}; lockstep train {shlex.quote(run.task)} --set NAME=VALUE begins with these, "
+        "and its run.yaml has them all"
+    ]
 
 
 def _with_current_task(run: "Run") -> "Run":

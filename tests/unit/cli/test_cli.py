@@ -17,7 +17,7 @@ from lockstep import recipes
 from lockstep.cli import main as cli
 from lockstep.errors import ConfigError
 from lockstep.launch import gpus
-from lockstep.run import Run, load, override
+from lockstep.run import Run, dump, load, override
 from lockstep.session import policy_file
 from lockstep.session.task_defaults import task_defaults
 
@@ -159,6 +159,26 @@ def test_a_config_file_and_a_run_directory_can_be_trained(trained, here):
     (here / "run").mkdir()
     (here / "mine.yaml").rename(here / "run" / "run.yaml")
     assert requested(trained, "run").seed == 9
+
+
+def test_file_without_settings_of_its_algorithm_is_told_which_defaults_it_has(trained, here, capsys):
+    """A task alone begins with others, with which it learns more; a complete config of that run says nothing."""
+    (here / "mine.yaml").write_text("task: Pendulum-v1\ntotal_steps: 4096\n")
+    requested(trained, "mine.yaml")
+    said = capsys.readouterr().err
+    assert "note: mine.yaml sets nothing below algorithm" in said and "\n" not in said.strip()
+    assert "not the default ppo settings for continuous actions on a vector; lockstep train Pendulum-v1 --set" in said
+    for complete in (dump(Run(task="Pendulum-v1")), "task: Pendulum-v1\nalgorithm: {gamma: 0.9}\n"):
+        (here / "mine.yaml").write_text(complete)
+        requested(trained, "mine.yaml")
+        assert capsys.readouterr().err == ""
+
+
+def test_run_directory_as_a_target_starts_a_new_run_and_says_so(trained, here, capsys):
+    (here / "a run").mkdir()
+    (here / "a run" / "run.yaml").write_text(dump(Run(task="CartPole-v1")))
+    requested(trained, "a run")
+    assert "note: a new run with the settings of 'a run'; --resume 'a run' goes on with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", recipes.names())
