@@ -91,7 +91,7 @@ def test_it_comes_first_and_is_in_the_log(here, framework, ranks):
         assert "finished" not in Path("my run", "logs", "rank_1.log").read_text()
     again = [line for _, line in started("--resume=my run", "--set=total_steps=256", ranks=ranks)]
     assert "; resuming from step 128; run directory my run" in again[0]
-    assert f"num_shards={ranks};" in again[0]
+    assert f"num_shards={ranks} (of the checkpoint);" in again[0]
 
 
 def test_no_framework_is_loaded_before_it(here):

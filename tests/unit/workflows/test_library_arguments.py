@@ -49,7 +49,7 @@ def test_other_tasks_need_a_config_file():
         (["--task=Pendulum-v1", "--agent=name"], "--agent name is no YAML file"),
         (["--task=Pendulum-v1", "--agent=agent.yaml", "env.x=1"], "env.x=1: only tasks of Isaac Lab"),
         (["--task=Isaac-Ant", "--no-such-flag"], "unrecognized arguments: --no-such-flag; see python -m"),
-        (["--taks=Isaac-Ant"], "unrecognized arguments: --taks=Isaac-Ant; did you mean --task?"),
+        (["--taks=Isaac-Ant"], "unrecognized arguments: --taks=Isaac-Ant; did you mean --task or --ranks?"),
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(words, message, capsys):
