@@ -24,14 +24,14 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def trained(monkeypatch):
-    """Calls of `lockstep.train.train`, which does nothing."""
+    """Calls of `lockstep.launch.train.train_checked`, which does nothing."""
     calls = []
 
     def train(run, **kwargs):
         calls.append(types.SimpleNamespace(run=run, **kwargs))
         return {"status": "finished"}
 
-    monkeypatch.setattr("lockstep.launch.train.train", train)
+    monkeypatch.setattr("lockstep.launch.train.train_checked", train)
     return calls
 
 

@@ -81,9 +81,9 @@ def start(args: argparse.Namespace, run: "AnyRun", resumed: "Resumption | None" 
             max_restarts=max_restarts,
             profile=profile,
         )
-    from lockstep.launch.train import exit_code, train
+    from lockstep.launch.train import exit_code, train_checked
 
-    summary = train(
+    summary = train_checked(
         run,
         run_dir=run_dir,
         init_from=init_from,

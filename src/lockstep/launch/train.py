@@ -50,7 +50,7 @@ _runs = itertools.count()
 """Index of the next run in this process: a script may train several."""
 
 
-def train(  # noqa: PLR0913  # the public entry point; all but the first by keyword
+def train(
     run: AnyRun | str | None = None,
     *,
     ranks: int | None = None,
@@ -58,7 +58,6 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
     init_from: Path | str | None = None,
     resume: Path | str | None = None,
     world: World | None = None,
-    started_by_lockstep: bool = False,
     profile: int | None = None,
     **overrides: Any,
 ) -> dict[str, Any]:
@@ -76,7 +75,6 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
         init_from: a run directory or policy file whose parameters to start from.
         resume: a run directory or checkpoint to resume: `train(resume="runs/my_run", total_steps=2_000_000)`.
         world: the ranks; default: from the launcher's variables, else this process alone.
-        started_by_lockstep: set by our own launcher for its ranks, whose run directory it has made; never by users.
         profile: number of updates to record in `profile.json.gz` of the run directory, a trace for ui.perfetto.dev.
         overrides: settings to change, by name: `train(run, seed=3, total_steps=3_000_000)`.
 
@@ -90,10 +88,10 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
     check_not_imported("train")
     _check_counts(ranks=ranks, profile=profile)
     run, task_alone = _config_of(run, resume, overrides)
-    checked = world is not None or started_by_lockstep  # by the command
+    checked = world is not None
     notes = [] if checked else start_notes(run, check_run(run), task_alone=task_alone, resumed=resume is not None)
     run, world = with_absolute_paths(run), world or World.from_environment()
-    resumption = None if resume is None or started_by_lockstep else load_resumption(Path(resume), run)
+    resumption = None if resume is None else load_resumption(Path(resume), run)
     if resumption is not None and is_complete(resumption, world):
         return ended_summary(resumption.run_dir)
     _print_notes(notes if resumption is None or checked else [*resumption.notes, *notes])
@@ -108,8 +106,26 @@ def train(  # noqa: PLR0913  # the public entry point; all but the first by keyw
     if not checked and resume is None:
         check_world(run, world)
     folder, source, earlier = (Path(path) if path else None for path in (run_dir, init_from, resume))
-    pending_run = PendingRun(folder, started_by_lockstep=started_by_lockstep, init_from=source)
-    return _train_here(run, world, pending_run, source, earlier, checked=checked, profile=profile)
+    return _train_here(run, world, PendingRun(folder, init_from=source), source, earlier, checked, profile)
+
+
+def train_checked(
+    run: AnyRun,
+    *,
+    world: World,
+    run_dir: Path | None = None,
+    init_from: Path | None = None,
+    resume: Path | None = None,
+    started_by_lockstep: bool = False,
+    profile: int | None = None,
+) -> dict[str, Any]:
+    """Train in this process, as `lockstep train` does once it has checked the run; returns the summary.
+
+    Arguments are as of `train`; `started_by_lockstep`: our own launcher started this rank and made its run directory.
+    """
+    check_not_imported("train")
+    pending_run = PendingRun(run_dir, started_by_lockstep=started_by_lockstep, init_from=init_from)
+    return _train_here(with_absolute_paths(run), world, pending_run, init_from, resume, True, profile)
 
 
 def _check_counts(**counts: object) -> None:
@@ -165,7 +181,6 @@ def _train_here(
     pending_run: PendingRun,
     init_from: Path | None,
     resume: Path | None,
-    *,
     checked: bool,
     profile: int | None,
 ) -> dict[str, Any]:

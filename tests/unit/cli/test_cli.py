@@ -324,7 +324,7 @@ def test_under_a_launcher_this_process_joins(trained, launched, monkeypatch, cap
     ],
 )
 def test_exit_codes(status, error, code, monkeypatch):
-    monkeypatch.setattr("lockstep.launch.train.train", lambda run, **_: {"status": status, "error": error})
+    monkeypatch.setattr("lockstep.launch.train.train_checked", lambda run, **_: {"status": status, "error": error})
     assert cli.main(["train", "cartpole"]) == code
 
 
