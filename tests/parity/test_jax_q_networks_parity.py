@@ -128,7 +128,7 @@ def random_losses():
     probability = draws.dirichlet(np.ones(51), 6).astype(np.float32)
     action, support = draws.integers(5, size=6), np.linspace(-2, 2, 51, dtype=np.float32)
     return {
-        "chosen": (q, action),
+        "gather_actions": (q, action),
         "td_target": (reward, discount, quantiles),
         "squared": (error,),
         "huber": (error,),
