@@ -1,5 +1,6 @@
 """Pages say what is so: links lead somewhere, tables match the code, translations hold the same commands."""
 
+import argparse
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.task_defaults import BY_TASK, DQN, PPO
+from lockstep.cli.parser import parser
 from lockstep.config import settings
 from lockstep.config.run_base import RunBase
 from lockstep.data.preparation.identify import NormParams
@@ -28,6 +30,7 @@ SIDE = {".md": ", each rank", CHINESE: "，每个 rank"}
 REQUIRED = ("task", "data")
 LISTS = ("README.md", "docs/settings.md", "docs/metrics.md")
 PARTS = (("", Run), ("", PPOConfig), ("network.", NetworkConfig), ("env.", EnvConfig))
+LISTED = re.compile(r"`([a-z]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 DEFINED = re.compile(r"(?<=def )\w+|(?<=self\.)\w+|^    \w+(?=:)", re.MULTILINE)
 
@@ -242,6 +245,44 @@ def test_decisions_are_listed():
     folder = ROOT / "docs/decisions"
     linked = LINK.findall((folder / "README.md").read_text())
     assert linked == sorted(path.name for path in folder.glob("0*.md"))
+
+
+def test_the_index_lists_every_page():
+    """Folders with an index of their own are linked by that; their other pages are that index's."""
+    index = ROOT / "docs/README.md"
+    linked = {(index.parent / link).resolve() for link in LINK.findall(index.read_text())}
+    own = {page.parent for page in ROOT.glob("docs/*/README.md")}
+    pages = [page for page in PAGES if ROOT / "docs" in page.parents and CHINESE not in page.name and page != index]
+    listed = [page for page in pages if page.parent not in own or page.name == "README.md"]
+    assert [name(page) for page in listed if page not in linked] == []
+
+
+def test_every_command_and_flag_is_on_the_page_of_commands_or_one_that_it_names():
+    page = ROOT / "docs/commands.md"
+    rows = tables(page.read_text(), "command")
+    texts = {command: page.read_text() + _linked(page, row[2]) for row in rows for command in LISTED.findall(row[0])}
+    parsers = _parts(parser({}))
+    assert list(texts) and set(texts) == set(parsers)
+    flags = [(command, spellings) for command, one in parsers.items() for spellings in _flags(one)]
+    assert {one for one in flags if not any(spelling in texts[one[0]] for spelling in one[1])} == set()
+
+
+def _linked(page: Path, cell: str) -> str:
+    """The pages that a cell links to."""
+    targets = (page.parent / link.partition("#")[0] for link in LINK.findall(cell) if not link.startswith("#"))
+    return "".join(target.read_text() for target in targets)
+
+
+def _parts(of: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The commands below a parser, by name."""
+    chosen = [action for action in of._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(chosen[0].choices) if chosen else {}
+
+
+def _flags(of: argparse.ArgumentParser) -> set[tuple[str, ...]]:
+    """The flags of a command and of those below it, each with all its spellings; not those that users never type."""
+    own = {tuple(action.option_strings) for action in of._actions if action.help != argparse.SUPPRESS}
+    return (own - {(), ("-h", "--help")}).union(*(_flags(part) for part in _parts(of).values()))
 
 
 def test_named_tests_exist():
