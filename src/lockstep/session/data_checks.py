@@ -78,7 +78,7 @@ def _one_of(names: tuple[str, ...]) -> str:
 
 
 def check_choices(info: "DatasetInfo", named: str, way_out: str) -> None:
-    """Raise `ConfigError` for candidates on which no policy can be evaluated: the log has only those that were taken."""
+    """Raise `ConfigError` for candidates on which no policy can be evaluated: those that were not taken are missing."""
     from lockstep.estimators.diagnose import NO_CHOICES  # not needed by runs in environments
 
     if info.kind == "parametric" and not info.has_possible_actions:
