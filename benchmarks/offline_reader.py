@@ -103,8 +103,8 @@ def learner_step(dataset: Dataset, reader: Reader) -> Callable[[], object]:
         algorithm=config,
     )
     learner = OfflineDQN(run, ScoringPolicy(about), Comm(World(), device="cpu"))
-    parts, progress, extra_sums = reader.next()[0], Progress(1 << 40), np.zeros((1, 2))
-    return lambda: learner.update(parts, extra_sums, progress)
+    parts, progress, caller_sums = reader.next()[0], Progress(1 << 40), np.zeros((1, 2))
+    return lambda: learner.update(parts, caller_sums, progress)
 
 
 def rows_per_second(call: Callable[[], object]) -> float:

@@ -130,9 +130,9 @@ def updated(config, updates=2, spoil=None, **other):
                 add_states(rollouts, policy.actor_state_size, update)
             if spoil is not None:
                 spoil(update, rollouts)
-            extra_sums, progress = np.array([[1.0, 2.0], [3.0, 5.0]]), Progress(10, env_steps=2 * update)
-            assert ours.update(rollouts, extra_sums, progress).tolist() == [4.0, 7.0]
-            assert theirs.update(rollouts, extra_sums, progress).tolist() == [4.0, 7.0]
+            caller_sums, progress = np.array([[1.0, 2.0], [3.0, 5.0]]), Progress(10, env_steps=2 * update)
+            assert ours.update(rollouts, caller_sums, progress).tolist() == [4.0, 7.0]
+            assert theirs.update(rollouts, caller_sums, progress).tolist() == [4.0, 7.0]
             found.append((ours.read_metrics(), theirs.metrics.read()))
         for shard in range(SHARDS):
             mine, other = (str(one.shard_state(shard)["minibatches"]) for one in (ours, theirs))

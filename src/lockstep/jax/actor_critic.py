@@ -175,10 +175,10 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         if isinstance(self.schedule, ShardReplays):
             self.replays.restore_shard(k, state)
 
-    def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+    def update(self, rollouts: list[Rollout], caller_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Add every shard's rollout to its buffer, and take the due gradient steps, as `DQN.update`; *collective*."""
         progress = progress or Progress(1)
-        replayed, totals = self.replays.extend(rollouts, extra_sums, progress)
+        replayed, caller_sums = self.replays.extend(rollouts, caller_sums, progress)
         if replayed.skipped and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, [], progress)
         if replayed.num_gradient_steps:
@@ -191,7 +191,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         self._add_metrics(replayed, sums)
         if replayed.num_gradient_steps:
             self.policy.params = self.current_params()
-        return totals
+        return caller_sums
 
     def begin_update(self, fraction: float) -> None:
         """Reset the sums, and set the learning rates for a run of which this fraction is completed."""

@@ -179,29 +179,29 @@ class BatchBuilder:
 
     @np.errstate(over="ignore", invalid="ignore")  # non-finite sums are reported on all ranks, with their source
     def build(
-        self, flat_params: Array, rollouts: list[Rollout], extra_sums: np.ndarray
+        self, flat_params: Array, rollouts: list[Rollout], caller_sums: np.ndarray
     ) -> tuple[Batch, UpdateStatistics | None, np.ndarray]:
         """Build the batches of all local shards and update the normalizers; collective, one message.
 
         Args:
             flat_params: parameters [P] of the policy that acted.
             rollouts: one for each local shard.
-            extra_sums: [K, M] numbers to sum over all shards in the same message.
+            caller_sums: [K, M] numbers to sum over all shards in the same message.
 
         Returns:
             The batches [L, T * B] of each device; the statistics of all shards, None if a value is not finite; the sums
-            of `extra_sums`.
+            of `caller_sums`.
         """
         batches = self.batches(flat_params, rollouts)
         if self.critic_states[0].size:
             self.critic_states = self._comm.unshard(self._critic_states_after)
         columns = self._comm.unshard((batches.advantage, batches.target))
         sums = [self.sums(rollout, *own) for rollout, own in zip(rollouts, columns, strict=True)]
-        parts = zip(sums, self.normalizers.sums(self._comm, rollouts), extra_sums, strict=True)
+        parts = zip(sums, self.normalizers.sums(self._comm, rollouts), caller_sums, strict=True)
         rows = np.stack([np.concatenate(row) for row in parts])
-        total, totals = np.split(self._comm.sum_statistics(rows, "moments"), [-extra_sums.shape[1]])
+        total, caller_sums = np.split(self._comm.sum_statistics(rows, "moments"), [-caller_sums.shape[1]])
         statistics, self.fault = self.normalizers.update_statistics(total)
-        return batches, statistics, totals
+        return batches, statistics, caller_sums
 
     def batches(self, flat_params: Array, rollouts: list[Rollout]) -> Batch:
         """The batches of the rollouts of local shards, [L, T * B] on each device."""

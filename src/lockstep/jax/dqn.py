@@ -215,22 +215,22 @@ class DQN:
         max_weights = jax.nn.one_hot(number, self.comm.world.num_shards, dtype=jnp.float32) * part.batch.weight.max()
         return jax.lax.optimization_barrier((jnp.concatenate([self.flat.join(gradient), sums, max_weights]), priority))
 
-    def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+    def update(self, rollouts: list[Rollout], caller_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Store a rollout of every local shard in its replay buffer and take the gradient steps due; collective.
 
         Args:
             rollouts: one for each local shard.
-            extra_sums: [K, M] numbers to sum over all shards in the same message.
+            caller_sums: [K, M] numbers to sum over all shards in the same message.
             progress: of the run before this rollout; default: at its start.
 
         Returns:
-            The sums of `extra_sums` [M].
+            The sums of `caller_sums` [M].
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         c, progress = self.config, progress or Progress(1)
-        replayed, totals = self.replays.extend(rollouts, extra_sums, progress)
+        replayed, caller_sums = self.replays.extend(rollouts, caller_sums, progress)
         if replayed.skipped and self._stop_on_non_finite:
             raise self._non_finite_error(rollouts, [], progress)
         rate = c.learning_rate * (1.0 - progress.fraction if c.learning_rate_schedule == "linear" else 1.0)
@@ -256,7 +256,7 @@ class DQN:
             self.metrics.add(("optim/grad_norm",), [norm_sum], replayed.num_gradient_steps - num_skipped)
             self.metrics.add(("optim/skipped",), [num_skipped], replayed.num_gradient_steps)
             self.metrics.add(("optim/learning_rate",), [rate], 1.0)
-        return totals
+        return caller_sums
 
     def _non_finite(self) -> bool:
         """Whether a number that is not finite has stopped the gradient steps of this update; waits for the device."""

@@ -221,22 +221,22 @@ class PPO:
         return jax.lax.optimization_barrier(jnp.concatenate([self.flat.join(gradient), sums]))
 
     @np.errstate(over="ignore")  # a float32 overflow skips the update, or ends the run with a NonFiniteError
-    def update(self, rollouts: list[Rollout], extra_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+    def update(self, rollouts: list[Rollout], caller_sums: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Improve the policy on one rollout of every local shard; collective.
 
         Args:
             rollouts: one for each local shard.
-            extra_sums: [K, M] numbers to sum over all shards in the same message.
+            caller_sums: [K, M] numbers to sum over all shards in the same message.
             progress: of the run, for the learning-rate schedule; default: at its start.
 
         Returns:
-            The sums of `extra_sums` [M].
+            The sums of `caller_sums` [M].
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         c, comm, progress = self.config, self.comm, progress or Progress(1)
-        batches, statistics, totals = self._builder.build(self.state.params, rollouts, extra_sums)
+        batches, statistics, caller_sums = self._builder.build(self.state.params, rollouts, caller_sums)
         if statistics is None:
             if self._stop_on_non_finite:
                 if self._builder.fault:
@@ -245,7 +245,7 @@ class PPO:
             steps = np.full(1, c.num_epochs * c.num_minibatches, np.float32)
             table = self.metrics.add(comm.read(self.state.table), ("optim/skipped",), steps, steps[0])
             self.state = self.state._replace(table=comm.replicate(table))
-            return totals
+            return caller_sums
         orders = [
             draw_order(generator, c, self.sequence_length, rollout.reward.size).astype(np.int32)
             for generator, rollout in zip(self._streams, rollouts, strict=True)
@@ -264,7 +264,7 @@ class PPO:
         self.policy.params = self.flat.split(flat_params)
         if non_finite:
             raise self._non_finite_error(rollouts, batches, statistics, progress)
-        return totals
+        return caller_sums
 
     def warmup(self, actor: Actor | RecurrentActor, device: Any = None) -> None:
         """Compile everything that an update calls, by calling it with rows of weight 0; collective.

@@ -77,25 +77,25 @@ class OfflineDQN(OfflineLearner[ScoringPolicy]):
         boost = [config.reward_boost.get(name, 0.0) for name in policy.info.actions]
         self._boost = np.array(boost, np.float32)
 
-    def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
+    def update(self, parts: Sequence[Rows], caller_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch; *collective*, one message.
 
         Args:
             parts: one for each local shard.
-            extra_sums: [K, I] numbers of the caller, summed over all shards in the same message.
+            caller_sums: [K, I] numbers of the caller, summed over all shards in the same message.
             progress: of the run, before this step.
 
         Returns:
-            The sums of `extra_sums` [I].
+            The sums of `caller_sums` [I].
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
-        sums, extra = self.learn(parts, extra_sums, progress)
+        sums, caller_sums = self.learn(parts, caller_sums, progress)
         first = 2 + len(self._q_metrics)
         self.metrics.add(self._q_metrics, sums[2:first], sums[1])
         self.metrics.add(self._other_metrics, sums[first:-2], sums[0])
-        return extra
+        return caller_sums
 
     def part_of(self, rows: Rows, k: int, step: int) -> Part:
         """A shard's part of a minibatch; with the same rows of one step each, if the models need them."""

@@ -65,11 +65,11 @@ class IQL(OfflineLearner[ActorPolicy]):
         )
         self.metrics = MetricMeans([*self._metrics, *STEP_METRICS])
 
-    def update(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> np.ndarray:
+    def update(self, parts: Sequence[Rows], caller_sums: np.ndarray, progress: Progress) -> np.ndarray:
         """One gradient step on every shard's part [N] of a minibatch, as `OfflineDQN.update`; *collective*."""
-        sums, extra = self.learn(parts, extra_sums, progress)
+        sums, caller_sums = self.learn(parts, caller_sums, progress)
         self.metrics.add(self._metrics, sums[1:-2], sums[0])
-        return extra
+        return caller_sums
 
     def part_of(self, rows: Rows, k: int, step: int) -> Part:
         """The rows of local shard `k`, and their random numbers."""

@@ -52,28 +52,30 @@ class OfflineLearner(Generic[SomePolicy]):
         """The part of local shard `k` in the minibatch of a step, before which `step` rows were learned from."""
         raise NotImplementedError
 
-    def learn(self, parts: Sequence[Rows], extra_sums: np.ndarray, progress: Progress) -> tuple[np.ndarray, np.ndarray]:
+    def learn(
+        self, parts: Sequence[Rows], caller_sums: np.ndarray, progress: Progress
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Take one gradient step, and add the metrics of the optimizer; *collective*, one message.
 
         Args:
             parts: rows of each local shard.
-            extra_sums: [K, I] numbers of the caller.
+            caller_sums: [K, I] numbers of the caller.
             progress: of the run, before this step.
 
         Returns:
-            The sums over all shards, and those of `extra_sums`, as `OfflineOptimizer.learn`.
+            The sums over all shards, and those of `caller_sums`, as `OfflineOptimizer.learn`.
 
         Raises:
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         batches = [self.part_of(rows, k, progress.env_steps) for k, rows in enumerate(parts)]
-        sums, extra, skipped = self.optimizer.learn(batches, extra_sums, progress)
+        sums, caller_sums, skipped = self.optimizer.learn(batches, caller_sums, progress)
         if skipped and self._stops:
             pairs = list(zip(parts, batches, strict=True))
             raise locate_non_finite_offline(self.comm, pairs, progress, OfflineLossReader(self.optimizer))
         self.policy.params = self.optimizer.params()
         self.optimizer.add_metrics(self.metrics, sums)
-        return sums, extra
+        return sums, caller_sums
 
     def warmup(self, rows: Rows, num_extra: int) -> None:
         """Compile what an update calls, without changing the state; *collective*, one message."""

@@ -112,23 +112,23 @@ class OfflineOptimizer:
         self._epoch = 0.0
 
     def learn(
-        self, parts: Sequence[Part], extra_sums: np.ndarray, progress: Progress
+        self, parts: Sequence[Part], caller_sums: np.ndarray, progress: Progress
     ) -> tuple[np.ndarray, np.ndarray, bool]:
         """Take one gradient step on every shard's part of a minibatch; *collective*, one message.
 
         Args:
             parts: one for each local shard.
-            extra_sums: [K, I] further numbers to sum over all shards.
+            caller_sums: [K, I] further numbers to sum over all shards.
             progress: of the run, before this step.
 
         Returns:
             The sums over all shards, the gradient norm and whether the step was skipped [num_sums + 2] (all but the
-            last are 0 if it was); `extra_sums` over all shards [I]; whether the step was skipped.
+            last are 0 if it was); `caller_sums` over all shards [I]; whether the step was skipped.
         """
         self._schedule(progress)
-        own = self.comm.shard(list(zip(parts, extra_sums.astype(np.float32), strict=True)))
+        own = self.comm.shard(list(zip(parts, caller_sums.astype(np.float32), strict=True)))
         (self.state, summed), _ = self._step_spmd(self.state, own)
-        # The only host sync of a step: the extra sums carry the flag of a signal to stop.
+        # The only host sync of a step: the caller's sums carry the flag of a signal to stop.
         totals = self.comm.read(summed).astype(np.float64)
         count = self._num_sums + 2
         return totals[:count], totals[count:], bool(totals[count - 1])
