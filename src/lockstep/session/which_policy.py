@@ -110,6 +110,11 @@ def _of_checkpoint(path: Path) -> Found:
 
 
 def _of_step(run_dir: Path, step: str) -> Found:
+    if not step.removeprefix("step_").isdecimal():
+        raise ConfigError(
+            f"--checkpoint {step} must be the step of a checkpoint, a number; a policy file, or the directory of a "
+            "checkpoint, is given in the place of the run"
+        )
     path = checkpoint.place_of(run_dir, step.removeprefix("step_"))
     if not (path / checkpoint.MANIFEST).is_file():
         steps = ", ".join(found.name.rpartition("step_")[2] for found in checkpoint.find(run_dir)) or "none"

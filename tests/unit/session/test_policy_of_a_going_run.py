@@ -76,6 +76,10 @@ def test_a_checkpoint_that_its_run_removes_gives_way_to_the_next(tmp_path, monke
     assert read_policy(run)[0].words.startswith("the checkpoint of step 256")
     with pytest.raises(ConfigError, match=r"--checkpoint 384: .* has no checkpoint of this step; it has 256, 128"):
         read_policy(run, step=384)
+    with pytest.raises(
+        ConfigError, match=r"--checkpoint .*policy.safetensors must be the step of a checkpoint, a number"
+    ):
+        read_policy(run, step=str(run / "policy.safetensors"))
     with pytest.raises(ConfigError, match="does not exist"):
         read_policy(newest)
 
