@@ -130,8 +130,8 @@ def _converted_value(synonym: Synonym, text: str, known: Known) -> str:
 def _line(setting: str, value: str, known: Known, how: How) -> str:
     if setting.startswith("--"):
         return setting if setting == "--video" else f"{setting} {shlex.quote(value)}"
-    if setting == "task" and how in ("set", "flag"):
-        return f"--task {shlex.quote(value)}"
+    if setting in ("task", "algo") and how in ("set", "flag"):
+        return f"--{setting} {shlex.quote(value)}"
     if how == "yaml":
         parts = (name for name, node in known.items() if is_dataclass(node) and setting in dict(_settings(node)))
         part = next(parts, None)

@@ -227,6 +227,13 @@ SYNONYMS = (
     Synonym("init_alpha init_temperature initial_temperature", "initial_alpha"),
     Synonym("log_alpha_init initial_log_alpha init_log_alpha", "initial_alpha", "not its logarithm", _exponential),
     Synonym("target_ent", "target_entropy"),
+    Synonym(
+        "policy_frequency",
+        "policy_delay",
+        "CleanRL's SAC makes up for its delay by as many steps of the policy, one for each of the critics",
+        lambda text, known: "1",
+        beside="initial_alpha",
+    ),
     Synonym("policy_frequency policy_freq policy_update_freq policy_update_delay actor_delay", "policy_delay"),
     Synonym("target_policy_noise policy_noise smoothing_noise smooth_regularization_std", "target_noise"),
     Synonym("target_noise_clip policy_noise_clip smoothing_clip smooth_regularization_clip", "noise_clip"),

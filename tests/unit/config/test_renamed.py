@@ -50,7 +50,7 @@ def test_suggested_line_is_accepted(word):
     lines = [renaming_error(word.names.split()[0], value, known_settings(run), "set") for value in SAMPLES]
     for line in filter(None, lines):
         typed = shlex.split(line.rpartition(": type ")[2])
-        changes = {"task": typed[1]} if typed[0] == "--task" else dict([typed[1].split("=", 1)])
+        changes = {typed[0][2:]: typed[1]} if typed[0] in ("--task", "--algo") else dict([typed[1].split("=", 1)])
         try:
             override(run, changes)
             return
@@ -128,6 +128,13 @@ def test_set_suggests_our_setting(given, line, capsys):
 def test_synonym_depends_on_the_algorithm(given, line, capsys):
     assert cli.main(["train", "CartPole-v1", "--algo", "dqn", "--set", given]) == 2
     assert capsys.readouterr().err.endswith(f": type {line}\n")
+
+
+def test_policy_frequency_of_sac_is_no_delay():
+    """In CleanRL's SAC, unlike its TD3, as many steps of the policy make up for the delay."""
+    for run, line in ((SAC, "--set policy_delay=1"), (TD3, "--set policy_delay=2")):
+        with pytest.raises(ConfigError, match=f"type {line}$"):
+            override(run, {"policy_frequency": "2"})
 
 
 @pytest.mark.parametrize(
@@ -266,7 +273,7 @@ def test_algorithm_by_another_name(given, answer, capsys):
         ("--env-id CartPole-v1", "--env-id CartPole-v1", "--task CartPole-v1"),
         ("--logger wandb cartpole", "--logger wandb", "--set 'trackers=[wandb]'"),
         ("--logger tensorboard cartpole", "--logger tensorboard", "--set 'trackers=[]'"),
-        ("--algorithm PPO cartpole", "--algorithm PPO", "--set algo=ppo"),
+        ("--algorithm PPO cartpole", "--algorithm PPO", "--algo ppo"),
         ("--wandb cartpole", "--wandb", "--set 'trackers=[wandb]'"),
         ("--config my.yaml", "--config my.yaml", "--task my.yaml"),
         ("cartpole --max-grad-norm -1", "--max-grad-norm -1", "--set max_grad_norm=-1"),
