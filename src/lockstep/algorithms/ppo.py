@@ -46,7 +46,8 @@ class PPOConfig:
     learning_rate: float = 2.5e-4
     """Adam's step size at the start."""
     learning_rate_schedule: Literal["constant", "linear", "adaptive"] = "linear"
-    """`linear` falls to 0 at `total_steps`; `adaptive` follows the global KL: see `desired_kl`."""
+    """`linear` falls to 0 at `total_steps`; `adaptive` follows the global KL from 1e-6 to 1e-2: see
+    `desired_kl`."""
     desired_kl: float = 0.01
     """`adaptive` only: target KL over all ranks. Above twice this the learning rate is divided by 1.5; below half of
     it, multiplied by 1.5."""
@@ -112,6 +113,11 @@ class PPOConfig:
         for name in ("clip_range", "observation_limit"):  # infinite: not clipped
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0")
+        if self.learning_rate_schedule == "adaptive" and not 1e-6 <= self.learning_rate <= 1e-2:
+            raise ConfigError(
+                f"learning_rate={self.learning_rate:g} is not from 1e-6 to 1e-2, between which "
+                "learning_rate_schedule=adaptive moves it; use such a rate, or another schedule"
+            )
         if self.adapt_before_step and self.adapt_every != "minibatch":
             raise ConfigError(f"adapt_before_step=true needs adapt_every=minibatch, not {self.adapt_every}")
         if self.symmetry is not None and self.kl_reference != "rollout":

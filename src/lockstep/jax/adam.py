@@ -61,7 +61,10 @@ class Adam:
 
 
 def adapted(learning_rate: Array, kl: Array, desired_kl: float) -> Array:
-    """The learning rate divided by 1.5 if KL exceeds twice the desired one, multiplied by 1.5 if below half of it."""
+    """The learning rate divided by 1.5 if KL > 2 `desired_kl`, multiplied by 1.5 if KL < `desired_kl` / 2.
+
+    The result lies in [1e-6, 1e-2], also where the KL changes nothing.
+    """
     factor = jnp.where(kl > 2.0 * desired_kl, 1 / 1.5, jnp.where(kl < 0.5 * desired_kl, 1.5, 1.0))
     return jnp.clip(learning_rate * factor, 1e-6, 1e-2)
 

@@ -20,12 +20,14 @@ _ONLY_WITH: tuple[tuple[str, str | bool | None, tuple[str, ...]], ...] = (
     ("value_distribution", "none", ("loss",)),
     ("noisy", True, ("noisy_std",)),
     ("target_rate", None, ("target_update_every",)),
-    ("learning_rate_schedule", "adaptive", ("desired_kl", "adapt_every")),
+    ("learning_rate_schedule", "adaptive", ("desired_kl", "adapt_every", "adapt_before_step")),
     ("normalize_value", True, ("value_limit",)),
     ("normalize_observation", True, ("observation_limit",)),
     ("optimizer", "adam", ("adam_eps",)),
     ("target_noise", True, ("noise_clip",)),
     ("policy", "softmax", ("temperature",)),
+    ("maxq", True, ("double",)),
+    ("beta", True, ("max_weight",)),
 )
 """A setting of an algorithm, the value that it must have, and the settings that have an effect only then. True: any
 value but false and 0."""

@@ -149,6 +149,23 @@ def test_logged_data_is_told_of_a_setting_of_another_optimizer() -> None:
     assert unused_settings(run) == ["adam_eps=1e-05 has no effect with optimizer=sgd"]
 
 
+@pytest.mark.parametrize(
+    ("algo", "changes", "told"),
+    [
+        ("dqn", {"maxq": False, "double": False}, "double=false has no effect with maxq=false"),
+        ("iql", {"beta": 0.0, "max_weight": 9.0}, "max_weight=9.0 has no effect with beta=0.0"),
+    ],
+)
+def test_logged_data_is_told_of_settings_without_effect(algo: str, changes: dict[str, Any], told: str) -> None:
+    assert unused_settings(override(OfflineRun(data="log", algo=algo), changes)) == [told]
+
+
+def test_an_adaptation_before_the_step_is_for_an_adaptive_rate() -> None:
+    run = override(Run(task="CartPole-v1"), {"adapt_every": "minibatch", "adapt_before_step": True})
+    told = "adapt_every=minibatch, adapt_before_step=true have no effect with learning_rate_schedule=linear"
+    assert unused_settings(run) == [told]
+
+
 @pytest.mark.parametrize("algo", ["dqn", "parametric_dqn", "bc"])
 def test_a_temperature_is_for_policies_that_sample(algo: str) -> None:
     run = override(OfflineRun(data="log", algo=algo), {"temperature": 0.1, "policy": "greedy"})

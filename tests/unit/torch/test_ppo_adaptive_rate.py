@@ -136,6 +136,12 @@ def test_values_and_targets_are_clipped_at_value_limit():
 def test_settings_that_contradict_are_refused():
     with pytest.raises(ConfigError, match="adapt_before_step=true needs adapt_every=minibatch"):
         PPOConfig(adapt_before_step=True)
+
+
+def test_an_adaptive_rate_begins_within_its_limits():
+    with pytest.raises(ConfigError, match=r"learning_rate=0\.05 is not from 1e-6 to 1e-2"):
+        PPOConfig(learning_rate=0.05, learning_rate_schedule="adaptive")
+    assert PPOConfig(learning_rate=1e-2, learning_rate_schedule="adaptive").learning_rate == 1e-2
     with pytest.raises(ConfigError, match="kl_reference=previous_epoch"):
         PPOConfig(symmetry="a:b", kl_reference="previous_epoch")
 
