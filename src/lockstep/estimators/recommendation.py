@@ -85,14 +85,14 @@ def _recommended(level: str, name: str | None, reason: str | None, found: Mappin
     if name is None:
         known = model in available and not found["logged"]["reward"][_LOGGED[level]]["constant"]
         guess = f"; {short(model)} is what the learned models alone say" if known else ""
-        return f"{_OF[level]}: believe none of the estimates: {reason}{guess}"
+        return f"{_OF[level]}: use none of the estimates: {reason}{guess}"
     unit = _UNIT[level]
     size = found["effective_sample_size"][unit]
     why = f"effective sample size {size:.0f} of {_number(level, found)} {unit}"
     models = "the models and the log correct each other" if "dr" in name else "no models were learned"
     logged = found["logged"]["reward"][_LOGGED[level]]
     return (
-        f"{_OF[level]}: believe {short(name)}, {with_interval(available[name])} ({why}; {models}): "
+        f"{_OF[level]}: use {short(name)}, {with_interval(available[name])} ({why}; {models}): "
         f"{compared(available[name], logged)}"
     )
 
@@ -156,8 +156,8 @@ def _sample_size(found: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"effective sample size {sizes['trajectories']:.0f} of {found['num_trajectories']} trajectories, "
-        f"{sizes['rows']:.0f} of {found['num_rows']} rows: the weighted log tells as much as so many that the policy "
-        "collected itself"
+        f"{sizes['rows']:.0f} of {found['num_rows']} rows: the weighted log tells as much as that many on-policy "
+        "rows"
     ]
 
 

@@ -44,7 +44,7 @@ class Estimates:
         for column in found["estimates"]:
             lines += ["", *_table(column, found["logged"][column], found["estimates"][column])]
         lines += ["", *(f"warning: {warning}" for warning in found["warnings"])]
-        lines += ["verdict:", *(f"  {line}" for line in found["verdict"]["words"])]
+        lines += ["recommended estimates:", *(f"  {line}" for line in found["verdict"]["words"])]
         return "\n".join(lines)
 
     def line(self) -> str:

@@ -25,7 +25,7 @@ def startup_line(
     `run_dir` is None while it is not known; `num_shards` and `step` are those of the checkpoint to resume, if any.
     """
     ranks = world.size * run.devices_per_process
-    subject = shown_path(Path(run.data)) if isinstance(run, OfflineRun) else portable(run.task)
+    subject = f"logged data in {shown_path(Path(run.data))}" if isinstance(run, OfflineRun) else portable(run.task)
     values = {name: getattr(run, name, getattr(run.algorithm, name, None)) for name in _SHOWN}
     shown = {name: value for name, value in values.items() if value not in (None, _DEFAULTS.get(name))}
     shown |= {"seed": run.seed, "num_shards": _shards(run.num_shards, num_shards, ranks)}

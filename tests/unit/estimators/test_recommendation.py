@@ -25,7 +25,7 @@ def test_where_weights_hold_the_corrected_models_are_believed():
     found = found_of(large())
     assert (found["verdict"]["trajectory"], found["verdict"]["decision"]) == ("weighted_sequential_dr", "decision_dr")
     told = found["estimates"]["reward"]["weighted_sequential_dr"]
-    assert f"of a trajectory: believe weighted_sequential_dr, {told['value']:.4g} [{told['low']:.4g}, " in words(found)
+    assert f"of a trajectory: use weighted_sequential_dr, {told['value']:.4g} [{told['low']:.4g}, " in words(found)
     assert "by weighted_sequential_dr, " in Estimates(found).line()
     json.dumps(found, allow_nan=False)
 
@@ -75,7 +75,7 @@ def test_what_speaks_against_all_of_them(case):
     changes, facts, why = CASES[case]
     found = found_of(large(**changes), **facts)
     assert found["verdict"]["trajectory"] is found["verdict"]["decision"] is None
-    assert f"of one decision: believe none of the estimates: {why}" in words(found)
+    assert f"of one decision: use none of the estimates: {why}" in words(found)
     assert Estimates(found).line().startswith("no estimate of the policy's reward is reliable")
     assert ("fitted_q is what the learned models alone say" in words(found)) == (
         changes.get("predicted", 1) is not None
@@ -88,7 +88,7 @@ def test_constant_rewards_and_returns_say_nothing_of_any_policy():
     model = Predicted(**dict.fromkeys(("reward", "policy_reward", "q", "value"), np.full((n, 1), 0.3005)))
     found = found_of(large(reward=np.full((n, 1), 0.3), predicted=model))
     assert found["verdict"]["decision"] is None
-    assert "of one decision: believe none of the estimates: every reward in the log is 0.3, so" in words(found)
+    assert "of one decision: use none of the estimates: every reward in the log is 0.3, so" in words(found)
     assert "direct is what the learned models alone say" not in words(found)
     assert found["verdict"]["trajectory"] == "weighted_sequential_dr", (
         "trajectories of other lengths earn other returns"
@@ -96,7 +96,7 @@ def test_constant_rewards_and_returns_say_nothing_of_any_policy():
     assert "of one decision: estimators disagree" not in words(found)
     alike = found_of(large(lengths=(2,) * 100, reward=np.tile([[1.0], [0.5]], (100, 1)), predicted=None))
     assert alike["verdict"]["trajectory"] is None and alike["verdict"]["decision"] == "decision_snips"
-    assert "of a trajectory: believe none of the estimates: every return in the log is 1.45, so" in words(alike)
+    assert "of a trajectory: use none of the estimates: every return in the log is 1.45, so" in words(alike)
     nothing = found_of(large(lengths=(2,) * 100, reward=np.zeros((n, 1)), predicted=None))
     assert Estimates(nothing).line() == (
         "no estimate of the policy's reward is reliable: every return in the log is 0, so that it cannot tell one "
@@ -132,7 +132,7 @@ def test_trajectories_may_be_too_far_apart_where_decisions_are_not():
     found = found_of(large(lengths=(40,) * 60, ratio=lambda n: random.choice([0.2, 1.8], n)))
     assert found["verdict"]["trajectory"] is None
     assert found["verdict"]["decision"] == "decision_dr"
-    assert "of a trajectory: believe none of the estimates: effective sample size" in words(found)
+    assert "of a trajectory: use none of the estimates: effective sample size" in words(found)
     assert Estimates(found).line().startswith("estimated reward of one decision: ")
 
 

@@ -42,7 +42,7 @@ def test_it_says_what_starts(here):
     assert line.endswith("precision=bfloat16 seed=3 num_shards=4 (pinned); resuming from step 128; run directory b")
     assert " num_shards=2 (of the checkpoint); resuming" in startup_line(RUN, World(), here, num_shards=2, step=128)
     line = startup_line(OfflineRun(data="prepared"), World(), None)
-    assert line.startswith("prepared: dqn, torch, 1 rank on cpu; epochs=100 batch_size=")
+    assert line.startswith("logged data in prepared: dqn, torch, 1 rank on cpu; epochs=100 batch_size=")
 
 
 def test_a_run_directory_elsewhere_has_its_whole_path(here, monkeypatch):

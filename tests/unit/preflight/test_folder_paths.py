@@ -42,7 +42,8 @@ def test_a_run_on_data_goes_on_and_is_judged_from_another_directory(here, data, 
     pytest.importorskip("torch")
     assert cli.main(["offline", "train", "log", *SMALL, "--set=epochs=1", "--run-dir", "run"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("log: dqn") and "trajectories in log" in said, "the screen has the path as it was typed"
+    assert said.startswith("logged data in log: dqn"), "the screen has the path as it was typed"
+    assert said.splitlines()[1].endswith(" trajectories")
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")
     made_data.discrete(here / "elsewhere" / "log", rows=32, seed=9)  # other data of the same name

@@ -91,7 +91,7 @@ class OfflineSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner])
             )
         layout = determine_layout(self.dataset, self.comm.gather_object, self.world, run.data_layout)
         info = self.dataset.info
-        words = f"data: {info.num_rows} rows of {info.num_trajectories} trajectories in {shown_path(Path(run.data))}"
+        words = f"{info.num_rows} rows of {info.num_trajectories} trajectories"
         self.journal.say("; ".join(filter(None, (words, layout.description))))
         config = run.algorithm
         n_step = config.n_step if isinstance(config, OfflineDQNConfig) else 1
