@@ -157,7 +157,7 @@ def evaluate(args: argparse.Namespace) -> int:
     seed = None if args.seed is None else number(args.seed, "--seed", least=0)
     ranks = requested_ranks(args.ranks, 1)
     from lockstep.cli.evaluate import evaluate_run
-    from lockstep.record.console import counted, significant
+    from lockstep.record.text import counted, significant
 
     result = evaluate_run(
         Path(args.run),

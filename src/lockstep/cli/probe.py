@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from lockstep.errors import PEER_DELAY_S, PeerError, exit_code_of
-from lockstep.record.console import aligned, counted
+from lockstep.record.text import aligned, counted
 
 if TYPE_CHECKING:
     from lockstep.preflight.compare import Preflight

@@ -18,13 +18,13 @@ from lockstep.cli.report.table import TRAINING_MARK, TRAINING_NOTE, print_rows
 from lockstep.cli.terminal import output_console, steps_text
 from lockstep.config import settings
 from lockstep.errors import ConfigError
-from lockstep.record.console import significant
 from lockstep.record.evaluations import mean_return
 from lockstep.record.file_numbers import number_of, whole_number_of
 from lockstep.record.follow import last_line, read_json
 from lockstep.record.latest import latest_step
 from lockstep.record.run_dir import EVALUATIONS_FILE, METRICS_FILE, RUN_FILE, SUMMARY_FILE
 from lockstep.record.run_status import is_running, status_of, written_at
+from lockstep.record.text import significant
 
 _SHOWN = ("task", "data", "algo", "ml_framework", "seed", "total_steps", "devices_per_process")
 """Top-level entries of `run.yaml` that are read."""

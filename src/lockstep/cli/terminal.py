@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.record.console import grouped
 from lockstep.record.run_status import COMPLETE
+from lockstep.record.text import grouped
 
 STATUS_COLORS = {"solved": "green", "finished": "green", "running": "cyan", "failed": "red", "cut short": "red"}
 _FILE_WIDTH = 10_000

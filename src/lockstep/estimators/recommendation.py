@@ -16,7 +16,7 @@ from lockstep.estimators.diagnose import (
 )
 from lockstep.estimators.importance import DECISION, TRAJECTORY
 from lockstep.estimators.trajectories import Sums
-from lockstep.record.console import counted
+from lockstep.record.text import counted
 
 _PREFERRED: Mapping[str, tuple[str, ...]] = {
     "trajectory": ("weighted_sequential_dr", "per_decision_snips", "snips"),

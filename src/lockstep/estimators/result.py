@@ -6,7 +6,7 @@ from typing import Any
 
 from lockstep.estimators.importance import DECISION, TRAJECTORY
 from lockstep.estimators.recommendation import compared, short, with_interval
-from lockstep.record.console import aligned
+from lockstep.record.text import aligned
 
 ESTIMATES_FILE = "estimates.json"
 """The file name in a run directory."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lockstep.distributed.ranges import listed, named_ranges
-from lockstep.record.console import aligned
+from lockstep.record.text import aligned
 
 Identity = Mapping[str, Any]
 

@@ -13,7 +13,7 @@ from lockstep.algorithms.replay import ReplayConfig
 from lockstep.distributed.timers import PHASES
 from lockstep.distributed.watch import Observed
 from lockstep.errors import ConfigError, RunError
-from lockstep.record.console import Console, counted, significant, speed_gives_eta
+from lockstep.record.console import Console, speed_gives_eta
 from lockstep.record.episodes import WIDTH, RecentEpisodes, RecentReturns
 from lockstep.record.failure import archive_failure, read_failure, record_failure
 from lockstep.record.partial_files import remove_partial_files
@@ -22,6 +22,7 @@ from lockstep.record.progress import Progress
 from lockstep.record.rank_log import RankLog
 from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, RunDir, mark_failed, write_config
 from lockstep.record.summary import empty_summary, stopped_by
+from lockstep.record.text import counted, significant
 from lockstep.record.trackers.background import CLOSE_TIMEOUT_S
 from lockstep.record.trackers.open import Trackers
 from lockstep.run import AnyRun, OfflineRun

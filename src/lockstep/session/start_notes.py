@@ -7,7 +7,7 @@ from lockstep.algorithms.replay import ReplayConfig
 from lockstep.algorithms.sac import SACConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.exploration import epsilon
-from lockstep.record.console import counted
+from lockstep.record.text import counted
 from lockstep.run import AnyRun, Run
 from lockstep.session.task_defaults import default_settings, defaults_note
 from lockstep.session.unused_settings import unused_settings

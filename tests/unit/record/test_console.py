@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from lockstep.record.console import Console, describe, significant
+from lockstep.record.console import Console, describe
 from lockstep.record.rank_log import RankLog
 
 
@@ -66,23 +66,6 @@ def test_terminal_that_cannot_redraw_gets_plain_lines(monkeypatch, variables, pl
     console.close()
     text = "5 / 10 steps (50 %)  5 steps/s  return 1.000  ETA 1 s"
     assert text in file.getvalue() and (file.getvalue() == f"{text}\n") == plain
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        *((0.851, "0.8510"), (0.94, "0.9400"), (48.4, "48.40"), (499.3, "499.3"), (1234.5, "1234.5"), (0.0, "0.0")),
-        *(
-            (-1234.56, "-1234.6"),
-            (0.00123, "0.001230"),
-            (1.5e-7, "1.500e-07"),
-            (-1e308, "-1.000e+308"),
-            (float("inf"), "inf"),
-        ),
-    ],
-)
-def test_returns_have_significant_digits(value, text):
-    assert significant(value) == text
 
 
 def test_the_launchers_terminal_is_used_when_told(monkeypatch, capfd):

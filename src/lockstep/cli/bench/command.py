@@ -17,7 +17,7 @@ from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, positive
 from lockstep.launch.signals import Interrupted, signal_name
 from lockstep.launch.supervise import DEFAULT_BOUNDS, RankGroup
-from lockstep.record.console import counted
+from lockstep.record.text import counted
 from lockstep.system.cores import processor
 
 

@@ -31,7 +31,7 @@ def record_command(args: argparse.Namespace) -> int:
     from functools import partial
 
     from lockstep.launch.flags import number
-    from lockstep.record.console import counted
+    from lockstep.record.text import counted
     from lockstep.session.package_checks import check_package
     from lockstep.session.policy_file import POLICY_FILE
     from lockstep.session.which_policy import read_policy

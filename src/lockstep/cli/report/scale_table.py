@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lockstep.record.console import aligned, counted
+from lockstep.record.text import aligned, counted
 
 SCALE_FILE = "scale.json"
 _MODES = {

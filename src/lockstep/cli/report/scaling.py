@@ -8,7 +8,7 @@ from lockstep.cli.report.fit import Point, fit, held_out
 from lockstep.cli.report.load import FEWEST_UPDATES
 from lockstep.errors import ConfigError
 from lockstep.preflight.cost_model import Costs, Layout, Work, amounts_of, predict
-from lockstep.record.console import aligned, counted
+from lockstep.record.text import aligned, counted
 
 PREDICTED_RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
 """Numbers of ranks that are predicted."""

@@ -14,9 +14,9 @@ from lockstep.cli.report.time_use import Bottleneck, bottleneck, read_time_use, 
 from lockstep.cli.terminal import STATUS_COLORS, plain_table, shown_setting, steps_text
 from lockstep.config.settings import short_names
 from lockstep.record.checkpoint import FOLDER
-from lockstep.record.console import counted, significant
 from lockstep.record.json_lines import finite
 from lockstep.record.run_dir import is_own_loop
+from lockstep.record.text import counted, significant
 
 _MISSING = "-"
 TRAINING_MARK = "*"

@@ -27,10 +27,10 @@ from lockstep.launch.flags import number
 from lockstep.launch.signals import caught_signals
 from lockstep.launch.train_ranks import PROGRAM
 from lockstep.launch.world_checks import check_no_launcher
-from lockstep.record.console import counted
 from lockstep.record.follow import read_json
 from lockstep.record.run_dir import SUMMARY_FILE, RunDir, lock_run_dir
 from lockstep.record.run_status import COMPLETE, is_running
+from lockstep.record.text import counted
 from lockstep.run import Run, dump, load
 from lockstep.system.cores import usable_cores
 from lockstep.system.files import read_text, write_atomically

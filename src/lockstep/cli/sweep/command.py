@@ -26,8 +26,8 @@ from lockstep.engines.ray.arguments import add_ray_arguments
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, without_flags
 from lockstep.launch.world_checks import check_no_launcher
-from lockstep.record.console import counted
 from lockstep.record.run_dir import SWEEP_FILE, RunDir, default_name
+from lockstep.record.text import counted
 from lockstep.run import Run, to_dict
 from lockstep.system.files import write_atomically
 

@@ -13,9 +13,10 @@ from lockstep.cli.sweep.scores import score_of
 from lockstep.cli.sweep.slots import Slot
 from lockstep.cli.sweep.trial import SweepRun
 from lockstep.cli.terminal import tally
-from lockstep.record.console import describe, grouped, redraws, significant, speed_gives_eta
+from lockstep.record.console import describe, redraws, speed_gives_eta
 from lockstep.record.evaluations import mean_return
 from lockstep.record.file_numbers import number_of, whole_number_of
+from lockstep.record.text import grouped, significant
 
 _PLAIN_EVERY_S = 30.0
 """Time between two plain lines of a run."""

@@ -11,11 +11,11 @@ from lockstep.cli.report.runs import FoundRun, read_run
 from lockstep.cli.sweep.sweep_file import Sweep
 from lockstep.cli.sweep.trial import SweepRun, Trial
 from lockstep.cli.terminal import plain_table, shown_setting, tally
-from lockstep.record.console import significant
 from lockstep.record.file_numbers import number_of
 from lockstep.record.follow import last_line
 from lockstep.record.run_dir import METRICS_FILE
 from lockstep.record.score_statistics import ScoreSummary, summarize
+from lockstep.record.text import significant
 
 _MISSING = "-"
 

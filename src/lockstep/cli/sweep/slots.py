@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lockstep.record.console import counted
+from lockstep.record.text import counted
 
 if TYPE_CHECKING:
     from lockstep.run import AnyRun

@@ -5,8 +5,8 @@ Not by a package: plotext, the usual one, is compiled since version 6 and has wh
 
 from collections.abc import Sequence
 
-from lockstep.record.console import compact, significant
 from lockstep.record.file_numbers import can_be_drawn
+from lockstep.record.text import compact, significant
 
 _BLANK = 0x2800
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))

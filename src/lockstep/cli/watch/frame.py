@@ -11,7 +11,7 @@ from lockstep.cli.terminal import STATUS_COLORS, plain_table
 from lockstep.cli.watch.chart import draw
 from lockstep.cli.watch.watched_run import RankTime, WatchedRun
 from lockstep.distributed.timers import PHASES
-from lockstep.record.console import counted, duration, grouped, significant
+from lockstep.record.text import counted, duration, grouped, significant
 
 KEYS = "q quit   n/p next, previous curve   x steps or seconds   1 return"
 _FEWEST_ROWS = 5

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from lockstep.cli.workflow_files.files import Workflow
 from lockstep.errors import ConfigError
 from lockstep.launch.gpus import visible_gpus
-from lockstep.record.console import counted
+from lockstep.record.text import counted
 from lockstep.world import World
 
 

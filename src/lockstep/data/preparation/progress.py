@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lockstep.record.console import grouped
+from lockstep.record.text import grouped
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -7,6 +7,7 @@ from typing import Any, NoReturn, TypeVar
 from lockstep.envs.errors import describe_error
 from lockstep.envs.vector import argument_hint
 from lockstep.errors import ConfigError, RunError
+from lockstep.record.text import counted
 
 T = TypeVar("T")
 
@@ -86,4 +87,4 @@ def describe_value(value: Any) -> str:
 
 def count_noun(number: int, noun: str) -> str:
     """`1 fault`, `2 faults`, `no faults`."""
-    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
+    return counted(number, noun) if number else f"no {noun}s"

@@ -19,8 +19,8 @@ from lockstep.cli.watch.chart import draw
 from lockstep.cli.watch.frame import frame
 from lockstep.cli.watch.watched_run import WatchedRun
 from lockstep.distributed.timers import PHASES
-from lockstep.record.console import compact
 from lockstep.record.run_dir import RunDir, lock_run_dir
+from lockstep.record.text import compact
 from lockstep.run import Run, override
 
 RUN = Run(task="CartPole-v1", num_envs=8, total_steps=100_000, seed=3)

@@ -12,8 +12,8 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 import numpy as np
 
-from lockstep.record.console import compact
 from lockstep.record.score_statistics import Floats
+from lockstep.record.text import compact
 
 NUM_STYLES = 8
 """Number of colours in `style.css`, each with a dash pattern."""

@@ -35,9 +35,9 @@ from lockstep.cli.report.page.time_section import time_section
 from lockstep.cli.report.runs import printable
 from lockstep.cli.terminal import tally
 from lockstep.errors import ConfigError
-from lockstep.record.console import compact, counted, significant
 from lockstep.record.score_statistics import Floats, ScoreSummary, performance_profile
 from lockstep.record.summary import versions
+from lockstep.record.text import compact, counted, significant
 from lockstep.system.files import write_atomically
 
 _SOURCES = {

@@ -12,8 +12,8 @@ from lockstep.cli.report.table import differing
 from lockstep.cli.report.time_use import hosts
 from lockstep.cli.terminal import shown_setting
 from lockstep.config.settings import short_names
-from lockstep.record.console import compact, duration, significant
 from lockstep.record.file_numbers import number_of
+from lockstep.record.text import compact, duration, significant
 
 
 def settings_section(runs: Sequence[PageRun], groups: Sequence[Group]) -> dict[str, Any]:
