@@ -17,7 +17,7 @@ import numpy as np
 
 from lockstep.distributed.timers import PHASES, RecordedTimers
 from lockstep.errors import ConfigError
-from lockstep.record.console import counted
+from lockstep.record.text import counted
 from lockstep.run import AnyRun, Run
 from lockstep.session.gradient_schedule import updates_before_learning
 from lockstep.system.files import write_atomically

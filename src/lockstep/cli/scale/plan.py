@@ -8,7 +8,7 @@ from typing import Any, Literal
 from lockstep.algorithms.replay import ReplayConfig
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number
-from lockstep.record.console import counted
+from lockstep.record.text import counted
 from lockstep.run import Run, override
 
 Mode = Literal["strong", "weak", "return"]
