@@ -18,8 +18,9 @@ from lockstep.cli.chaos.fault_run import CONFIG_FILE, HEAD, FaultResult, FaultRu
 from lockstep.cli.chaos.faults import KINDS, InjectedFault
 from lockstep.errors import ConfigError
 from lockstep.launch.signals import Interrupted, caught_signals
-from lockstep.record.console import counted, redraws
+from lockstep.record.console import redraws
 from lockstep.record.run_dir import RunDir
+from lockstep.record.text import counted
 from lockstep.run import Run, dump, override
 from lockstep.system.files import write_atomically
 
