@@ -1,6 +1,9 @@
 """Draw the learning curve of a run as an SVG, with the standard library alone.
 
 python docs/pictures/curve.py runs/NAME docs/pictures/cartpole.svg [LAST_STEP]
+
+The figure of the README is the first 60 000 steps of `lockstep train cartpole --ranks 2 --set log_every=2048
+--set evaluate_every=4096 --set stop_when_solved=false`.
 """
 
 import json

@@ -38,9 +38,9 @@ def test_the_loop_of_the_guide_runs_on_two_ranks(examples, python):
         assert 0 < lines[0]["time_s"] < lines[-1]["time_s"]
 
 
-def test_a_policy_is_loaded_and_acts_as_the_readme_shows(examples):
+def test_a_policy_is_loaded_and_acts_as_the_page_of_commands_shows(examples):
     lockstep.train(recipe(), total_steps=2048, run_dir="run", evaluate_episodes=2)
-    text = program("README.md")
+    text = program("docs/commands.md")
     assert len(text.split("\n\n")[1].splitlines()) == 4, "load, then act in four lines"
     Path("act.py").write_text(text.replace("runs/NAME", "run") + "print(observation.shape, reward, spec.action.kind)\n")
     for framework in ("torch", "jax"):

@@ -105,7 +105,7 @@ def test_service_acts_as_the_policy_and_refuses_wrong_sizes(service):
 
 def test_a_log_becomes_a_file_that_scores(examples):
     pytest.importorskip("onnxscript")
-    environment = os.environ | {"EPISODES": "10", "EPOCHS": "1"}
+    environment = os.environ | {"STEPS": "2048", "EPISODES": "10", "EPOCHS": "1"}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     words = [str(examples / "log_to_onnx.sh"), "new/folder"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)

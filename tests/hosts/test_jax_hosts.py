@@ -9,7 +9,7 @@ from small_runs import BATCH, Paced, alone, ended_well, only_run, refused, same_
 
 pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="needs JAX")
 
-# As typed in the README, with the flags of the launcher that users know.
+# As docs/commands.md shows, with the flags of the launcher that users know.
 LAUNCH = "python -m lockstep.launch.jax --nproc_per_node=2 --nnodes=2 --node_rank={} --coordinator_address={}:5555"
 TRAIN = "-m lockstep.train --headless --distributed --ml_framework jax"
 CARTPOLE = {"ml_framework": "jax", "total_steps": 12 * BATCH}

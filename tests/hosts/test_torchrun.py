@@ -7,7 +7,7 @@ import pytest
 from network import Network
 from small_runs import ended_well, only_run, same_bits, small
 
-# Word for word as in README and issue; the settings that make it small come behind.
+# Word for word as robot-learning suites document them; the settings that make it small come behind.
 MAIN = (
     "python -m torch.distributed.run --nproc_per_node=2 --nnodes=2 --node_rank=0 --rdzv_id=123 --rdzv_backend=c10d "
     "--rdzv_endpoint=localhost:5555 -m lockstep.train --task=CartPole-v1 --headless --distributed"

@@ -10,7 +10,16 @@ import pytest
 from pages import CHINESE, PAGES, ROOT, blocks, commands, missing_packages, name
 
 # These set up an environment, or are what runs this test.
-NOT_TYPED = ("make ", "pip ", "git ", ". .venv/bin/activate", "pre-commit ", "pytest ", ".venv-jax/")
+NOT_TYPED = (
+    "make ",
+    "python3 -m venv ",
+    "pip ",
+    "git ",
+    ". .venv/bin/activate",
+    "pre-commit ",
+    "pytest ",
+    ".venv-jax/",
+)
 NOT_TYPED += (".ci/", "$EDITOR", "tensorboard ", "lockstep bench ")
 SHORTER = {
     r"^lockstep train |-m lockstep\.train |^python .*my_cartpole\.py": "--set total_steps=4096",
