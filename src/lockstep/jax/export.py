@@ -49,7 +49,7 @@ def save_policy(
 
 
 def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
-    """Load a policy from a file or run directory of either backend; of a run that goes on, its newest."""
+    """Load a policy from a file or run directory of either backend; of a run in progress, its newest."""
     found, metadata, arrays = read_policy(Path(path))
     return policy_from(found.path, metadata, arrays)
 

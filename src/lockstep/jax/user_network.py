@@ -15,7 +15,7 @@ from lockstep.jax.flat import Params
 
 
 class UserNetwork:
-    """The user's `network.module`, made as `YourClass(observation_size, num_outputs)`.
+    """The user's `network.module`, constructed as `YourClass(observation_size, num_outputs)`.
 
     It has `init(seed)`, which returns float32 parameters by name, the same on every machine, and a pure
     `apply(params, observation)`.

@@ -63,7 +63,7 @@ class RunDir:
     ) -> "RunDir":
         """Make the directory and write `run.yaml`, or leave nothing behind.
 
-        A loop that goes on with a run opens its directory with `join`, then calls `rewind`.
+        A loop that resumes a run opens its directory with `join`, then calls `rewind`.
 
         Args:
             path: where; must not exist, be empty, or hold a run that was refused before its first step. `None`: a new

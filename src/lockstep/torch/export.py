@@ -48,7 +48,7 @@ def save_policy(
 
 
 def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:
-    """Read a policy file, or the policy of a run directory: the final one, or of a run that goes on the newest.
+    """Read a policy file, or the policy of a run directory: the final one, or of a run in progress the newest.
 
     Returns:
         The policy, on the CPU, of the class that the file names, and the normalizer of its observations, if it has one.

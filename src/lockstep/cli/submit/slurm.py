@@ -59,7 +59,7 @@ def script(job: Job, extra: list[str]) -> str:
     if "no-requeue" not in options and job.job_restarts:
         lines += [
             f'if [ "$code" -eq {_TIME_LIMIT_CODE} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.job_restarts} ]; then',
-            '  scontrol requeue "$SLURM_JOB_ID"  # time is nearly up, a checkpoint is written: go on from it later',
+            '  scontrol requeue "$SLURM_JOB_ID"  # time is nearly up, a checkpoint is written: resume from it later',
             "fi",
         ]
     return "\n".join([*lines, 'exit "$code"', ""])
