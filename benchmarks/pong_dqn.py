@@ -99,7 +99,7 @@ def timed(rank: int, run: Run, run_dir: str) -> dict[str, float]:
     return parts | {"env": 1e3 * found["env"] / session.summary["updates"]}
 
 
-def parts_of(ranks: int, steps: int, encoder: str) -> dict[str, float]:
+def split_policy(ranks: int, steps: int, encoder: str) -> dict[str, float]:
     """Milliseconds of the parts, mean over ranks; of the whole by the run's own clock."""
     settings = {name: {"null": None, "false": False}.get(str(value), value) for name, value in SETTINGS.items()}
     run = override(pong_small.recipe(), settings | {"total_steps": WARM_UP + steps, "network.encoder": encoder})
@@ -127,7 +127,7 @@ def speeds(args: argparse.Namespace) -> None:
 
 def parts(args: argparse.Namespace) -> None:
     """Measure and print where the time of a gradient step goes."""
-    told = {ranks: [parts_of(ranks, args.steps, args.encoder) for _ in range(args.repetitions)] for ranks in (1, 2)}
+    told = {ranks: [split_policy(ranks, args.steps, args.encoder) for _ in range(args.repetitions)] for ranks in (1, 2)}
     rows = []
     for name, key in PARTS.items():
         values = [median(one[key] for one in told[ranks]) for ranks in (1, 2)]

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-SHARDS = "shards: equal parts of a run, one per rank unless num_shards is set"
+WHAT_SHARDS_ARE = "shards: equal parts of a run, one per rank unless num_shards is set"
 """Definition of the term, for messages."""
 PEER_DELAY_S = 1.5
 """Delay before a rank exits because another one failed, so that the launcher sees the original failure first."""

@@ -225,10 +225,10 @@ SomeRun = TypeVar("SomeRun", bound=AnyRun)
 
 def load(path: Path) -> AnyRun:
     """Read a run from a YAML or JSON file; settings that are left out have their defaults."""
-    return of_file(settings.parse(read_text(path), str(path)), path)
+    return run_from_file_content(settings.parse(read_text(path), str(path)), path)
 
 
-def of_file(data: object, path: Path) -> AnyRun:
+def run_from_file_content(data: object, path: Path) -> AnyRun:
     """`from_dict` of what a file holds. The error names the file."""
     try:
         return from_dict(data)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from lockstep.errors import SHARDS, ConfigError
+from lockstep.errors import WHAT_SHARDS_ARE, ConfigError
 from lockstep.system.launchers import rank_fields
 
 _MIN_EXACT_ENVS = 4
@@ -72,7 +72,7 @@ class World:
         if self.num_shards < self.size:
             raise ConfigError(
                 f"num_shards={self.num_shards} is fewer than the {self.size} ranks; use --ranks {self.num_shards} "
-                f"or --set num_shards={self.size} ({SHARDS})"
+                f"or --set num_shards={self.size} ({WHAT_SHARDS_ARE})"
             )
 
     @classmethod
@@ -130,7 +130,7 @@ def part_of_shard(total: int, num_shards: int, name: str) -> int:
     part, left = divmod(total, num_shards)
     if left or not part:
         use = f"{part * num_shards} or {(part + 1) * num_shards}" if part else str(num_shards)
-        raise ConfigError(f"{name}={total} does not divide among {num_shards} shards; use {use} ({SHARDS})")
+        raise ConfigError(f"{name}={total} does not divide among {num_shards} shards; use {use} ({WHAT_SHARDS_ARE})")
     return part
 
 

@@ -12,7 +12,7 @@ from running import small
 
 from lockstep import train
 from lockstep.errors import RunError
-from lockstep.record.evaluations import Evaluated
+from lockstep.record.evaluations import EvaluationResult
 from lockstep.record.run_dir import RunDir
 from lockstep.run import override
 from lockstep.session import policy_file
@@ -164,11 +164,11 @@ def full_at_2048(task, tmp_path, monkeypatch):
 def test_the_file_of_the_best_policy_says_of_which_evaluation_it_is(full_at_2048, tmp_path, capsys):
     train(override(full_at_2048, {"total_steps": 3072}), run_dir=tmp_path / "run")
     best = tmp_path / "run" / "policy_best.safetensors"
-    assert evaluation_in(best) == Evaluated(3072, 150.0)
-    assert find_policy(best.parent, best=True).words == "the best policy, of step 3072"
+    assert evaluation_in(best) == EvaluationResult(3072, 150.0)
+    assert find_policy(best.parent, best=True).description == "the best policy, of step 3072"
     train(override(full_at_2048, {"total_steps": 2560}), resume=tmp_path / "run" / "checkpoints" / "step_2048")
     assert f"{best.name} is that of step 2048 again: step 3072 is no longer part" in capsys.readouterr().out
-    assert evaluation_in(best) == Evaluated(2048, 200.0), "170 at step 2560 is less"
+    assert evaluation_in(best) == EvaluationResult(2048, 200.0), "170 at step 2560 is less"
     assert _equal(read(best)[1], read(best.parent / "checkpoints" / "step_2048")[1])
 
 
@@ -179,7 +179,7 @@ def test_a_best_policy_that_is_still_of_the_run_is_kept(full_at_2048, tmp_path):
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_1024")
     train(override(full_at_2048, {"total_steps": 1664}), resume=tmp_path / "run" / "checkpoints" / "step_1536")
     assert best.read_bytes() == before
-    assert evaluation_in(best) == Evaluated(1024, 100.0)
+    assert evaluation_in(best) == EvaluationResult(1024, 100.0)
 
 
 def test_a_run_that_died_before_its_first_checkpoint_starts_from_its_policy_again(tmp_path):

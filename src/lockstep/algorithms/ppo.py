@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from lockstep.algorithms import checks
 from lockstep.algorithms.interface import ALL_SETTINGS
-from lockstep.errors import SHARDS, ConfigError
+from lockstep.errors import WHAT_SHARDS_ARE, ConfigError
 
 LOSS_METRICS = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")
 """The metrics of the loss, in the order of its sums."""
@@ -147,7 +147,7 @@ class PPOConfig:
             raise ConfigError(
                 f"num_minibatches={self.num_minibatches} does not divide a shard's {rows} transitions "
                 f"({shard_envs} environments x num_steps={self.num_steps}); use {' or '.join(map(str, nearest))}, or "
-                f"change num_steps ({SHARDS})"
+                f"change num_steps ({WHAT_SHARDS_ARE})"
             )
         return rows // self.num_minibatches
 

@@ -15,7 +15,7 @@ from lockstep.session import policy_file
 from lockstep.session.evaluation import Evaluation
 from lockstep.session.package_checks import check_package
 from lockstep.session.task_checks import check_drawing
-from lockstep.session.which_policy import Found, read_policy
+from lockstep.session.which_policy import FoundPolicy, read_policy
 from lockstep.world import World
 
 
@@ -74,7 +74,7 @@ def evaluate_run(  # noqa: PLR0913  # keyword arguments of one evaluation
     returns = np.array(played["returns"])
     return {
         "task": run.task,
-        "policy": found.words,
+        "policy": found.description,
         "rank": world.rank,
         "eval_return_mean": float(returns.mean()),
         "eval_return_std": float(returns.std()),
@@ -109,7 +109,7 @@ def _on_ranks(job: _Job, ranks: int, world: World) -> dict[str, Any]:
     return spawn(_play, ranks, (job,))[0]
 
 
-def _run_of(found: Found, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> AnyRun:
+def _run_of(found: FoundPolicy, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> AnyRun:
     """The config of the policy's run; for a policy file without run, the task with default settings."""
     if found.run_dir is not None:
         return load(found.run_dir / "run.yaml")
@@ -117,7 +117,7 @@ def _run_of(found: Found, metadata: Mapping[str, Any], arrays: Mapping[str, np.n
         raise ConfigError(f"{found.path} is not below a run directory: there is no run.yaml; give a policy file")
     if policy_file.from_log(metadata):
         raise ConfigError(f"{found.path} learned from a log; evaluate the run directory that it comes from")
-    policy, _, _ = policy_file.parts_of(found.path, metadata, arrays)
+    policy, _, _ = policy_file.split_policy(found.path, metadata, arrays)
     print(
         f"lockstep: note: {found.path} does not hold its run's settings of the environment (env), but for "
         "clip_observation: the task's are used; evaluate the run directory for others",

@@ -7,7 +7,7 @@ from typing import Literal
 
 from lockstep.algorithms.interface import LEFT_TO_LOOPS
 from lockstep.config.settings import as_text
-from lockstep.errors import SHARDS, ConfigError
+from lockstep.errors import WHAT_SHARDS_ARE, ConfigError
 from lockstep.world import World
 
 _TRACKERS = ("wandb", "mlflow")
@@ -90,7 +90,7 @@ class RunBase:
             raise ConfigError(
                 f"num_shards={sharded.num_shards} is fewer than the {ranks} ranks ({world.size} processes x "
                 f"devices_per_process={self.devices_per_process}); use fewer, or --set num_shards={ranks} "
-                f"({SHARDS})"
+                f"({WHAT_SHARDS_ARE})"
             )
         return sharded
 

@@ -19,7 +19,7 @@ from lockstep.jax.flat import Params
 from lockstep.jax.networks import ActingPolicy, AnyPolicy, Policy, actor_of
 from lockstep.jax.q_networks import QPolicy
 from lockstep.jax.scoring.offline_policy import OfflinePolicy, offline_policy_from_file, save_offline_policy
-from lockstep.record.evaluations import Evaluated
+from lockstep.record.evaluations import EvaluationResult
 from lockstep.run import AnyRun, Run
 from lockstep.session import policy_file
 from lockstep.session.critic_moments import take_over
@@ -34,7 +34,7 @@ def save_policy(
     policy: AnyPolicy,
     observation_moments: RunningMoments | None,
     run: AnyRun,
-    evaluation: Evaluated | None = None,
+    evaluation: EvaluationResult | None = None,
     *,
     critic_moments: Mapping[str, RunningMoments] | None = None,
 ) -> None:
@@ -60,7 +60,7 @@ def policy_from(
     """What `load_policy` returns, of the metadata and arrays of the file or checkpoint `path`."""
     if policy_file.from_log(metadata):
         return offline_policy_from_file(path, metadata, arrays), None
-    about, parameters, observation_moments = policy_file.parts_of(path, metadata, arrays)
+    about, parameters, observation_moments = policy_file.split_policy(path, metadata, arrays)
     policy = _policy_of(about)
     if _shapes(parameters) != _shapes(policy.params):
         raise policy_file.damaged_error(path)

@@ -24,7 +24,7 @@ from lockstep.jax.state import Learner, LearnerState
 from lockstep.jax.tracer import JaxTracer
 from lockstep.preflight.compare import Flags, Forecast, Preflight
 from lockstep.preflight.cost_model import Layout
-from lockstep.record.evaluations import Evaluated
+from lockstep.record.evaluations import EvaluationResult
 from lockstep.run import AnyRun, Run
 from lockstep.session.debug_dump import save_debug_dump
 from lockstep.session.evaluation import Player
@@ -113,7 +113,7 @@ class Jax:
         observation_moments: RunningMoments | None,
         critic_moments: Mapping[str, RunningMoments],
         run: AnyRun,
-        evaluation: Evaluated | None,
+        evaluation: EvaluationResult | None,
     ) -> None:
         """Write a policy file atomically."""
         save_policy(path, policy, observation_moments, run, evaluation, critic_moments=critic_moments)

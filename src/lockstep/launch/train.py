@@ -27,6 +27,7 @@ from lockstep.launch.world_checks import check_world
 from lockstep.preflight.setting_paths import with_absolute_paths
 from lockstep.record.console import Console
 from lockstep.record.pending_run import PendingRun
+from lockstep.record.run_status import COMPLETE
 from lockstep.record.summary import signal_of
 from lockstep.run import AnyRun, OfflineRun, Run, check_setting_names, override
 from lockstep.session.env_checks.before_run import check_before_run
@@ -346,4 +347,4 @@ def exit_code(summary: dict[str, Any]) -> int:
     """0 done, 1 failed, 128 + n after signal n."""
     if summary["status"] == "interrupted":
         return 128 + signal_of(summary["error"])
-    return 0 if summary["status"] in ("finished", "solved") else 1
+    return 0 if summary["status"] in COMPLETE else 1

@@ -10,7 +10,7 @@ from lockstep.record.follow import JsonLinesFollower
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class EvaluationResult:
     """An evaluation of a run."""
 
     step: int
@@ -29,12 +29,12 @@ def mean_return(returns: object) -> float | None:
         return sum(value / len(known) for value in known)
 
 
-def best_evaluation(path: Path) -> Evaluated | None:
+def best_evaluation(path: Path) -> EvaluationResult | None:
     """The best evaluation in a file, the first of equal ones; None without evaluations."""
     follower, best = JsonLinesFollower(path), None
     follower.update()
     for line in follower.lines:
         mean, step = mean_return(line.get("returns")), whole_number_of(line.get("step"))
         if mean is not None and step is not None and (best is None or mean > best.return_mean):
-            best = Evaluated(step, mean)
+            best = EvaluationResult(step, mean)
     return best

@@ -131,28 +131,28 @@ class Journal:
         """Add the global number, returns and lengths of episodes that ended in a rollout."""
         self._sums += sums
 
-    def rows(self, phases: dict[str, float], elapsed: float, device_memory: int = 0) -> np.ndarray:
+    def rows(self, phases: dict[str, float], elapsed_s: float, device_memory: int = 0) -> np.ndarray:
         """`[K, ...]` the rows of the local shards for a log line; the first also has this rank's clocks and memory.
 
         Args:
             phases: seconds that this rank has spent in each phase.
-            elapsed: seconds of training.
+            elapsed_s: seconds of training.
             device_memory: the most memory of its GPU that this rank has used so far, in bytes; 0 on a CPU.
         """
         rows = np.zeros((len(self.episodes), WIDTH + 4 + len(PHASES)))
         for row, episodes in zip(rows, self.episodes, strict=True):
             row[:WIDTH] = episodes.row()
-        rows[0, WIDTH:] = [1.0, elapsed, resident_memory(), device_memory, *phases.values()]
+        rows[0, WIDTH:] = [1.0, elapsed_s, resident_memory(), device_memory, *phases.values()]
         return rows
 
     def log(self, progress: Progress, metrics: dict[str, float], rows: np.ndarray) -> None:
         """Add the rows of all shards; rank 0 writes a line of metrics and shows progress."""
         self._recent.merge(rows[:, :WIDTH])
         clocks = rows[rows[:, WIDTH] > 0, WIDTH + 1 :]
-        elapsed, phases = float(clocks[:, 0].max()), clocks[:, 3:]
+        elapsed_s, phases = float(clocks[:, 0].max()), clocks[:, 3:]
         memory, device_memory = clocks[:, 1:3].astype(int).T.tolist()
         steps, before = self._logged
-        self._logged = (progress.env_steps, elapsed)
+        self._logged = (progress.env_steps, elapsed_s)
         if self._sums[0]:
             metrics["episode/return_mean"] = float(self._sums[1] / self._sums[0])
             metrics["episode/length_mean"] = float(self._sums[2] / self._sums[0])
@@ -165,15 +165,15 @@ class Journal:
         self.estimates = {}
         metrics["progress/updates"] = float(progress.updates)
         metrics["progress/episodes"] = float(progress.episodes)
-        metrics["time/steps_per_second"] = (progress.env_steps - steps) / max(elapsed - before, 1e-9)
+        metrics["time/steps_per_second"] = (progress.env_steps - steps) / max(elapsed_s - before, 1e-9)
         for i, name in enumerate(PHASES):
             metrics[f"time/{name}_s"] = float(phases[:, i].mean())
             metrics[f"time/{name}_s_max"] = float(phases[:, i].max())
         if self._console is not None:
-            self._run_dir.write_metrics(progress.env_steps, elapsed, metrics)
+            self._run_dir.write_metrics(progress.env_steps, elapsed_s, metrics)
             of_ranks = {name: phases[:, i].round(3).tolist() for i, name in enumerate(PHASES)}
-            self._trackers.metrics(progress.env_steps, {"time_s": elapsed, **metrics})
-            self._run_dir.write_ranks(progress.env_steps, elapsed, of_ranks, memory, device_memory)
+            self._trackers.metrics(progress.env_steps, {"time_s": elapsed_s, **metrics})
+            self._run_dir.write_ranks(progress.env_steps, elapsed_s, of_ranks, memory, device_memory)
             self._console.progress(
                 steps=progress.env_steps,
                 total_steps=progress.total_steps,
@@ -208,7 +208,7 @@ class Journal:
         returns: Sequence[float],
         lengths: Sequence[int],
         stop_return: float | None,
-        elapsed: float,
+        elapsed_s: float,
     ) -> bool:
         """Record the returns and lengths of an evaluation's episodes. Returns whether it is the best so far."""
         mean = float(np.mean(returns))
@@ -218,7 +218,7 @@ class Journal:
         self.summary["eval_episodes"] = len(returns)
         solved = self.reaches(stop_return)
         if solved and self.summary["solved_at_step"] is None:
-            self.summary |= {"solved_at_step": progress.env_steps, "solved_at_s": elapsed}
+            self.summary |= {"solved_at_step": progress.env_steps, "solved_at_s": elapsed_s}
         if self._console is not None:
             self._run_dir.write_evaluation(progress.env_steps, returns, lengths)
             self._trackers.evaluation(progress.env_steps, returns, lengths)
@@ -240,7 +240,9 @@ class Journal:
         if return_mean is not None:
             self._best = return_mean
 
-    def judge_again(self, progress: Progress, stop_return: float | None, before: float | None, elapsed: float) -> None:
+    def judge_again(
+        self, progress: Progress, stop_return: float | None, before: float | None, elapsed_s: float
+    ) -> None:
         """After a resumption, decide whether the run counts as solved by a `stop_return` that was `before` until now.
 
         Which of the earlier evaluations reached it is not known: if the last one did, the run is solved from here on.
@@ -248,9 +250,11 @@ class Journal:
         if before is not None and (stop_return is None or stop_return > before):
             self.summary |= {"solved_at_step": None, "solved_at_s": None}
         if self.reaches(stop_return) and self.summary["solved_at_step"] is None:
-            self.summary |= {"solved_at_step": progress.env_steps, "solved_at_s": elapsed}
+            self.summary |= {"solved_at_step": progress.env_steps, "solved_at_s": elapsed_s}
 
-    def finish(self, progress: Progress, status: str, signal: int, elapsed: float, ranks: list[dict[str, Any]]) -> None:
+    def finish(
+        self, progress: Progress, status: str, signal: int, elapsed_s: float, ranks: list[dict[str, Any]]
+    ) -> None:
         """Record the end of a run without an error; `ranks` has the results of each rank."""
         phases = [rank.pop("phases_s") for rank in ranks]
         for rank, spent in zip(ranks, phases, strict=True):
@@ -263,16 +267,16 @@ class Journal:
             "phases_s": {name: float(np.mean([spent[name] for spent in phases])) for name in PHASES},
             "ranks": ranks,
         }
-        self._count(progress, elapsed)
+        self._count(progress, elapsed_s)
         if self._console is not None:
             self._run_dir.write_summary(self.summary)
             self._trackers.finish(self.summary, (RUN_FILE, SUMMARY_FILE))
             self._print_result(ranks)
 
-    def interrupt(self, progress: Progress, signal: int, elapsed: float) -> None:
+    def interrupt(self, progress: Progress, signal: int, elapsed_s: float) -> None:
         """Record the end of a run by a signal that came before the ranks could agree to stop: without their results."""
         self.summary |= {"status": "interrupted", "error": stopped_by(signal)}
-        self._count(progress, elapsed)
+        self._count(progress, elapsed_s)
         if self._console is not None:
             if self._begun:
                 self._run_dir.write_summary(self.summary)
@@ -341,7 +345,7 @@ class Journal:
             return False
         return True
 
-    def fail(self, rank: int, message: str, progress: Progress, elapsed: float, code: int = 1) -> None:
+    def fail(self, rank: int, message: str, progress: Progress, elapsed_s: float, code: int = 1) -> None:
         """Record the end of a run by an error: the first failure of any rank.
 
         A start that has not resumed its run leaves the result of the earlier one. If rank 0 was lost, which writes the
@@ -352,7 +356,7 @@ class Journal:
             return
         first = read_failure(self.path) or {"message": message}
         self.summary |= {"status": "failed", "error": first["message"]}
-        self._count(progress, elapsed)
+        self._count(progress, elapsed_s)
         if self._world.rank == 0:
             self._trackers.finish(self.summary, (RUN_FILE,))
             try:
@@ -381,13 +385,13 @@ class Journal:
             os.close(self._lock)
             self._lock = None
 
-    def _count(self, progress: Progress, elapsed: float) -> None:
+    def _count(self, progress: Progress, elapsed_s: float) -> None:
         self.summary |= {
             "env_steps": progress.env_steps,
             "updates": progress.updates,
             "episodes": progress.episodes,
-            "wall_time_s": elapsed,
-            "steps_per_second": progress.env_steps / elapsed if elapsed else 0.0,
+            "wall_time_s": elapsed_s,
+            "steps_per_second": progress.env_steps / elapsed_s if elapsed_s else 0.0,
             "return_mean_100": self._recent.mean(),
         }
 

@@ -12,7 +12,7 @@ from lockstep.errors import RunError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.preflight.compare import Flags, Forecast, Preflight
 from lockstep.preflight.cost_model import Layout
-from lockstep.record.evaluations import Evaluated
+from lockstep.record.evaluations import EvaluationResult
 from lockstep.run import AnyRun, Run
 from lockstep.session.evaluation import Player
 from lockstep.session.profile import Tracer
@@ -89,7 +89,7 @@ class Backend(Protocol[SomeComm, SomePolicy, SomeLearner]):
         observation_moments: RunningMoments | None,
         critic_moments: Mapping[str, RunningMoments],
         run: AnyRun,
-        evaluation: Evaluated | None,
+        evaluation: EvaluationResult | None,
     ) -> None:
         """Write a policy file atomically, with the evaluation of the best one. Raises `RunError` if it cannot be."""
         ...

@@ -25,7 +25,7 @@ from lockstep.errors import ConfigError
 from lockstep.experience.normalize import LIMIT, RunningMoments
 from lockstep.record import checkpoint
 from lockstep.record.array_file import write_arrays
-from lockstep.record.evaluations import Evaluated, best_evaluation
+from lockstep.record.evaluations import EvaluationResult, best_evaluation
 from lockstep.record.run_dir import EVALUATIONS_FILE, RUN_FILE
 from lockstep.run import OfflineRun, from_dict, load
 from lockstep.session import critic_moments
@@ -83,7 +83,7 @@ class PolicySpec:
         )
 
 
-class SomePolicy(Protocol):
+class EnvPolicy(Protocol):
     """A policy for environments, of any backend."""
 
     @property
@@ -97,7 +97,7 @@ class SomePolicy(Protocol):
         ...
 
 
-def policy_spec_of(policy: SomePolicy, task: str, network: NetworkConfig) -> PolicySpec:
+def policy_spec_of(policy: EnvPolicy, task: str, network: NetworkConfig) -> PolicySpec:
     """The `PolicySpec` of a policy."""
     return PolicySpec(task=task, spec=policy.spec, network=network, algorithm=policy.algorithm)
 
@@ -123,7 +123,7 @@ def write(
     parameters: Mapping[str, np.ndarray],
     observation_moments: RunningMoments | None,
     metadata: Mapping[str, Any],
-    evaluation: Evaluated | None = None,
+    evaluation: EvaluationResult | None = None,
     *,
     of_critic: Mapping[str, RunningMoments] | None = None,
 ) -> None:
@@ -233,17 +233,17 @@ def _metadata_of_offline_policy(path: Path, state: Mapping[str, Any], run_dir: P
     )
 
 
-def evaluation_in(path: Path) -> Evaluated | None:
+def evaluation_in(path: Path) -> EvaluationResult | None:
     """The evaluation for which a best policy was written; None without a file that tells, as of older versions."""
     try:
         with safe_open(path, "numpy") as file:  # pyright: ignore[reportUnknownVariableType]
             found = json.loads(cast("dict[str, str]", file.metadata())["lockstep"])[_EVALUATION]
-            return Evaluated(int(found["step"]), float(found["return_mean"]))
+            return EvaluationResult(int(found["step"]), float(found["return_mean"]))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None
 
 
-def evaluation_of_best(run_dir: Path) -> Evaluated | None:
+def evaluation_of_best(run_dir: Path) -> EvaluationResult | None:
     """The evaluation for which the best policy of a run was written; if its file does not tell, the best one."""
     return evaluation_in(run_dir / BEST_POLICY_FILE) or best_evaluation(run_dir / EVALUATIONS_FILE)
 
@@ -253,7 +253,7 @@ def from_log(metadata: Mapping[str, Any]) -> bool:
     return str(metadata.get("algo")).startswith(FROM_LOG)
 
 
-def parts_of(
+def split_policy(
     path: Path, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> tuple[PolicySpec, dict[str, np.ndarray], RunningMoments | None]:
     """What a policy for environments is made of: its description, parameters and normalizer, if there is one.

@@ -17,6 +17,7 @@ from lockstep.record.file_numbers import whole_number_of
 from lockstep.record.follow import last_line, read_json
 from lockstep.record.latest import LATEST
 from lockstep.record.run_dir import METRICS_FILE, RUN_FILE, SUMMARY_FILE, is_own_loop, read_init_from
+from lockstep.record.run_status import COMPLETE
 from lockstep.run import AnyRun, OfflineRun, Run, from_dict, load, override, to_dict
 from lockstep.session.placement import MOVE_TO_HOST, learns_on_device
 from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE
@@ -142,7 +143,7 @@ def load_resumption(path: Path, run: AnyRun) -> Resumption:
     size, shards, step = manifest["world_size"], manifest["num_shards"], manifest["step"]
     saved = from_dict(manifest["run"])
     _check_stays_on_device(saved, run)
-    notes += _on_empty_replay(saved, run, step)
+    notes += _empty_replay_notes(saved, run, step)
     return Resumption(run, run_dir, size, shards, step, exact, notes)
 
 
@@ -162,7 +163,7 @@ def _check_never_saved(run_dir: Path) -> None:
 def _sign_of_checkpoints(run_dir: Path) -> str | None:
     """What tells that a run had checkpoints; None if it may have ended before its first one."""
     status = read_json(run_dir / SUMMARY_FILE).get("status")
-    if status in ("finished", "solved"):
+    if status in COMPLETE:
         return f"has {status}"
     for name in (POLICY_FILE, str(LATEST)):  # written at the end, and with each checkpoint
         if (run_dir / name).is_file():
@@ -206,7 +207,7 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def _effect_of_change(name: str, run: Mapping[str, Any]) -> str:
     """What a changed setting does to a run that goes on, as the end of a sentence; `run` has the settings from here."""
     if name in ("total_steps", "epochs"):
-        ending = _that_end_with_the_run(run)
+        ending = _schedules_that_follow_the_run_length(run)
         end = f"; {' and '.join(ending)} follow the new end, unlike those of a run that had it from the start"
         return end if ending else ""
     if name in _MAY_CHANGE_BITS:
@@ -239,13 +240,13 @@ def _check_stays_on_device(saved: AnyRun, now: AnyRun) -> None:
             )
 
 
-def _that_end_with_the_run(run: Mapping[str, Any]) -> list[str]:
+def _schedules_that_follow_the_run_length(run: Mapping[str, Any]) -> list[str]:
     """What is scheduled by the length of the run."""
     found = ["the learning rates"] if run.get("algorithm.learning_rate_schedule") == "linear" else []
     return found + ["the importance weights"] * bool(run.get("algorithm.prioritized"))
 
 
-def _on_empty_replay(saved: AnyRun, now: AnyRun, step: int) -> list[str]:
+def _empty_replay_notes(saved: AnyRun, now: AnyRun, step: int) -> list[str]:
     """When a run learns again that goes on at `step` without the replay buffer of its checkpoint."""
     before, after = saved.algorithm, now.algorithm
     if not isinstance(now, Run) or not isinstance(before, ReplayConfig) or not isinstance(after, ReplayConfig):
@@ -271,7 +272,7 @@ def nothing_left(resumption: Resumption, ranks: str | None = None) -> str | None
     status, env_steps, solved_at_step, rows = (
         summary.get(name) for name in ("status", "env_steps", "solved_at_step", "rows")
     )
-    if status not in ("finished", "solved") or resumption.step is None or env_steps != resumption.step:
+    if status not in COMPLETE or resumption.step is None or env_steps != resumption.step:
         return None
     again = f"lockstep train --resume {shlex.quote(str(run_dir))}{_asked_ranks(resumption, ranks)}"
     if isinstance(run, OfflineRun):

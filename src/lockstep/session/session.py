@@ -29,7 +29,7 @@ from lockstep.experience.normalize import RunningMoments
 from lockstep.experience.rollout import Collector, Sampler
 from lockstep.preflight.compare import Forecast, add_forecast, start_flags
 from lockstep.preflight.cost_model import Layout
-from lockstep.record.evaluations import Evaluated
+from lockstep.record.evaluations import EvaluationResult
 from lockstep.record.journal import Journal
 from lockstep.record.numbers import whole
 from lockstep.record.pending_run import PendingRun
@@ -452,7 +452,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         )
         self.timers.enter(CHECKPOINT)
         if best:
-            found = Evaluated(self.progress.env_steps, self.summary["eval_return_mean"])
+            found = EvaluationResult(self.progress.env_steps, self.summary["eval_return_mean"])
             saved = self.world.rank != 0 or self.journal.write_or_warn(lambda: self._save(BEST_POLICY_FILE, found))
             if self.comm.any(not saved, "evaluate"):
                 self.journal.withdraw_best()
@@ -520,7 +520,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         assert self._state is not None
         self.comm.check_equal(self._state.tensors())
 
-    def _save(self, name: str, evaluation: Evaluated | None = None) -> None:
+    def _save(self, name: str, evaluation: EvaluationResult | None = None) -> None:
         path = self.journal.path / name
         moments = self._observation_moments, self._critic_moments
         self.backend.save(path, self._policy, *moments, self.run, evaluation)

@@ -22,9 +22,9 @@ def start_notes(run: AnyRun, spec: EnvSpec | None, *, task_alone: bool, resumed:
         task_alone: whether the user named a task alone, which then has the default settings of its kind.
         resumed: whether the run goes on, so that its start is over.
     """
-    contradictions = _of_entropy(run, spec)
+    contradictions = _entropy_notes(run, spec)
     if not resumed and isinstance(run, Run):
-        contradictions += [*_of_replay(run), *_of_short_run(run)]
+        contradictions += [*_replay_notes(run), *_short_run_notes(run)]
     if not (task_alone and isinstance(run, Run) and spec is not None):
         return [*unused_settings(run, spec), *contradictions]
     note = defaults_note(run, spec)
@@ -32,7 +32,7 @@ def start_notes(run: AnyRun, spec: EnvSpec | None, *, task_alone: bool, resumed:
     return [*chosen, *unused_settings(run, spec, default_settings(run, spec)), *contradictions]
 
 
-def _of_entropy(run: AnyRun, spec: EnvSpec | None) -> list[str]:
+def _entropy_notes(run: AnyRun, spec: EnvSpec | None) -> list[str]:
     """That a target entropy is above that of uniform actions: the temperature grows without end."""
     config = run.algorithm
     if not isinstance(config, SACConfig) or config.target_entropy is None or spec is None:
@@ -47,7 +47,7 @@ def _of_entropy(run: AnyRun, spec: EnvSpec | None) -> list[str]:
     ]
 
 
-def _of_short_run(run: Run) -> list[str]:
+def _short_run_notes(run: Run) -> list[str]:
     """That a run shorter than a rollout is as long as one."""
     rollout = run.num_envs * run.algorithm.num_steps
     if run.total_steps >= rollout:
@@ -58,7 +58,7 @@ def _of_short_run(run: Run) -> list[str]:
     ]
 
 
-def _of_replay(run: Run) -> list[str]:
+def _replay_notes(run: Run) -> list[str]:
     """One sentence for each setting that leaves little to learn, or learns little from what was collected."""
     config, total = run.algorithm, run.total_steps
     if not isinstance(config, ReplayConfig):

@@ -39,7 +39,7 @@ def check_start_policy(path: Path, run: AnyRun) -> None:
         ours = policy_spec.OfflinePolicySpec.of_run(run, check_data(run)[0], None)
         policy_file.check_start(path, theirs.signature({}), ours.signature({}))
         return
-    policy, _, observation_moments = policy_file.parts_of(path, metadata, arrays)
+    policy, _, observation_moments = policy_file.split_policy(path, metadata, arrays)
     spec = env_spec(run.task, run.env)
     if run.network.module is None:  # one of the user's own may take observations of any size
         _check_spec(path, policy.spec, spec, run.task)

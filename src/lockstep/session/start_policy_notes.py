@@ -8,12 +8,12 @@ from lockstep.experience.normalize import RunningMoments
 from lockstep.record.run_dir import read_config
 from lockstep.run import AnyRun, Run, to_dict
 from lockstep.session.policy_file import POLICY_FILE
-from lockstep.session.which_policy import Found
+from lockstep.session.which_policy import FoundPolicy
 
 
-def note_on_choice(path: Path, found: Found) -> list[str]:
+def note_on_choice(path: Path, found: FoundPolicy) -> list[str]:
     """A note if `path` is a run whose newest policy, which is taken, is not its final one."""
-    return [] if found.path in (path, path / POLICY_FILE) else [f"--init-from {path} takes {found.words}"]
+    return [] if found.path in (path, path / POLICY_FILE) else [f"--init-from {path} takes {found.description}"]
 
 
 def notes_on_spec(path: Path, source: EnvSpec | None, mine: EnvSpec | None) -> list[str]:
@@ -26,10 +26,10 @@ def notes_on_spec(path: Path, source: EnvSpec | None, mine: EnvSpec | None) -> l
             f"--init-from {path} was trained with actions {source.action.values_text}, and this task takes actions "
             f"{mine.action.values_text}: its actions may mean something else here"
         )
-    return notes + _on_setting(path, "env.clip_observation", source.clip_observation, mine.clip_observation)
+    return notes + _setting_note(path, "env.clip_observation", source.clip_observation, mine.clip_observation)
 
 
-def notes_on_groups(path: Path, found: Found, run: AnyRun | None) -> list[str]:
+def notes_on_groups(path: Path, found: FoundPolicy, run: AnyRun | None) -> list[str]:
     """Notes if a run joins other groups of observations than the policy's run did, of the same task.
 
     They may have the same sizes. A policy file that lies elsewhere than in its run does not tell its groups.
@@ -41,7 +41,7 @@ def notes_on_groups(path: Path, found: Found, run: AnyRun | None) -> list[str]:
         return []
     notes: list[str] = []
     for name in ("env.policy_keys", "env.critic_keys", "env.frame_stack"):
-        notes += _on_setting(path, name, theirs.get(name, mine[name]), mine[name])
+        notes += _setting_note(path, name, theirs.get(name, mine[name]), mine[name])
     return notes
 
 
@@ -49,10 +49,10 @@ def notes_on_normalizer(path: Path, source: RunningMoments | None, mine: Running
     """A note if a run (`mine`) limits normalized observations otherwise than the policy (`source`)."""
     if source is None or mine is None:
         return []
-    return _on_setting(path, "observation_limit", source.limit, mine.limit)
+    return _setting_note(path, "observation_limit", source.limit, mine.limit)
 
 
-def _on_setting(path: Path, name: str, source: object, mine: object) -> list[str]:
+def _setting_note(path: Path, name: str, source: object, mine: object) -> list[str]:
     if source == mine:
         return []
     return [

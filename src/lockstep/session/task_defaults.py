@@ -71,7 +71,7 @@ def _by_leaf(changes: Mapping[str, Any]) -> dict[str, Any]:
 def default_settings(run: Run, spec: EnvSpec) -> dict[str, Any]:
     """The default settings by name for the kind of task that `run` has, and those of the task itself."""
     kind, _ = kind_of(run, spec)
-    return {**BY_ALGORITHM.get(run.algo, {}).get(kind, {}), **_of_task(run, kind)}
+    return {**BY_ALGORITHM.get(run.algo, {}).get(kind, {}), **_settings_of_task(run, kind)}
 
 
 def defaults_note(run: Run, spec: EnvSpec) -> str | None:
@@ -79,12 +79,12 @@ def defaults_note(run: Run, spec: EnvSpec) -> str | None:
     kind, reason = kind_of(run, spec)
     if kind not in BY_ALGORITHM.get(run.algo, {}):
         return None
-    if _of_task(run, kind):
+    if _settings_of_task(run, kind):
         return f"default {run.algo} settings for {run.task} (tuned for this task by RL Baselines3 Zoo)"
     return f"default {run.algo} settings for {_TITLES[kind]} ({reason})"
 
 
-def _of_task(run: Run, kind: Kind) -> Settings:
+def _settings_of_task(run: Run, kind: Kind) -> Settings:
     """The settings of this very task; empty for most. Environments on a device are too many at a time for them."""
     if kind == "device" or run.algo not in BY_TASK:
         return {}

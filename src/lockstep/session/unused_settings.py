@@ -32,10 +32,10 @@ _ONLY_WITH: tuple[tuple[str, str | bool | None, tuple[str, ...]], ...] = (
 """A setting of an algorithm, the value that it must have, and the settings that have an effect only then. True: any
 value but false and 0."""
 
-_OF_OWN_HEADS = ("initial_log_std", "state_dependent_std")
+_HEAD_SETTINGS = ("initial_log_std", "state_dependent_std")
 """Settings of the network that a user's `network.module` follows."""
-_OF_LAYERS = ("hidden", "activation")
-_OF_CONVOLUTIONS = ("features", "channels_last")
+_LAYER_SETTINGS = ("hidden", "activation")
+_CONVOLUTION_SETTINGS = ("features", "channels_last")
 
 
 def warnings_of_start_policy(run: AnyRun) -> list[str]:
@@ -64,7 +64,7 @@ def warnings_of_start_policy(run: AnyRun) -> list[str]:
 
 def without_effect(config: object) -> set[str]:
     """The settings of an algorithm that have no effect because of another one."""
-    return {name for names, _ in _of_algorithm(config) for name in names}
+    return {name for names, _ in _unused_algorithm_settings(config) for name in names}
 
 
 def unused_settings(run: AnyRun, spec: EnvSpec | None = None, defaults: Mapping[str, Any] | None = None) -> list[str]:
@@ -78,7 +78,7 @@ def unused_settings(run: AnyRun, spec: EnvSpec | None = None, defaults: Mapping[
     """
     config, defaults = run.algorithm, defaults or {}
     found: list[str] = []
-    for names, reason in _of_algorithm(config):
+    for names, reason in _unused_algorithm_settings(config):
         found += _sentence("", config, names, reason, defaults)
     if isinstance(config, PPOConfig) and config.num_epochs == 1:  # it leaves out the epochs that are still to come
         found += _sentence("", config, ("target_kl",), "num_epochs=1", defaults)
@@ -88,12 +88,12 @@ def unused_settings(run: AnyRun, spec: EnvSpec | None = None, defaults: Mapping[
             decay = ("epsilon_steps", "epsilon_schedule")
             found += _sentence("", config, decay, f"epsilon_start=epsilon_end={as_text(first)}", defaults)
     if isinstance(run, Run):
-        for names, reason in _of_network(run, spec):
+        for names, reason in _unused_network_settings(run, spec):
             found += _sentence("network.", run.network, names, reason, defaults)
     return found
 
 
-def _of_algorithm(config: object) -> Iterator[tuple[tuple[str, ...], str]]:
+def _unused_algorithm_settings(config: object) -> Iterator[tuple[tuple[str, ...], str]]:
     """Settings of an algorithm without effect, and the reason, for each reason."""
     for setting, needed, names in _ONLY_WITH:
         value = getattr(config, setting, needed)
@@ -102,11 +102,11 @@ def _of_algorithm(config: object) -> Iterator[tuple[tuple[str, ...], str]]:
             yield names, f"{setting}={as_text(value)}"
 
 
-def _of_network(run: Run, spec: EnvSpec | None) -> list[tuple[tuple[str, ...], str]]:
+def _unused_network_settings(run: Run, spec: EnvSpec | None) -> list[tuple[tuple[str, ...], str]]:
     """Settings of the network without effect, and the reason, for each reason."""
     network = run.network
     if network.module is not None:
-        names = tuple(item.name for item in fields(network) if item.name not in ("module", *_OF_OWN_HEADS))
+        names = tuple(item.name for item in fields(network) if item.name not in ("module", *_HEAD_SETTINGS))
         return [(names, f"network.module={network.module}")]
     found: list[tuple[tuple[str, ...], str]] = []
     if run.algo == "dqn":
@@ -115,11 +115,11 @@ def _of_network(run: Run, spec: EnvSpec | None) -> list[tuple[tuple[str, ...], s
         return found
     encoder = encoder_of(network, spec)
     if encoder == "mlp":
-        found.append((_OF_CONVOLUTIONS, f"network.encoder={encoder}"))
+        found.append((_CONVOLUTION_SETTINGS, f"network.encoder={encoder}"))
     elif run.algo == "dqn":  # its heads follow the convolutions, and begin as torch's layers do
-        found.append(((*_OF_LAYERS, "initialization"), f"network.encoder={encoder}"))
+        found.append(((*_LAYER_SETTINGS, "initialization"), f"network.encoder={encoder}"))
     elif only_convolves(network, spec):
-        found.append((_OF_LAYERS, f"network.encoder={encoder}"))
+        found.append((_LAYER_SETTINGS, f"network.encoder={encoder}"))
     return found
 
 

@@ -17,22 +17,22 @@ from lockstep.session.policy_file import BEST_POLICY_FILE, POLICY_FILE, evaluati
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundPolicy:
     """One policy."""
 
     path: Path
     """A policy file, or the folder of a checkpoint, for `load_policy`."""
     run_dir: Path | None
     """Its run; None if unknown."""
-    words: str
-    """Description for the user."""
+    description: str
+    """For the user."""
     name: str
     """Stem of exported files."""
     step: int | None = None
     """Steps of the training that it has learned from; None if nothing tells."""
 
 
-def find_policy(path: Path, *, best: bool = False, last: bool = False, step: str | int | None = None) -> Found:
+def find_policy(path: Path, *, best: bool = False, last: bool = False, step: str | int | None = None) -> FoundPolicy:
     """Find a policy; `ConfigError` if there is none.
 
     Args:
@@ -53,20 +53,20 @@ def find_policy(path: Path, *, best: bool = False, last: bool = False, step: str
     if path.is_file() or (path / checkpoint.MANIFEST).is_file():
         if given:
             raise ConfigError(f"{path} is one policy, and {given[0]} chooses among those of a run; leave it out")
-        return _of_checkpoint(path) if path.is_dir() else _of_file(path)
+        return _policy_of_checkpoint(path) if path.is_dir() else _policy_in_file(path)
     if not (path / POLICY_FILE).is_file() and is_own_loop(path):
         raise ConfigError(
             f"{path} is the run of a loop of its own (RunDir), which leaves no policy that Lockstep can load; use the "
             "script that made it"
         )
     if step is not None:
-        return _of_step(path, str(step))
-    return _best(path) if best else _last(path)
+        return _policy_of_step(path, str(step))
+    return _best_policy(path) if best else _last_policy(path)
 
 
 def read_policy(
     path: Path, *, best: bool = False, last: bool = False, step: str | int | None = None
-) -> tuple[Found, dict[str, Any], dict[str, np.ndarray]]:
+) -> tuple[FoundPolicy, dict[str, Any], dict[str, np.ndarray]]:
     """Find a policy and read it at once: a run that trains removes its older checkpoints.
 
     Args and errors as those of `find_policy`; `ConfigError` also if what is found is damaged.
@@ -96,33 +96,33 @@ def _check_above_no_policies(path: Path) -> None:
         raise ConfigError(f"{path} holds the checkpoints of a run; give {path.parent}, or {path / found[0].name}")
 
 
-def _of_file(path: Path) -> Found:
+def _policy_in_file(path: Path) -> FoundPolicy:
     folder, found = path.parent, evaluation_in(path)
     known = folder if (folder / RUN_FILE).is_file() else None
-    return Found(path, known, str(path), path.stem, found and found.step)
+    return FoundPolicy(path, known, str(path), path.stem, found and found.step)
 
 
-def _of_checkpoint(path: Path) -> Found:
+def _policy_of_checkpoint(path: Path) -> FoundPolicy:
     run_dir = Path(os.path.relpath(path.absolute().parent.parent))
     step = checkpoint.read_manifest(path)["step"]
     known = run_dir if (run_dir / RUN_FILE).is_file() else None
-    return Found(path, known, f"the checkpoint of step {step}", f"policy_step_{step}", step)
+    return FoundPolicy(path, known, f"the checkpoint of step {step}", f"policy_step_{step}", step)
 
 
-def _of_step(run_dir: Path, step: str) -> Found:
+def _policy_of_step(run_dir: Path, step: str) -> FoundPolicy:
     if not step.removeprefix("step_").isdecimal():
         raise ConfigError(
             f"--checkpoint {step} must be the step of a checkpoint, a number; a policy file, or the directory of a "
-            "checkpoint, is given in the place of the run"
+            "checkpoint, is given instead of the run"
         )
     path = checkpoint.place_of(run_dir, step.removeprefix("step_"))
     if not (path / checkpoint.MANIFEST).is_file():
         steps = ", ".join(found.name.rpartition("step_")[2] for found in checkpoint.find(run_dir)) or "none"
         raise ConfigError(f"--checkpoint {step}: {run_dir} has no checkpoint of this step; it has {steps}")
-    return _of_checkpoint(path)
+    return _policy_of_checkpoint(path)
 
 
-def _best(run_dir: Path) -> Found:
+def _best_policy(run_dir: Path) -> FoundPolicy:
     path = run_dir / BEST_POLICY_FILE
     if not path.is_file():
         raise ConfigError(
@@ -130,20 +130,20 @@ def _best(run_dir: Path) -> Found:
         )
     found = evaluation_of_best(run_dir)
     words = "the best policy" + (f", of step {found.step}" if found else "")
-    return Found(path, run_dir, words, path.stem, found and found.step)
+    return FoundPolicy(path, run_dir, words, path.stem, found and found.step)
 
 
-def _last(run_dir: Path) -> Found:
+def _last_policy(run_dir: Path) -> FoundPolicy:
     """The final policy; if the run has not ended, the newest complete checkpoint."""
     path, summary = run_dir / POLICY_FILE, read_json(run_dir / SUMMARY_FILE)
     ended = summary.get("status") in ("finished", "solved", "interrupted")
     if not path.is_file() or not ended:
         for newest in checkpoint.find(run_dir):
             with suppress(ConfigError):
-                found = _of_checkpoint(newest)
+                found = _policy_of_checkpoint(newest)
                 how = "failed" if summary.get("status") == "failed" else "has not ended"
-                words = f"{found.words}, the newest of a run that {how}"
-                return replace(found, run_dir=run_dir, words=words)
+                words = f"{found.description}, the newest of a run that {how}"
+                return replace(found, run_dir=run_dir, description=words)
     if not path.is_file():
         other = "; --best takes that of its best evaluation" if (run_dir / BEST_POLICY_FILE).is_file() else ""
         raise ConfigError(
@@ -152,4 +152,6 @@ def _last(run_dir: Path) -> Found:
         )
     step = summary.get("env_steps") if ended else None
     known = run_dir if (run_dir / RUN_FILE).is_file() else None
-    return Found(path, known, "the final policy" + (f", step {step}" if step is not None else ""), path.stem, step)
+    return FoundPolicy(
+        path, known, "the final policy" + (f", step {step}" if step is not None else ""), path.stem, step
+    )

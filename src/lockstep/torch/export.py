@@ -14,7 +14,7 @@ from lockstep.algorithms.td3 import TD3Config
 from lockstep.config.network import NetworkConfig
 from lockstep.envs.spec import EnvSpec
 from lockstep.experience.normalize import RunningMoments
-from lockstep.record.evaluations import Evaluated
+from lockstep.record.evaluations import EvaluationResult
 from lockstep.run import AnyRun, Run
 from lockstep.session import policy_file
 from lockstep.session.critic_moments import take_over
@@ -33,7 +33,7 @@ def save_policy(
     policy: AnyPolicy,
     observation_moments: RunningMoments | None,
     run: AnyRun,
-    evaluation: Evaluated | None = None,
+    evaluation: EvaluationResult | None = None,
     *,
     critic_moments: Mapping[str, RunningMoments] | None = None,
 ) -> None:
@@ -66,7 +66,7 @@ def policy_from(
     """What `load_policy` returns, of the metadata and arrays of the file or checkpoint `path`."""
     if policy_file.from_log(metadata):
         return offline_policy_from_file(path, metadata, _tensors(arrays)), None
-    about, parameters, observation_moments = policy_file.parts_of(path, metadata, arrays)
+    about, parameters, observation_moments = policy_file.split_policy(path, metadata, arrays)
     policy = _policy_of(about)
     try:
         policy.load_state_dict(_tensors(parameters))

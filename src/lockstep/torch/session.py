@@ -12,7 +12,7 @@ from lockstep.errors import RunError
 from lockstep.experience.normalize import RunningMoments
 from lockstep.preflight.compare import Flags, Forecast, Preflight
 from lockstep.preflight.cost_model import Layout
-from lockstep.record.evaluations import Evaluated
+from lockstep.record.evaluations import EvaluationResult
 from lockstep.run import AnyRun, Run, SomeRun
 from lockstep.session.debug_dump import save_debug_dump
 from lockstep.session.evaluation import Player
@@ -103,7 +103,7 @@ class Torch:
         observation_moments: RunningMoments | None,
         critic_moments: Mapping[str, RunningMoments],
         run: AnyRun,
-        evaluation: Evaluated | None,
+        evaluation: EvaluationResult | None,
     ) -> None:
         """Write a policy file atomically."""
         save_policy(path, policy, observation_moments, run, evaluation, critic_moments=critic_moments)

@@ -97,7 +97,7 @@ def equal(one, other):
 def test_it_is_read_before_the_run_has_ended(ended, killed):
     (killed / "policy_best.safetensors").unlink()
     found = find_policy(killed)
-    assert found.words == f"the checkpoint of step {3 * ROWS}, the newest of a run that has not ended"
+    assert found.description == f"the checkpoint of step {3 * ROWS}, the newest of a run that has not ended"
     (metadata, arrays), (told, final) = read(found.path), read(ended / "policy.safetensors")
     assert metadata == told
     assert equal(arrays, final)

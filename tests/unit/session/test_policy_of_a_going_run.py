@@ -73,7 +73,7 @@ def test_a_checkpoint_that_its_run_removes_gives_way_to_the_next(tmp_path, monke
         return really(path)
 
     monkeypatch.setattr(which_policy, "read", slow)
-    assert read_policy(run)[0].words.startswith("the checkpoint of step 256")
+    assert read_policy(run)[0].description.startswith("the checkpoint of step 256")
     with pytest.raises(ConfigError, match=r"--checkpoint 384: .* has no checkpoint of this step; it has 256, 128"):
         read_policy(run, step=384)
     with pytest.raises(

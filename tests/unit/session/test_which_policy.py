@@ -76,13 +76,15 @@ def files(path, *names, summary=None, steps=()):
 
 def test_the_newest_of_a_run_that_has_not_ended(tmp_path):
     final, ended = ("run.yaml", "policy.safetensors"), {"status": "finished", "env_steps": 900}
-    assert find_policy(files(tmp_path / "a", *final, summary=ended, steps=(500, 900))).words.startswith("the final")
+    assert find_policy(files(tmp_path / "a", *final, summary=ended, steps=(500, 900))).description.startswith(
+        "the final"
+    )
     failed = {"summary": ended | {"status": "failed"}}
     for name, given, how in (("b", {}, "has not ended"), ("c", failed, "failed")):
         found = find_policy(files(tmp_path / name, *final, steps=(100, 500), **given))
-        assert found.words == f"the checkpoint of step 500, the newest of a run that {how}"
+        assert found.description == f"the checkpoint of step 500, the newest of a run that {how}"
         assert found.path.resolve() == tmp_path / name / "checkpoints" / "step_500"
-    assert find_policy(files(tmp_path / "handed", "policy.safetensors")).words == "the final policy"
+    assert find_policy(files(tmp_path / "handed", "policy.safetensors")).description == "the final policy"
     with pytest.raises(ConfigError, match=r"has no policy.safetensors and no checkpoint.*--best"):
         find_policy(files(tmp_path / "d", "run.yaml", "policy_best.safetensors"))
 
@@ -92,7 +94,7 @@ def test_best_evaluation_may_have_episodes_without_a_return(tmp_path):
     lines = [{"step": 100, "returns": [3.0, None]}, {"step": 200, "returns": [None]}, {"step": 300, "returns": [1.0]}]
     text = "".join(json.dumps(line) + "\n" for line in [*lines, {"returns": [9.0]}, ["damaged"], {"step": 400}])
     (run / "evaluations.jsonl").write_text(text)
-    assert find_policy(run, best=True).words == "the best policy, of step 100"
+    assert find_policy(run, best=True).description == "the best policy, of step 100"
 
 
 @pytest.mark.parametrize(

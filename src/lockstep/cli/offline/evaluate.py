@@ -71,7 +71,7 @@ def evaluate_command(args: argparse.Namespace) -> int:
         estimates = _evaluate(world.rank, run, policy.path, metadata, arrays, data)
     if world.rank == 0:
         if policy.path.name != POLICY_FILE:
-            print(f"lockstep: note: the estimates are of {policy.words}", file=sys.stderr)
+            print(f"lockstep: note: the estimates are of {policy.description}", file=sys.stderr)
         if note := time_note(run, Dataset.open(data)):
             print(f"lockstep: note: {note}", file=sys.stderr)
         step = {} if policy.step is None else {"step": policy.step}

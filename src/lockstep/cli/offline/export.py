@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from lockstep.data.dataset import Dataset
-    from lockstep.session.which_policy import Found
+    from lockstep.session.which_policy import FoundPolicy
     from lockstep.torch.deploy.exported_file import Exported, Format
 
 _SUFFIXES: "dict[Format, str]" = {"onnx": ".onnx", "torch": ".pt2"}
@@ -41,7 +41,7 @@ def export_command(args: argparse.Namespace) -> int:
         raise ConfigError(f"--out {out} is a directory; name a file, such as {out / f'policy{suffix}'}")
     if out.exists() and not args.force:
         raise ConfigError(f"{out} exists and may hold another policy; replace it with --force, or name a file by --out")
-    print(f"{found.words}: {_exported(found, metadata, arrays, out, to, args.data)}")
+    print(f"{found.description}: {_exported(found, metadata, arrays, out, to, args.data)}")
     return 0
 
 
@@ -55,7 +55,7 @@ def _format(given: "Format | None", out: str | None) -> "Format":
 
 
 def _exported(
-    found: "Found",
+    found: "FoundPolicy",
     metadata: Mapping[str, Any],
     arrays: "Mapping[str, np.ndarray]",
     out: Path,

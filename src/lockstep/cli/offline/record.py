@@ -71,7 +71,7 @@ def record_command(args: argparse.Namespace) -> int:
         summary = record(recording)
     mean = "" if summary["return_mean"] is None else f", mean return {summary['return_mean']:.2f}"
     if policy is not None and policy.path.name != POLICY_FILE:
-        print(f"lockstep: note: the log is of {policy.words}", file=sys.stderr)
+        print(f"lockstep: note: the log is of {policy.description}", file=sys.stderr)
     rows, episodes = counted(summary["rows"], "row"), counted(summary["episodes"], "whole episode")
     print(f"{args.out}: {rows} of {summary['task']}, {episodes}{mean}")
     return 0

@@ -144,7 +144,7 @@ def _of_file(path: Path) -> "AnyRun":
     from lockstep.config.settings import parse, value_of
     from lockstep.data.dataset import Dataset
     from lockstep.data.dataset_files import DESCRIPTION
-    from lockstep.run import of_file
+    from lockstep.run import run_from_file_content
     from lockstep.system.files import read_text
 
     text = read_text(path)
@@ -160,4 +160,4 @@ def _of_file(path: Path) -> "AnyRun":
         )
     if isinstance(data, str) and value_of(tree, "algo") is None and (Path(data) / DESCRIPTION).is_file():
         tree = {**tree, "algo": _DEFAULT[Dataset.open(data).info.kind]}
-    return of_file(tree, path)
+    return run_from_file_content(tree, path)

@@ -11,7 +11,7 @@ from lockstep.errors import ConfigError
 from lockstep.jax.flat import Params
 from lockstep.jax.scoring.actor_policy import ActorPolicy
 from lockstep.jax.scoring.scoring_policy import ScoringPolicy
-from lockstep.record.evaluations import Evaluated
+from lockstep.record.evaluations import EvaluationResult
 from lockstep.session.offline.policy_spec import OfflinePolicySpec, spec_of
 from lockstep.session.policy_file import damaged_error, write
 
@@ -23,7 +23,7 @@ def policy_of(policy_spec: OfflinePolicySpec, seed: int = 0) -> OfflinePolicy:
     return (ActorPolicy if policy_spec.info.kind == "continuous" else ScoringPolicy)(policy_spec, seed)
 
 
-def save_offline_policy(path: Path, policy: OfflinePolicy, evaluation: Evaluated | None = None) -> None:
+def save_offline_policy(path: Path, policy: OfflinePolicy, evaluation: EvaluationResult | None = None) -> None:
     """Write a policy file atomically. Raises `RunError` if it cannot be written."""
     arrays = {name: np.asarray(array) for name, array in policy.params.items()}
     write(path, arrays, None, policy.policy_spec.to_dict(), evaluation)

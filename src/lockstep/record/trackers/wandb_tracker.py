@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from lockstep.record.run_status import COMPLETE
 from lockstep.record.trackers.background import kill_at_exit
 from lockstep.record.trackers.interface import TrackedRun, evaluation_metrics, finite_returns
 
@@ -53,7 +54,7 @@ class WandbTracker:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary and end the run; all but a finished one have an exit code of 1."""
         self._run.summary.update({f"summary/{name}": value for name, value in summary.items()})
-        self._run.finish(exit_code=0 if summary["status"] in ("finished", "solved") else 1)
+        self._run.finish(exit_code=0 if summary["status"] in COMPLETE else 1)
 
     def abandon(self) -> None:
         """Bound the exit, where W&B waits minutes for a server that is down; `wandb sync` sends the files later."""

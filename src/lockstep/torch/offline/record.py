@@ -21,7 +21,7 @@ from lockstep.run import load
 from lockstep.session.offline import recording as logs
 from lockstep.session.offline.policy_spec import as_prepared, bound_margin, least_at_bound
 from lockstep.session.offline.recording import Choice, Names, Recording, draw, names_of
-from lockstep.session.which_policy import Found
+from lockstep.session.which_policy import FoundPolicy
 from lockstep.torch.distributions import Categorical, SquashedGaussian
 from lockstep.torch.export import policy_from
 from lockstep.torch.networks import Policy, actor_of
@@ -31,7 +31,7 @@ from lockstep.world import stream
 
 
 def record(
-    recording: Recording, policy: Found, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+    recording: Recording, policy: FoundPolicy, metadata: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
     """Write the log of a run's policy, as `read_policy` gives it.
 

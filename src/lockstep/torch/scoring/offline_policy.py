@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lockstep.record.evaluations import Evaluated
+from lockstep.record.evaluations import EvaluationResult
 from lockstep.session.offline.policy_spec import OfflinePolicySpec, spec_of
 from lockstep.session.policy_file import damaged_error, write
 from lockstep.torch.scoring.actor_policy import ActorPolicy
@@ -20,7 +20,7 @@ def policy_of(policy_spec: OfflinePolicySpec, seed: int = 0) -> OfflinePolicy:
     return (ActorPolicy if policy_spec.info.kind == "continuous" else ScoringPolicy)(policy_spec, seed)
 
 
-def save_offline_policy(path: Path, policy: OfflinePolicy, evaluation: Evaluated | None = None) -> None:
+def save_offline_policy(path: Path, policy: OfflinePolicy, evaluation: EvaluationResult | None = None) -> None:
     """Write a policy file atomically. Raises `RunError` if it cannot be written."""
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in policy.state_dict().items()}
     write(path, arrays, None, policy.policy_spec.to_dict(), evaluation)
