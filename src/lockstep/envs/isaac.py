@@ -102,12 +102,12 @@ def install_lines() -> str:
 
 def refusal(task: str) -> ConfigError:
     """The error that explains why `task` cannot run here and what to do."""
-    reason = (
-        f"task={task} is Isaac Lab's, and it is not installed (missing: {', '.join(_missing())}); install it "
-        f"{install_lines()}"
-    )
     equal = next((_EQUALS[one] for one in [task, *_candidates(task)] if one in _EQUALS), None)
-    return ConfigError(f"{reason}. The same MDP runs here as --task={equal}" if equal else reason)
+    same = f"the same MDP runs here as --task={equal}; or " if equal else ""
+    return ConfigError(
+        f"task={task} is Isaac Lab's, and it is not installed (missing: {', '.join(_missing())}); {same}install it\n"
+        f"  {_INSTALL_CPU}\n  {_INSTALL_GPU} {_ASSETS}"
+    )
 
 
 def _missing() -> list[str]:

@@ -66,3 +66,7 @@ def test_missing_isaac_lab_is_refused_with_install_lines_and_the_built_in_task(m
     ):
         assert part in message
     assert "--task=lockstep/Cartpole-v0" in message
+    assert [line.partition(": pip install ")[0].strip() for line in message.splitlines()[1:]] == [
+        "with Python 3.11 or 3.12, in an environment of its own, on a CPU",
+        "with Python 3.12 and an NVIDIA GPU",
+    ]
