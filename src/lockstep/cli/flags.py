@@ -38,7 +38,7 @@ def add_learning_arguments(parser: argparse.ArgumentParser, *, ranks: tuple[str,
     add("--run-dir", metavar="DIR", type=directory, help="where results go (default: runs/TASK-ALGO-TIME)")
     add_set_argument(parser)
     add("--device", metavar="auto|cpu|cuda", help="where to compute")
-    add("--video", action="store_true", help="draw an episode at each evaluation: videos/step_N.gif")
+    add("--video", action="store_true", help="record a video of one more episode at each evaluation: videos/step_N.gif")
     add("--debug", action="store_true", help="show tracebacks")
 
 
@@ -67,7 +67,7 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that select among the policies of a run."""
     add = parser.add_argument
     add("--best", action="store_true", help="the policy of the best evaluation")
-    last = "the final policy, or the newest checkpoint of a run that goes on (default)"
+    last = "the final policy, or the newest checkpoint of a run in progress (default)"
     add("--last", action="store_true", help=last)
     add("--checkpoint", metavar="STEP", help="the policy of the checkpoint of this step")
 
@@ -82,11 +82,15 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
 def add_start_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of resuming, restarting and launching."""
     add = parser.add_argument
-    add("--resume", metavar="DIR", help="go on with a run, or from its checkpoints/step_N; --ranks: as before")
+    add(
+        "--resume",
+        metavar="DIR",
+        help="resume a run, from its newest checkpoint or checkpoints/step_N; --ranks: as before",
+    )
     add(
         "--max-restarts",
         metavar="N",
-        help="start all ranks anew, from the newest checkpoint, up to N times after one failed (default: 0)",
+        help="restart all ranks from the newest checkpoint, up to N times after one failed (default: 0)",
     )
     add_grace(parser)
     add("--init-from", "--checkpoint", metavar="RUN|FILE", help="start from the policy of another run")

@@ -89,7 +89,7 @@ def _run(words: list[str], asked: argparse.Namespace) -> int:
     if unknown:
         from lockstep.cli.unknown_arguments import unknown_argument
 
-        raise ConfigError(unknown_argument(unknown[0], given, top))
+        raise ConfigError(unknown_argument(unknown[0], given, top, words))
     if args.version:
         from importlib.metadata import version
 

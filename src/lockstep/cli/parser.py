@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, cast
 
+from lockstep.cli.command_help import COMMANDS, FAULTS
 from lockstep.cli.flags import RANKS, add_policy_choice, add_run_arguments, add_set_argument, add_train_arguments
 from lockstep.errors import ConfigError
 from lockstep.launch.node_flags import add_node_arguments, add_ranks
@@ -72,58 +73,57 @@ def parser(commands: Mapping[str, Callable[[argparse.Namespace], int]]) -> argpa
     top.add_argument("--version", action="store_true", help="print the version")
     chosen = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
 
-    def add_command(name: str, text: str, **more: Any) -> argparse.ArgumentParser:
-        command = chosen.add_parser(name, help=text, allow_abbrev=False, **more)
+    def add_command(name: str, more: str = "") -> argparse.ArgumentParser:
+        command = chosen.add_parser(name, allow_abbrev=False, **COMMANDS[name].parser_options(more))
         command.set_defaults(call=commands.get(name))
         return command
 
-    epilog = {"epilog": _CHANGED_MOST, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    add_train_arguments(add_command("train", "train a task, a recipe or a config", **epilog))
-    add_sweep_arguments(add_command("sweep", "train with many settings and seeds, side by side; resumable"))
-    add_bench_arguments(add_command("bench", "the same work by Lockstep and by other libraries, in turn: a table"))
-    add_scale_arguments(add_command("scale", "measure how much faster more ranks are, and where the loss goes"))
-    launch = add_command("launch", "start any script once per rank, on one or many machines")
+    add_train_arguments(add_command("train", f"{_CHANGED_MOST}\n"))
+    add_sweep_arguments(add_command("sweep"))
+    add_bench_arguments(add_command("bench"))
+    add_scale_arguments(add_command("scale"))
+    launch = add_command("launch")
     _add_launch_arguments(launch)
-    evaluate = add_command("evaluate", "evaluate the policy of a run")
+    evaluate = add_command("evaluate")
     _add_evaluate_arguments(evaluate, episodes=100)
-    play = add_command("play", "play a few episodes with the policy of a run; --video draws one")
+    play = add_command("play")
     _add_evaluate_arguments(play, episodes=3)
-    tasks = add_command("tasks", "list the tasks that can run here, and what to install for others")
+    tasks = add_command("tasks")
     tasks.add_argument("pattern", metavar="PATTERN", nargs="?", help="part of an id, or a pattern such as '*Ant*'")
     tasks.add_argument("--json", action="store_true", help="for scripts")
-    check = add_command("check", "look for faults in an environment, before training")
+    check = add_command("check")
     _add_check_arguments(check)
-    chaos = add_command("chaos", "inject faults into a run, and see what survives")
+    chaos = add_command("chaos")
     add_run_arguments(chaos, ranks=(RANKS[0], RANKS[1].replace("default: 1", "default: 2")))
-    chaos.add_argument(
-        "--faults", metavar="KIND,KIND...", help="kinds of faults, such as kill,stall,raise (default: all)"
-    )
+    chaos.add_argument("--faults", metavar="KIND,KIND...", help=f"kinds of faults (default: all): {FAULTS}")
     _add_views(add_command)
-    add_submit_arguments(add_command("submit", "write or submit the job that trains on a cluster"))
-    recipe = add_command("recipe", "list the recipes, or print one to edit")
+    add_submit_arguments(add_command("submit"))
+    recipe = add_command("recipe")
     recipe.add_argument("name", metavar="NAME", nargs="?", help="recipe to print; without one, all are listed")
-    add_offline_arguments(add_command("offline", "logged data: prepare it, learn from it, judge policies by it"))
-    export = add_command("export", "a policy as a file that runs without Lockstep")
+    add_offline_arguments(add_command("offline"))
+    export = add_command("export")
     add_export_arguments(export)
-    doctor = add_command("doctor", "what this machine can do, and what is missing")
+    doctor = add_command("doctor")
     doctor.add_argument("--ranks", metavar="N", help="ranks of the measured all-reduce (default: 2)")
     add_node_arguments(doctor.add_argument_group("several machines: what their ranks find out before they train"))
-    completion = add_command("completion", "tab completion for your shell")
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="prints what switches it on there")
+    completion = add_command("completion")
+    completion.add_argument(
+        "shell", choices=("bash", "zsh", "fish"), help="the shell to print the completion script for"
+    )
     for command in (launch, evaluate, play, tasks, check, recipe, export, doctor):
         command.add_argument("--debug", action="store_true", help="show tracebacks")
     return top
 
 
-def _add_views(add_command: Callable[[str, str], argparse.ArgumentParser]) -> None:
+def _add_views(add_command: Callable[[str], argparse.ArgumentParser]) -> None:
     """Add the commands that show runs."""
     from lockstep.cli.report import add_arguments as add_report_arguments
     from lockstep.cli.watch.arguments import add_arguments as add_watch_arguments
     from lockstep.cli.watch.arguments import add_runs_arguments
 
-    add_watch_arguments(add_command("watch", "a run in the terminal: curves, speed, phases per rank, ETA"))
-    add_runs_arguments(add_command("runs", "list runs: status, task, algorithm, return, age"))
-    add_report_arguments(add_command("report", "runs beside each other; how fast more ranks would be"))
+    add_watch_arguments(add_command("watch"))
+    add_runs_arguments(add_command("runs"))
+    add_report_arguments(add_command("report"))
 
 
 def hyphenated(word: str) -> str:
@@ -173,7 +173,9 @@ def _add_evaluate_arguments(parser: argparse.ArgumentParser, *, episodes: int) -
     parser.add_argument("--seed", metavar="S", help="of the episodes (default: that of the run, plus 1)")
     parser.add_argument("--ranks", metavar="N|auto", help="processes that share the episodes (default: 1)")
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely")
-    parser.add_argument("--video", action="store_true", help="draw one more episode: RUN/videos/evaluate.gif")
+    parser.add_argument(
+        "--video", action="store_true", help="record a video of one more episode: RUN/videos/evaluate.gif"
+    )
     parser.add_argument("--ml-framework", choices=("torch", "jax"), help="backend that acts (default: that of the run)")
 
 

@@ -13,8 +13,13 @@ if TYPE_CHECKING:
     from lockstep.run import AnyRun
 
 
-def unknown_argument(word: str, given: Sequence[str], top: argparse.ArgumentParser) -> str:
-    """The error message for `word`, the first of the `given` arguments that the parser of `lockstep` did not take."""
+def unknown_argument(
+    word: str, given: Sequence[str], top: argparse.ArgumentParser, typed: Sequence[str] | None = None
+) -> str:
+    """The error message for `word`, the first of the `given` arguments that the parser of `lockstep` did not take.
+
+    `typed` are these arguments as the user wrote them, with underscores.
+    """
     args, _ = top.parse_known_args(given)
     command = " ".join(name for name in (args.command, getattr(args, "part", None)) if name)
     see = f"see lockstep {command} --help"
@@ -26,7 +31,8 @@ def unknown_argument(word: str, given: Sequence[str], top: argparse.ArgumentPars
         setting = f"{before[1]}={value}" if before[:1] == ["--set"] and "=" not in before[1] else word
         hint = f"did you mean --set {setting}?" if takes_settings and "=" in setting else see
         return f"unexpected argument {word}; {hint}"
-    name = word.partition("=")[0]
+    shown = (typed or given)[given.index(word)]
+    name, shown_name = word.partition("=")[0], shown.partition("=")[0]
     flags = [flag for flag in _flags(top, command) if flag.startswith("--") and "_" not in flag]
     if name in flags and args.command is not None:  # before the command, where only `lockstep` itself takes flags
         return f"{word} belongs to the command: write it after {command}"
@@ -40,16 +46,16 @@ def unknown_argument(word: str, given: Sequence[str], top: argparse.ArgumentPars
         described, _ = top.parse_known_args(others)
         run = run_of(described, task_defaults=False)
         settings = known_settings(run)
-        answer = renaming_error(name, value, settings, "flag", flags)
+        answer = renaming_error(shown_name, value, settings, "flag", flags)
         # A name of another library: what to type instead may depend on the task's defaults, which need an environment.
         if answer is not None and isinstance(run, Run) and has_task_defaults(described, run):
-            answer = renaming_error(name, value, known_settings(run_of(described)), "flag", flags)
+            answer = renaming_error(shown_name, value, known_settings(run_of(described)), "flag", flags)
         if answer is not None:
             return answer
     names = {f"--{setting.replace('_', '-')}": setting for setting in settings}
     near = difflib.get_close_matches(name, flags, n=3, cutoff=0.7)
     near = near or [f"--set {names[flag]}=VALUE" for flag in difflib.get_close_matches(name, names, n=2, cutoff=0.7)]
-    return f"unknown argument {word}; {did_you_mean(near) or see}"
+    return f"unknown argument {shown}; {did_you_mean(near) or see}"
 
 
 def _split_argument(word: str, given: Sequence[str]) -> tuple[str, list[str]]:

@@ -36,7 +36,7 @@ def add_node_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentParser
 
     add("--nnodes", "N|MIN:MAX", "machines; MIN:MAX: they may come and go")
     aliases = ("--node-index", "--node_index")  # as workflow files have it
-    add("--node-rank", "R", "which of them this is, from 0; the main node is 0 (default: found out)", *aliases)
+    add("--node-rank", "R", "which of them this is, from 0; the main node is 0 (default: detected)", *aliases)
     add("--nproc-per-node", "K|auto", "ranks on this machine (default: auto, one per GPU, else 1)")
     add("--rdzv-endpoint", "HOST:PORT", "where the nodes meet: an address of the main node, a free port there")
     add("--init-file", "FILE", "meet through a file that all nodes see, instead of an address")
@@ -49,7 +49,7 @@ def add_node_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentParser
     add("--join-timeout", "SECONDS", "how long to wait for the other nodes (default: 300)")
     add("--token-file", "FILE", "holds a secret that all nodes share (or set LOCKSTEP_TOKEN)")
     if restarts:
-        add("--max-restarts", "N", "start all ranks anew up to N times after one failed (default: 0; MIN:MAX: 3)")
+        add("--max-restarts", "N", "restart all ranks up to N times after one failed (default: 0; MIN:MAX: 3)")
         add_grace(parser)
 
 

@@ -1,13 +1,16 @@
 """What can be typed, and what is said about what cannot."""
 
+import collections
 import importlib
 import inspect
 import json
 import os
 import runpy
+import shlex
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,9 @@ import lockstep.train  # noqa: F401  # first imported beside a replacement of `t
 from empty_policies import write_empty
 from lockstep import recipes
 from lockstep.cli import main as cli
+from lockstep.cli.chaos.faults import KINDS
+from lockstep.cli.command_help import COMMANDS, FAULTS
+from lockstep.cli.parser import parser
 from lockstep.errors import ConfigError
 from lockstep.launch import gpus
 from lockstep.run import Run, dump, load, override
@@ -24,6 +30,7 @@ from lockstep.session.task_defaults import task_defaults
 pytestmark = pytest.mark.usefixtures("here")
 
 
+ROOT = Path(__file__).parents[3]
 OF_SUITES = ("ant_brax", "cartpole_gymnax", "go1_mjlab", "go1_playground", "pong_envpool")
 """Recipes of tasks whose packages have an environment of their own: tests/suites makes them."""
 
@@ -408,7 +415,6 @@ def test_recipes_are_suggested_for_unknown_tasks_alone(capsys):
         ("broken:env", ["task=broken:env is not a class", "entry_point=env) in broken", "the task broken:My-v0"]),
         ("broken.py:None-v0", ["broken.py has no None-v0"]),
         ("module_nowhere:Env", ["module_nowhere"]),
-        ("--task=Isaac-Cartpole-v0", ["lockstep/Cartpole-v0"]),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(arguments, words, trained, launched, here, capsys):
@@ -535,6 +541,23 @@ def test_help_tells_what_ranks_means(command, flag, default, capsys):
         cli.main([command, "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert default in shown[shown.index(f" {flag} ", shown.index("options:")) :][:120]
+
+
+def test_every_command_says_what_it_does_with_an_example_that_is_understood(capsys):
+    top = parser(collections.defaultdict(lambda: print))
+    for name, text in COMMANDS.items():
+        with pytest.raises(SystemExit):
+            cli.main([*name.split(), "--help"])
+        shown = " ".join(capsys.readouterr().out.split())
+        assert " ".join(text.description.split()) in shown and f"example: {text.example}" in shown, name
+        assert text.page is None or (f"page: {text.page}" in shown and (ROOT / text.page).is_file()), name
+        typed = shlex.split(text.example.replace('eval "$(', "").removesuffix(')"').partition(">")[0].partition("&")[0])
+        args, unknown = top.parse_known_args(typed[1:])
+        assert unknown == [] and typed[0] == "lockstep" and args.command == name.split()[0], name
+
+
+def test_help_of_chaos_names_all_faults():
+    assert FAULTS.split(", ") == list(KINDS)
 
 
 def test_debug_shows_the_traceback_and_keeps_the_code(capsys):

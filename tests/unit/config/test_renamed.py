@@ -265,7 +265,7 @@ def test_algorithm_by_another_name(given, answer, capsys):
         ("--lr=3e-4 cartpole", "--lr 3e-4", "--set learning_rate=3e-4"),
         ("cartpole --learning-rate 3e-4", "--learning-rate 3e-4", "--set learning_rate=3e-4"),
         ("cartpole --total-steps 1e6", "--total-steps 1e6", "--set total_steps=1e6"),
-        ("cartpole --total_timesteps=1e6", "--total-timesteps 1e6", "--set total_steps=1e6"),
+        ("cartpole --total_timesteps=1e6", "--total_timesteps 1e6", "--set total_steps=1e6"),
         ("--batch-size 64 cartpole_dqn", "--batch-size 64", "--set batch_size=64"),
         ("--batch-size 64 CartPole-v1 --num-envs 4", "--batch-size 64", "--set num_minibatches=8"),
         ("--double cartpole_dqn", "--double", "--set double=true"),
@@ -360,7 +360,7 @@ def test_unknown_command_without_match_lists_all(capsys):
 def test_help_shows_common_settings_with_current_defaults(capsys):
     with pytest.raises(SystemExit):
         cli.main(["train", "--help"])
-    told = capsys.readouterr().out.partition("settings that are changed most")[2].partition("a recipe has")[0]
+    told = capsys.readouterr().out.partition("settings that are changed most")[2].partition("example:")[0]
     rows = {row.split()[0]: row for row in told.splitlines() if row.startswith("  ")}
     count = 0
     for line in told.splitlines()[1:]:

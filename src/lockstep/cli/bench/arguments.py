@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="1",
         help="multiply the measured steps of all workloads, such as 0.1 for a trial (default: 1)",
     )
-    results = f"results; a second start goes on ({DEFAULT_FOLDER})"
+    results = f"results; a second start continues ({DEFAULT_FOLDER})"
     add("--run-dir", metavar="DIR", type=directory, default=DEFAULT_FOLDER, help=results)
     environments = f"where the libraries are installed, one environment each (default: {DEFAULT_ENVIRONMENTS})"
     add("--environments", metavar="DIR", default=DEFAULT_ENVIRONMENTS, help=environments)

@@ -5,6 +5,7 @@ Each command has a file of its name, such as `train.py`.
 
 import argparse
 
+from lockstep.cli.command_help import COMMANDS
 from lockstep.cli.offline import evaluate, prepare, record, train
 from lockstep.errors import ConfigError
 
@@ -13,13 +14,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands of `lockstep offline`."""
     parser.set_defaults(call=_no_command)
     chosen = parser.add_subparsers(dest="part", metavar="COMMAND", parser_class=type(parser))
-    for name, what, add, call in (
-        ("prepare", "make a log ready to learn from", prepare.add_arguments, prepare.prepare_command),
-        ("train", "learn from prepared data, or by a workflow file", train.add_arguments, train.train_command),
-        ("evaluate", "judge a policy by a log", evaluate.add_arguments, evaluate.evaluate_command),
-        ("record", "play a policy and log its decisions", record.add_arguments, record.record_command),
+    for name, add, call in (
+        ("prepare", prepare.add_arguments, prepare.prepare_command),
+        ("train", train.add_arguments, train.train_command),
+        ("evaluate", evaluate.add_arguments, evaluate.evaluate_command),
+        ("record", record.add_arguments, record.record_command),
     ):
-        part = chosen.add_parser(name, help=what, allow_abbrev=False)
+        part = chosen.add_parser(name, allow_abbrev=False, **COMMANDS[f"offline {name}"].parser_options())
         add(part)
         part.set_defaults(call=call)
 

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `lockstep offline evaluate`."""
     add_policy_choice(parser)
     add = parser.add_argument
-    add("--data", metavar="DIR", help="prepared data to judge by (default: the run's eval_data, else its data)")
+    add("--data", metavar="DIR", help="prepared data to estimate from (default: the run's eval_data, else its data)")
     add("--ranks", metavar="N|auto", help="processes, one device each (default: 1)")
     add("--json", action="store_true", help="print everything as JSON instead of tables")
     add("--debug", action="store_true", help="show tracebacks")

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", metavar="FILE", required=True, help="log to write: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, ...")
     add("--episodes", metavar="N", help="how many (default: 100)")
     add("--steps", metavar="N", help="how many rows instead; the last episodes are cut off")
-    add("--sampled", action="store_true", help="draw actions as the algorithm does instead of taking the best")
+    add("--sampled", action="store_true", help="sample actions as the algorithm does instead of taking the best")
     add("--epsilon", metavar="P", help="take a random action with this probability (default: 0)")
     add("--seed", metavar="S", default="0", help="same seed, same log (default: 0)")
     add("--debug", action="store_true", help="show tracebacks")
@@ -39,7 +39,7 @@ def record_command(args: argparse.Namespace) -> int:
     if args.episodes is not None and args.steps is not None:
         raise ConfigError(f"--episodes {args.episodes} and --steps {args.steps} both say how many; leave one out")
     if args.sampled and args.epsilon is not None:
-        raise ConfigError(f"--sampled draws as the algorithm does, --epsilon {args.epsilon} otherwise; leave one out")
+        raise ConfigError(f"--sampled acts as the algorithm does, --epsilon {args.epsilon} otherwise; leave one out")
     epsilon, steps = _probability(args.epsilon or "0"), args.steps and number(args.steps, "--steps")
     episodes = None if steps else number(args.episodes or "100", "--episodes")
     seed = number(args.seed, "--seed", least=0)

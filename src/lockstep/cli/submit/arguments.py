@@ -59,9 +59,9 @@ def _add_nodes(parser: argparse.ArgumentParser) -> None:
     add("--grace-s", metavar="S", default=GRACE_S, help=f"time for a last checkpoint, seconds (default: {GRACE_S})")
     text = f"how often the cluster may start the job again (default: {JOB_RESTARTS}; slurm and kubernetes only)"
     add("--job-restarts", metavar="N", help=text)
-    add("--resume", metavar="DIR", help="go on with a run (kubernetes: same --run-dir again)")
+    add("--resume", metavar="DIR", help="resume a run (kubernetes: same --run-dir again)")
     add("--init-from", "--checkpoint", metavar="RUN|FILE", help="start from the policy of another run")
-    add("--max-restarts", metavar="N", help="how often the launchers start all ranks anew (default: 0; MIN:MAX: 3)")
+    add("--max-restarts", metavar="N", help="how often the launchers restart all ranks (default: 0; MIN:MAX: 3)")
     add("--join-timeout", metavar="S", help="how long launchers wait for each other, seconds")
     add("--token-file", metavar="FILE", help="secret of the run, a file on every node")
 

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_seeds(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `lockstep train` that train with several seeds."""
-    seeds = "train a whole run with each seed, side by side, such as 0:5 (0 to 4) or 0,3,7; --resume goes on with them"
+    seeds = "train a whole run with each seed, side by side, such as 0:5 (0 to 4) or 0,3,7; --resume continues them"
     parser.add_argument("--seeds", metavar="A:B|S,S...", help=seeds)
     add_jobs(parser)
 

@@ -42,7 +42,7 @@ class TrainCommand:
         top, given = parser({}), ["train", *(hyphenated(word) for word in words)]
         self._args, unknown = top.parse_known_args(given)
         if unknown:
-            raise ConfigError(unknown_argument(unknown[0], given, top))
+            raise ConfigError(unknown_argument(unknown[0], given, top, ["train", *words]))
         args = self._args
         for flag in _OF_ONE_RUN:
             if getattr(args, flag) is not None:
