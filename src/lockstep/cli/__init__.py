@@ -1,6 +1,6 @@
 """The `lockstep` command.
 
-`parser.py` and `flags.py` define the arguments, `command_help.py` has the texts of their help, `completion.py` completes
+`parser.py` and `flags.py` define the arguments, `command_help.py` has their help, `completion.py` completes
 them, and `unknown_arguments.py` corrects them. `main.py` calls the command; it contains `train`, `recipe` and the first
 part of `evaluate`, `doctor` and `chaos`. Most other commands have a file or folder of their name, such as `runs.py`,
 `tasks.py` and `report/`.
