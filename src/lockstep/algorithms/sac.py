@@ -60,8 +60,8 @@ class SACConfig(ReplayConfig):
     num_critics: int = 2
     """Critics, each with its own parameters."""
     target_critics: int | None = None
-    """Critics whose minimum is the target, chosen at random at each gradient step (REDQ; Chen et al., 2021). `null`: all. The
-    policy maximizes the minimum of all critics, or their mean if this is a number."""
+    """Critics whose minimum is the target, chosen at random at each gradient step (REDQ; Chen et al., 2021).
+    `null`: all. The policy maximizes the minimum of all critics, or their mean if this is a number."""
     layer_norm: bool = False
     """Layer normalization in the critics' hidden layers, before the activation."""
     dropout: float = 0.0

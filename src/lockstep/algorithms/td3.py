@@ -58,8 +58,8 @@ class TD3Config(ReplayConfig):
     num_critics: int = 2
     """Critics, each with its own parameters."""
     target_critics: int | None = None
-    """Critics whose minimum is the target, chosen at random at each gradient step (REDQ; Chen et al., 2021). `null`: all. The
-    policy maximizes the first critic, or the mean of all if this is a number."""
+    """Critics whose minimum is the target, chosen at random at each gradient step (REDQ; Chen et al., 2021).
+    `null`: all. The policy maximizes the first critic, or the mean of all if this is a number."""
     layer_norm: bool = False
     """Layer normalization in the critics' hidden layers, before the activation."""
     dropout: float = 0.0

@@ -174,8 +174,8 @@ def _next_attempt(
 def spawn(fn: Callable[..., _T], ranks: int, args: tuple[Any, ...] = (), *, timeout_s: float | None = None) -> list[_T]:
     """Call `fn(rank, *args)` in a fresh process per rank; inside, `World.from_environment()` knows the ranks.
 
-    The new processes import the script again, so a script that calls this needs `if __name__ == "__main__":` around it, and `fn`, `args` and
-    results must be picklable.
+    The new processes import the script again, so a script that calls this needs `if __name__ == "__main__":` around it.
+    `fn`, `args` and results must be picklable.
 
     Args:
         fn: a function at the top level of a module or script.
