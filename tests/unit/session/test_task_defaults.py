@@ -156,7 +156,9 @@ def test_a_file_or_a_recipe_is_not_changed(target, trained, tmp_path, capsys):
     assert cli.main(["train", target]) == 0
     assert trained[0].algorithm.num_epochs == (10 if target == "pendulum" else PPOConfig().num_epochs)
     assert not trained[0].algorithm.normalize_observation
-    assert "default" not in capsys.readouterr().err
+    notes = [line for line in capsys.readouterr().err.splitlines() if "default" in line]
+    # Only a file without any setting of its algorithm may have been meant to begin with those of its kind of task.
+    assert len(notes) == (1 if target == "mine.yaml" else 0)
 
 
 def test_python_trains_what_the_command_trains(trained, tmp_path):
