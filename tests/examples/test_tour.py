@@ -105,12 +105,28 @@ def test_service_acts_as_the_policy_and_refuses_wrong_sizes(service):
 
 def test_a_log_becomes_a_file_that_scores(examples):
     pytest.importorskip("onnxscript")
-    environment = os.environ | {"STEPS": "2048", "EPISODES": "10", "EPOCHS": "1"}
+    printed = log_to_onnx(examples, STEPS="2048", EPISODES="10", EPOCHS="1")
+    assert re.search(r"^\{.*\} -> \w+$", printed, re.MULTILINE), printed
+
+
+@pytest.mark.slow
+def test_the_log_supports_an_estimate_of_the_policy(examples):
+    """The demo of the README, of the page on logged data and of the examples: its verdict recommends an estimator."""
+    pytest.importorskip("onnxscript")
+    printed = log_to_onnx(examples)
+    verdict = json.loads(Path("new/folder/runs/logged/estimates.json").read_text())["verdict"]
+    assert verdict["trajectory"] and verdict["decision"] and verdict["reasons"] == {}, printed
+    assert sum("more than" in line for line in verdict["words"]) == 2, printed
+
+
+def log_to_onnx(examples, **shorter):
+    """What the example prints, started in a folder of its own."""
+    environment = os.environ | shorter
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    words = [str(examples / "log_to_onnx.sh"), "new/folder"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    command = [str(examples / "log_to_onnx.sh"), "new/folder"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^\{.*\} -> \w+$", done.stdout, re.MULTILINE), done.stdout
+    return done.stdout
 
 
 def test_the_notebook_runs(examples, python):
