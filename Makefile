@@ -58,7 +58,7 @@ test: setup  ## Prove the promises of the README once, on torch and JAX: six min
 	exit $$code
 
 test-jax: setup .venv-jax/.installed  ## Run the quick tests of JAX in an environment without torch.
-	.venv-jax/bin/python -m pytest $(COMPUTING) $(JAX) $(SEAMS)
+	.venv-jax/bin/python -m pytest $(MIXED) $(JAX) $(SEAMS)
 
 test-parity: setup  ## Torch and JAX compute the same, and what the papers' equations say: outputs, losses, gradient steps.
 	$(BIN)/python -m pytest $(COMPUTING) $(PARITY)
