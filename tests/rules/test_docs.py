@@ -14,7 +14,6 @@ from pages import CHINESE, PAGES, ROOT, blocks, commands, name, prose, tables
 from lockstep.algorithms.all import ALGORITHMS, OFFLINE_ALGORITHMS
 from lockstep.algorithms.offline import CloningConfig, OfflineDQNConfig
 from lockstep.algorithms.offline_continuous import CQLConfig, IQLConfig, TD3BCConfig
-from lockstep.algorithms.ppo import PPOConfig
 from lockstep.algorithms.task_defaults import BY_TASK, DQN, PPO
 from lockstep.cli.parser import parser
 from lockstep.config import settings
@@ -29,7 +28,7 @@ TRANSLATED = [ROOT / "README.md", ROOT / "docs/robot-workflows.md", *GUIDES]
 SIDE = {".md": ", each rank", CHINESE: "，每个 rank"}
 REQUIRED = ("task", "data")
 LISTS = ("README.md", "docs/settings.md", "docs/metrics.md")
-PARTS = (("", Run), ("", PPOConfig), ("network.", NetworkConfig), ("env.", EnvConfig))
+PARTS = (*(("", config) for config in (Run, *ALGORITHMS.values())), ("network.", NetworkConfig), ("env.", EnvConfig))
 LISTED = re.compile(r"`([a-z]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 DEFINED = re.compile(r"(?<=def )\w+|(?<=self\.)\w+|^    \w+(?=:)", re.MULTILINE)
@@ -217,11 +216,20 @@ def test_pong_of_the_guide_is_the_recipe(suffix):
 
 
 @pytest.mark.parametrize("suffix", [".md", CHINESE])
-@pytest.mark.parametrize("library", ["rl_games", "rsl_rl", "skrl"])
-def test_guides_name_existing_settings(library, suffix):
-    """Ours beside another library's: each name in the second column is a setting of a PPO run, or a flag."""
-    text = (ROOT / f"docs/guides/coming-from-{library.replace('_', '-')}{suffix}").read_text()
-    headers = {line.split("|")[1].strip() for line in text.splitlines() if line.startswith(f"| {library}")}
+@pytest.mark.parametrize(
+    ("page", "tables_begin"),
+    [
+        ("rl-games", "| rl_games"),
+        ("rsl-rl", "| rsl_rl"),
+        ("skrl", "| skrl"),
+        ("stable-baselines3", "| Stable-Baselines3, "),
+        ("stable-baselines3", "| CleanRL"),
+    ],
+)
+def test_guides_name_existing_settings(page, tables_begin, suffix):
+    """Ours beside another library's: each name in the second column is a setting of a run, or a flag."""
+    text = (ROOT / f"docs/guides/coming-from-{page}{suffix}").read_text()
+    headers = {line.split("|")[1].strip() for line in text.splitlines() if line.startswith(tables_begin)}
     rows = [row for header in headers for row in tables(text, header) if len(row) == 2]
     named = {name for row in rows for name in re.findall(r"`([a-z_.]+)(?::[^`]*)?`", row[1])}
     run = {f"{part}{field.name}" for part, config in PARTS for field in fields(config)}
