@@ -13,6 +13,7 @@ from lockstep.launch.node_flags import ELASTIC_RESTARTS, bounds_of
 from lockstep.launch.supervise import Bounds
 from lockstep.launch.train_ranks import PROGRAM
 from lockstep.launch.world_checks import check_gpus, check_world
+from lockstep.record.run_dir import RUN_FILE
 
 if TYPE_CHECKING:
     from lockstep.engines.ray.arguments import RayRequest
@@ -123,7 +124,7 @@ def _print_notes(args: argparse.Namespace, resumed: "Resumption | None", notes: 
 
 def _of_target(args: argparse.Namespace) -> list[str]:
     """That a run directory is not resumed, where one is named as what to train."""
-    if args.target is None or not Path(args.target).is_dir():
+    if args.target is None or not (Path(args.target) / RUN_FILE).is_file():  # another directory holds prepared data
         return []
     shown = shlex.quote(args.target)
     return [f"a new run with the settings of {shown}; --resume {shown} goes on with that run"]

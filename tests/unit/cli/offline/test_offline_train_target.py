@@ -47,6 +47,17 @@ def test_a_file_keeps_the_algorithm_that_it_names_and_its_settings(here, started
     assert started("run.yaml") == run
 
 
+def test_only_a_run_directory_is_said_to_start_a_new_run(here, trained, capsys):
+    made_data.discrete(here / "data")
+    assert cli.main(["offline", "train", "data"]) == 0
+    assert capsys.readouterr().err == ""
+    (here / "a run").mkdir()
+    (here / "a run" / "run.yaml").write_text(dump(OfflineRun(data="data")))
+    assert cli.main(["train", "a run"]) == 0
+    assert "note: a new run with the settings of 'a run'" in capsys.readouterr().err
+    assert len(trained) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
