@@ -22,6 +22,8 @@ _LONGEST_SEQUENCE = 32
 SHORTEST_SEQUENCE = 8
 """Shortest default `sequence_length` of a recurrent policy, unless rollouts are shorter: gradients would reach back
 over hardly any steps."""
+ADAPTIVE_RATES = (1e-6, 1e-2)
+"""The lowest and the highest learning rate of `learning_rate_schedule=adaptive`."""
 BOUND = 1.1
 """Means of actions beyond +-this are penalized with `bounds_loss_coef`."""
 
@@ -113,7 +115,8 @@ class PPOConfig:
         for name in ("clip_range", "observation_limit"):  # infinite: not clipped
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be greater than 0")
-        if self.learning_rate_schedule == "adaptive" and not 1e-6 <= self.learning_rate <= 1e-2:
+        lowest, highest = ADAPTIVE_RATES
+        if self.learning_rate_schedule == "adaptive" and not lowest <= self.learning_rate <= highest:
             raise ConfigError(
                 f"learning_rate={self.learning_rate:g} is not from 1e-6 to 1e-2, between which "
                 "learning_rate_schedule=adaptive moves it; use such a rate, or another schedule"

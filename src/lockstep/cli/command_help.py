@@ -39,7 +39,7 @@ COMMANDS = {
         "Train on any number of ranks, or resume a run. Without a launcher, --ranks N starts them; under torchrun, "
         "srun or mpirun, this process joins theirs.",
         "lockstep train CartPole-v1 --ranks 2 --set total_steps=200000",
-        "docs/settings.md",
+        "docs/commands.md",
     ),
     "sweep": CommandHelp(
         "train with many settings and seeds, side by side; resumable",
@@ -74,13 +74,13 @@ COMMANDS = {
         "Play new episodes with the policy of a run, a checkpoint or a policy file, and print mean and standard "
         "deviation of the return.",
         "lockstep evaluate runs/NAME --episodes 100 --best",
-        "docs/environments.md",
+        "docs/commands.md",
     ),
     "play": CommandHelp(
         "play a few episodes with the policy of a run; --video records one",
         "Play a few episodes with the policy of a run, a checkpoint or a policy file, and print their return.",
         "lockstep play runs/NAME --video",
-        "docs/environments.md",
+        "docs/commands.md",
     ),
     "tasks": CommandHelp(
         "list the tasks that can run here, and what to install for others",
@@ -130,7 +130,7 @@ COMMANDS = {
         "list the recipes, or print one to edit",
         "List the recipes, which are functions that return a complete run; or print one as a Python file to edit.",
         "lockstep recipe cartpole > my_cartpole.py",
-        "docs/environments.md",
+        "docs/commands.md",
     ),
     "offline": CommandHelp(
         "logged data: prepare it, learn from it, estimate policies' values from it",
@@ -156,6 +156,7 @@ COMMANDS = {
         "tab completion for your shell",
         "Print the script that completes commands, flags, recipes, tasks and runs in a shell.",
         'eval "$(lockstep completion bash)"',
+        "docs/commands.md",
     ),
     "offline prepare": CommandHelp(
         "make a log ready to learn from",

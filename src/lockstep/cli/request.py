@@ -189,10 +189,10 @@ def checked_with_notes(args: argparse.Namespace, run: "SomeRun") -> "tuple[SomeR
     with _suggest_recipes(run.task) if run.task == (args.target or args.task) else nullcontext():
         spec = check_run(run)
     notes = start_notes(run, spec, task_alone=has_task_defaults(args, run), resumed=_is_resumed(args))
-    return with_absolute_paths(run), [*_of_incomplete_file(args, run, spec), *notes]
+    return with_absolute_paths(run), [*_incomplete_file_notes(args, run, spec), *notes]
 
 
-def _of_incomplete_file(args: argparse.Namespace, run: "Run", spec: "EnvSpec | None") -> list[str]:
+def _incomplete_file_notes(args: argparse.Namespace, run: "Run", spec: "EnvSpec | None") -> list[str]:
     """That a file without settings of its algorithm has other defaults than its task alone."""
     from lockstep.cli.agent import has_agent
     from lockstep.config.settings import parse, value_of

@@ -118,11 +118,11 @@ def _start_policy(args: argparse.Namespace, run: "AnyRun", resumed: "Resumption 
 def _print_notes(args: argparse.Namespace, resumed: "Resumption | None", notes: list[str]) -> None:
     if args.started_by_lockstep:  # the launcher has printed them
         return
-    for note in [*(_of_target(args) if resumed is None else resumed.notes), *notes]:
+    for note in [*(_run_directory_notes(args) if resumed is None else resumed.notes), *notes]:
         print(f"lockstep: note: {note}", file=sys.stderr)
 
 
-def _of_target(args: argparse.Namespace) -> list[str]:
+def _run_directory_notes(args: argparse.Namespace) -> list[str]:
     """That a run directory is not resumed, where one is named as what to train."""
     if args.target is None or not (Path(args.target) / RUN_FILE).is_file():  # another directory holds prepared data
         return []

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax  # pyright: ignore[reportMissingTypeStubs]
 from jax import Array
 
+from lockstep.algorithms.ppo import ADAPTIVE_RATES
 from lockstep.distributed.tree import tree_sum
 
 _FANOUT = 16
@@ -63,10 +64,10 @@ class Adam:
 def adapted(learning_rate: Array, kl: Array, desired_kl: float) -> Array:
     """The learning rate divided by 1.5 if KL > 2 `desired_kl`, multiplied by 1.5 if KL < `desired_kl` / 2.
 
-    The result lies in [1e-6, 1e-2], also where the KL changes nothing.
+    The result lies in `ADAPTIVE_RATES`, also where the KL changes nothing.
     """
     factor = jnp.where(kl > 2.0 * desired_kl, 1 / 1.5, jnp.where(kl < 0.5 * desired_kl, 1.5, 1.0))
-    return jnp.clip(learning_rate * factor, 1e-6, 1e-2)
+    return jnp.clip(learning_rate * factor, *ADAPTIVE_RATES)
 
 
 def global_norm(gradient: Array) -> Array:

@@ -17,14 +17,12 @@ def scalars(metrics: Any) -> dict[str, float]:
         raise ConfigError(f"metrics={metrics!r} must be numbers by name, such as {{'loss/value': 0.5}}")
     found: dict[str, float] = {}
     for name, value in cast("Mapping[str, Any]", metrics).items():
-        number = _number(value)
+        number = _metric(value)
         if number is None:
             raise ConfigError(f"metric {name}={value!r} must be one number; leave it out, or reduce it to its mean")
         if name in ("step", "time_s"):
             raise ConfigError(f"metric {name} would replace the {name} of its line; give it another name")
-        found[name] = (
-            float(number) if isinstance(number, bool) else number
-        )  # what reads a line takes `true` for no number
+        found[name] = number
     return found
 
 
@@ -54,11 +52,7 @@ def row(values: Any, name: str) -> list[float]:
     """One number for each episode, of a list or an array. Raises `ConfigError`, which names them, for anything else."""
     with suppress(TypeError):
         listed: list[Any] = values.tolist() if hasattr(values, "tolist") else [*values]
-        numbers = [
-            float(number) if isinstance(number, bool) else number
-            for value in listed
-            if (number := _number(value)) is not None
-        ]
+        numbers = [number for value in listed if (number := _metric(value)) is not None]
         if len(numbers) == len(listed):
             return numbers
     raise ConfigError(f"{name}={values!r} must be a list or an array [N] of numbers, one for each episode")
@@ -82,6 +76,12 @@ def json_object(entries: Any, what: str) -> dict[str, Any]:
                 f"{what} {name}={value!r} cannot be written to a file; give numbers, text, lists or mappings of them"
             ) from None
     return found
+
+
+def _metric(value: Any) -> float | None:
+    """`_number`, with truth values as 0.0 and 1.0: readers of a line do not take `true` for a number."""
+    number = _number(value)
+    return float(number) if isinstance(number, bool) else number
 
 
 def _number(value: Any) -> float | None:

@@ -7,6 +7,8 @@ doubles the time to the first update, and its `step` takes several times as long
 import torch
 from torch import Tensor
 
+from lockstep.algorithms.ppo import ADAPTIVE_RATES
+
 
 class Adam:
     """Adaptive moments (Kingma and Ba, 2015, arXiv:1412.6980).
@@ -66,7 +68,7 @@ class Adam:
 def adapted(learning_rate: Tensor, kl: Tensor, desired_kl: float) -> Tensor:
     """The learning rate divided by 1.5 if KL > 2 `desired_kl`, multiplied by 1.5 if KL < `desired_kl` / 2.
 
-    The result lies in [1e-6, 1e-2], also where the KL changes nothing.
+    The result lies in `ADAPTIVE_RATES`, also where the KL changes nothing.
     """
     factor = torch.where(kl > 2.0 * desired_kl, 1 / 1.5, torch.where(kl < 0.5 * desired_kl, 1.5, 1.0))
-    return (learning_rate * factor).clamp(1e-6, 1e-2)
+    return (learning_rate * factor).clamp(*ADAPTIVE_RATES)
