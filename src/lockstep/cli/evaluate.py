@@ -142,7 +142,9 @@ def _play(rank: int, job: _Job) -> dict[str, Any]:
     pin(run, world)
     # `Comm` comes first: it decides where JAX computes.
     with Comm(world, device="cpu", timeout_s=run.timeout_s, startup_timeout_s=run.startup_timeout_s) as comm:
-        spec, player = player_from(job.policy, job.metadata, job.arrays)
+        # That of rank 0 on all ranks: each has looked for it, and a run that trains may have gone on in between.
+        metadata, arrays = comm.broadcast_object([job.metadata, job.arrays], tag="policy")
+        spec, player = player_from(job.policy, metadata, arrays)
         if job.drawn is not None:
             check_drawing(run)
         evaluation = Evaluation(run, comm, spec, player)

@@ -36,7 +36,8 @@ def evaluate_run(
         run: its config.
         path: a policy file, or the folder of a checkpoint, for messages.
         metadata: of that policy.
-        arrays: of that policy, by name.
+        arrays: of that policy, by name. All ranks use the policy of rank 0: a run that trains may have gone on while
+            they looked for it.
         data: a folder of prepared data.
         world: the ranks.
 
@@ -52,6 +53,7 @@ def evaluate_run(
         timeout_s=run.timeout_s,
         startup_timeout_s=run.startup_timeout_s,
     ) as comm:  # first: it decides where JAX computes
+        metadata, arrays = comm.broadcast_object([metadata, arrays], tag="policy")
         policy, _ = policy_from(path, metadata, arrays)
         if not isinstance(policy, OfflinePolicy):
             raise ConfigError(

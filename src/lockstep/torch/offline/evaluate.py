@@ -36,20 +36,14 @@ def evaluate_run(
         run: its config.
         path: a policy file, or the folder of a checkpoint, for messages.
         metadata: of that policy.
-        arrays: of that policy, by name.
+        arrays: of that policy, by name. All ranks use the policy of rank 0: a run that trains may have gone on while
+            they looked for it.
         data: a folder of prepared data.
         world: the ranks.
 
     Raises:
         ConfigError: the data do not exist or do not fit the policy.
     """
-    policy, _ = policy_from(path, metadata, arrays)
-    if not isinstance(policy, OfflinePolicy):
-        raise ConfigError(
-            f"{path} holds a policy that did not learn from a log; lockstep evaluate {shlex.quote(str(path))} plays it"
-        )
-    dataset = Dataset.open(data, verify=world.local_rank == 0 and "small")
-    check_fits(policy.policy_spec, dataset, run.data)
     pin(run, replace(world, pinned=run.num_shards is not None))
     with Comm(
         world,
@@ -59,4 +53,13 @@ def evaluate_run(
         timeout_s=run.timeout_s,
         startup_timeout_s=run.startup_timeout_s,
     ) as comm:
+        metadata, arrays = comm.broadcast_object([metadata, arrays], tag="policy")
+        policy, _ = policy_from(path, metadata, arrays)
+        if not isinstance(policy, OfflinePolicy):
+            raise ConfigError(
+                f"{path} holds a policy that did not learn from a log; lockstep evaluate {shlex.quote(str(path))} "
+                "plays it"
+            )
+        dataset = Dataset.open(data, verify=world.local_rank == 0 and "small")
+        check_fits(policy.policy_spec, dataset, run.data)
         return estimate(PolicyScorer(policy.to(comm.device), run), dataset, comm, run)
