@@ -17,8 +17,12 @@ import onnxruntime
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
 
-session = onnxruntime.InferenceSession(os.environ.get("POLICY", "policy.onnx"))
-about = json.loads(session.get_modelmeta().custom_metadata_map["lockstep"])
+policy = os.environ.get("POLICY", "policy.onnx")
+try:
+    session = onnxruntime.InferenceSession(policy)
+    about = json.loads(session.get_modelmeta().custom_metadata_map["lockstep"])
+except Exception as error:  # a wrong path, or a file of another program
+    raise SystemExit(f"POLICY={policy} is not one that `lockstep export --format onnx` wrote: {error}") from None
 if about["kind"] != "observations":
     raise SystemExit("a policy for features of a log, not for observations: see score_actions.py")
 if "state_size" in about:

@@ -158,9 +158,10 @@ def test_a_policy_of_an_environment_is_refused_in_one_line(examples, environment
 
 
 @pytest.mark.slow
-def test_the_service_refuses_other_policies_in_one_line(examples, discrete, environments):
+def test_the_service_refuses_other_policies_in_one_line(examples, discrete, environments, tmp_path):
     pytest.importorskip("fastapi")
     refused = {
+        tmp_path / "nowhere.onnx": "File doesn't exist",
         discrete[1]: "see score_actions.py",
         environments["gru"]: "this service keeps none",
         environments["image"]: "a policy of images: this service takes vectors of numbers",
