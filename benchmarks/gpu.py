@@ -94,7 +94,7 @@ def main() -> None:
             continue
         left_s = deadline - time.monotonic()
         if left_s < 5:
-            print(f"time is up; go on with the same command: {name} is next", flush=True)
+            print(f"time is up; continue with the same command: {name} is next", flush=True)
             break
         found[name] = _measured(name, args, left_s)
         part = args.out.with_suffix(".part")

@@ -107,7 +107,7 @@ class Start:
         return self.process.returncode
 
     def until(self, condition, within_s: float = START_S) -> None:
-        """Wait for something to be true while the run goes on."""
+        """Wait for something to be true while the run continues."""
         deadline = time.monotonic() + within_s
         while not condition():
             self.look()

@@ -1,4 +1,4 @@
-"""Hosts that come and go: the others go on from the last checkpoint, and no bit changes."""
+"""Hosts that come and go: the others continue from the last checkpoint, and no bit changes."""
 
 import json
 from pathlib import Path

@@ -120,7 +120,7 @@ class Job:
     init_from: tuple[str, ...] = ()
     """A policy file for each rank."""
     resume: str | None = None
-    """A run directory to go on with."""
+    """A run directory to continue."""
     fails_at: int | None = None
     """Raise when this many rollouts were collected."""
 

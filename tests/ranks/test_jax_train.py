@@ -124,7 +124,7 @@ def test_sigterm_ends_all_at_one_step_and_the_run_goes_on_to_the_same_bits(tmp_p
     assert command.wait() == 143, command.said
     assert command.gone()
     assert command.summary["status"] == "interrupted"
-    assert command.summary["env_steps"] < 200 * 128, "too late: nothing to go on with"
+    assert command.summary["env_steps"] < 200 * 128, "too late: nothing to continue"
     again = Command(tmp_path, ["lockstep.cli", "train", "--resume", "run", "--ranks", "1"])
     assert (again.wait(), other.wait()) == (0, 0), again.said + other.said
     assert again.summary["params_fingerprint"] == other.summary["params_fingerprint"]

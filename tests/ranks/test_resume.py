@@ -189,7 +189,7 @@ def test_a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_exactly(undistu
     said = process.communicate(timeout=30)[0].decode()
     assert time.monotonic() - asked < 10
     assert process.returncode == 128 + number, said
-    assert "go on with: lockstep train --resume" in said
+    assert "continue with: lockstep train --resume" in said
     summary = json.loads((cut / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert summary["env_steps"] < 6400

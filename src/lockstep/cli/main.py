@@ -56,7 +56,7 @@ def _with_output(words: list[str], asked: argparse.Namespace) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         what = error.filename or ("the output" if output else "a file of the run")
-        way_out = "; free its disk, then start it again, or go on with --resume" if words[:1] == ["train"] else ""
+        way_out = "; free its disk, then start it again, or continue with --resume" if words[:1] == ["train"] else ""
         raise RunError(f"{what} could not be written: {error.strerror}{way_out}") from error
     return code
 
@@ -131,8 +131,7 @@ def train(args: argparse.Namespace) -> int:
         return resume_sweep(args)
     if args.seeds is not None:
         raise ConfigError(
-            f"--resume {args.resume} goes on with one run, and --seeds {args.seeds} starts new ones; leave one of them "
-            "out"
+            f"--resume {args.resume} continues one run, and --seeds {args.seeds} starts new ones; leave one of them out"
         )
     if args.jobs is not None:
         raise ConfigError(f"--jobs {args.jobs} is for several runs; add --seeds A:B, or leave it out")

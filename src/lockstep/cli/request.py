@@ -70,7 +70,7 @@ def has_task_defaults(args: argparse.Namespace, run: "Run") -> bool:
 
 
 def _is_resumed(args: argparse.Namespace) -> bool:
-    """Whether the run goes on; not every command has `--resume`."""
+    """Whether the run continues; not every command has `--resume`."""
     return getattr(args, "resume", None) is not None
 
 
@@ -101,7 +101,7 @@ def resumption(args: argparse.Namespace) -> "Resumption":
     for name, given in contradicting:
         if given is not None:
             raise ConfigError(
-                f"--resume {args.resume} goes on with that run, its task and its directory; leave out {name}, "
+                f"--resume {args.resume} continues that run, its task and its directory; leave out {name}, "
                 "or leave out --resume to start a new run"
             )
     changes = changes_of(args, task=args.task)

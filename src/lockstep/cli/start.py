@@ -127,7 +127,7 @@ def _run_directory_notes(args: argparse.Namespace) -> list[str]:
     if args.target is None or not (Path(args.target) / RUN_FILE).is_file():  # another directory holds prepared data
         return []
     shown = shlex.quote(args.target)
-    return [f"a new run with the settings of {shown}; --resume {shown} goes on with that run"]
+    return [f"a new run with the settings of {shown}; --resume {shown} continues that run"]
 
 
 def _launch(run: "AnyRun", ranks: int, on_ray: "RayRequest | None", **options: Any) -> int:

@@ -75,7 +75,7 @@ def play(
         seeds: one for each environment.
         heartbeat: called every step; may raise `EvaluationStopped`.
         actor: that `choose` calls; notified of episodes that begin.
-        skip_non_finite: go on with such numbers; `fault` is the first one.
+        skip_non_finite: continue with such numbers; `fault` is the first one.
 
     Raises:
         RunError: an episode does not end within the limit of the task, or an agent never takes part.
@@ -148,7 +148,7 @@ def _play_until_cut(
                     f"agent {i % env.spec.num_agents} of environment {i // env.spec.num_agents} took no part in "
                     f"{MAX_STEPS} steps of an evaluation; leave an agent that never acts out of possible_agents"
                 )
-            left -= int(wanted[i]) - len(played[i])  # those it waits for go on without end
+            left -= int(wanted[i]) - len(played[i])  # those it waits for have no end
             wanted[i] = len(played[i])
         if actor is not None:
             actor.begins = resetting if next_step else ended | waiting

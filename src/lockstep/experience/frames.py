@@ -134,7 +134,7 @@ class Frames:
         Args:
             env: the environments.
             observation: of each.
-            first: whether episodes begin; otherwise the row goes on with the one before.
+            first: whether episodes begin; otherwise the row continues the one before.
 
         Returns:
             Indices of rows that are overwritten, or no longer have all of their stack.

@@ -148,7 +148,7 @@ def only_run(known: Mapping[str, TrainedRun]) -> TrainedRun | None:
         listed = ", ".join(f"{where} {run_dir}" for run_dir, where in sorted(by_run.items(), key=lambda item: item[1]))
         raise ConfigError(
             f"the nodes of this start trained different runs before: {listed}; end the launchers of all nodes and "
-            "start them anew with --resume of the run to go on with"
+            "start them anew with --resume of the run to continue"
         )
     return max(known.values(), key=lambda trained: trained.starts, default=None)
 
@@ -200,7 +200,7 @@ def _check_visible(hosts: Sequence[str], run_dir: str) -> None:
     nodes = list(dict.fromkeys(filter(None, hosts)))
     if nodes:
         raise ConfigError(
-            f"{', '.join(nodes)} cannot see {run_dir}/{RUN_FILE}, the run to go on with; ranks that are started again "
+            f"{', '.join(nodes)} cannot see {run_dir}/{RUN_FILE}, the run to continue; ranks that are started again "
             "on several nodes need a --run-dir on a disk that all of them see"
         )
 

@@ -108,7 +108,7 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
         log(f"lockstep: error: {message}: some code of the run, such as the environment, ends the process")
         mark_failed(run_dir, message, processes=ranks)
     if code not in _EXPLAINED_CODES and latest_written(run_dir) is not None:
-        log(f"go on with: lockstep train --resume {shlex.quote(str(run_dir))}")
+        log(f"continue with: lockstep train --resume {shlex.quote(str(run_dir))}")
     return code, run_dir
 
 

@@ -181,7 +181,7 @@ class CheckpointWriter:
         if not self._warned:
             self._warned = True
             self._warn(
-                f"the checkpoint of step {manifest['step']} could not be written ({reason}); training goes on, "
+                f"the checkpoint of step {manifest['step']} could not be written ({reason}); training continues, "
                 "earlier checkpoints stay, and the next one is tried when it is due"
             )
 

@@ -414,4 +414,4 @@ class Journal:
         where = shown_path(self.path)
         line(f"run directory: {where}")
         if summary["status"] == "interrupted":
-            line(f"go on with: lockstep train --resume {shlex.quote(where)}")
+            line(f"continue with: lockstep train --resume {shlex.quote(where)}")

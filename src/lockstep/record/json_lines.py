@@ -76,7 +76,7 @@ class JsonLines:
         else:
             text = (
                 f"was moved to {place} while it is written, and checkpoints still go to the old place; move it back, "
-                "or stop the run and go on with --resume from where it is now"
+                "or stop the run and continue with --resume from where it is now"
             )
         warn(f"{self._path} {text}")
 

@@ -67,6 +67,6 @@ def check_learner(saved: str | None, now: str, run_dir: Path) -> None:
         return
     way = "`lockstep train --resume`" if is_of_lockstep(saved) else f"the script of {saved}"
     raise ConfigError(
-        f"{run_dir} was trained by {saved}, and would go on with {now}; resume it with {way}, or start a new run "
+        f"{run_dir} was trained by {saved}, and would continue with {now}; resume it with {way}, or start a new run "
         "(init_from takes over the policy)"
     )

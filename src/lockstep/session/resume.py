@@ -155,7 +155,7 @@ def _check_never_saved(run_dir: Path) -> None:
     policies = [run_dir / name for name in (POLICY_FILE, BEST_POLICY_FILE) if (run_dir / name).is_file()]
     start = f" from its policy with --init-from {shlex.quote(str(policies[0]))}" if policies else ""
     raise ConfigError(
-        f"{run_dir} has no checkpoint to go on from, and {had}: its checkpoints were removed or not copied, and to "
+        f"{run_dir} has no checkpoint to continue from, and {had}: its checkpoints were removed or not copied, and to "
         f"begin again would overwrite its results; put them back, or start a new run{start}"
     )
 
@@ -256,7 +256,7 @@ def _empty_replay_notes(saved: AnyRun, now: AnyRun, step: int) -> list[str]:
     begins = step + after.learning_starts
     end = f", which is beyond total_steps={now.total_steps}: nothing more will be learned"
     return [
-        f"the replay buffer begins empty (checkpoint_replay=false), and learning goes on at step {begins}"
+        f"the replay buffer begins empty (checkpoint_replay=false), and learning continues at step {begins}"
         + (end if begins > now.last_step else "")
     ]
 
@@ -283,11 +283,11 @@ def nothing_left(resumption: Resumption, ranks: str | None = None) -> str | None
         times = max(run.epochs, resumption.step // rows)  # `epochs` may have been lowered
         typed = _changes(run_dir, run, but="epochs")
         more = f"{again}{typed} --set epochs={2 * times}"
-        return f"nothing is left to do: {run_dir} learned from its data {times} times (epochs); go on with: {more}"
+        return f"nothing is left to do: {run_dir} learned from its data {times} times (epochs); continue with: {more}"
     if resumption.step >= run.total_steps:
         return (
             f"nothing is left to do: {run_dir} is at step {resumption.step}, and total_steps={run.total_steps}; "
-            f"go on with: {again}{_changes(run_dir, run, but='total_steps')} "
+            f"continue with: {again}{_changes(run_dir, run, but='total_steps')} "
             f"--set total_steps={2 * max(run.total_steps, resumption.step)}"
         )
     reached = summary.get("eval_return_mean")
@@ -298,7 +298,7 @@ def nothing_left(resumption: Resumption, ranks: str | None = None) -> str | None
         return None
     return (
         f"nothing is left to do: {run_dir} solved its task at step {resumption.step}; "
-        f"go on with: {again}{_changes(run_dir, run, but='stop_when_solved')} --set stop_when_solved=false"
+        f"continue with: {again}{_changes(run_dir, run, but='stop_when_solved')} --set stop_when_solved=false"
     )
 
 

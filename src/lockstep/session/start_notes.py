@@ -20,7 +20,7 @@ def start_notes(run: AnyRun, spec: EnvSpec | None, *, task_alone: bool, resumed:
         run: the config.
         spec: of its environments, as `check_run` returns it.
         task_alone: whether the user named a task alone, which then has the default settings of its kind.
-        resumed: whether the run goes on, so that its start is over.
+        resumed: whether the run continues, so that its start is over.
     """
     contradictions = _entropy_notes(run, spec)
     if not resumed and isinstance(run, Run):

@@ -185,7 +185,7 @@ def test_run_directory_as_a_target_starts_a_new_run_and_says_so(trained, here, c
     (here / "a run").mkdir()
     (here / "a run" / "run.yaml").write_text(dump(Run(task="CartPole-v1")))
     requested(trained, "a run")
-    assert "note: a new run with the settings of 'a run'; --resume 'a run' goes on with" in capsys.readouterr().err
+    assert "note: a new run with the settings of 'a run'; --resume 'a run' continues" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", recipes.names())

@@ -46,7 +46,7 @@ def test_as_many_ranks_as_before(here, launched, trained, capsys):
     (call,) = launched
     assert (call.ranks, call.run_dir, call.restart_policy.max_restarts) == (2, Path("run"), 0)
     assert call.command[1:] == ["-m", "lockstep.train", "--resume", "run", "--started-by-lockstep"]
-    assert capsys.readouterr().err == "go on with: lockstep train --resume run\n"
+    assert capsys.readouterr().err == "continue with: lockstep train --resume run\n"
     assert trained == []
 
 
@@ -97,7 +97,7 @@ def test_changed_setting_is_printed_and_written_before_the_start(here, launched,
     assert changed.total_steps == 10 * RUN.num_envs * RUN.algorithm.num_steps
     assert changed.algorithm == dataclasses.replace(RUN.algorithm, learning_rate=1e-5)
     *said, last = capsys.readouterr().err.splitlines()
-    assert last.startswith("go on with: ")
+    assert last.startswith("continue with: ")
     assert all(line.startswith("lockstep: note: ") for line in said)
     assert any("learning_rate is 1e-05" in line for line in said)
     assert any("total_steps is" in line for line in said)
@@ -124,10 +124,10 @@ def test_failure_after_a_checkpoint_prints_the_resume_command(code, told, here, 
     monkeypatch.setattr(training, "launch", launched)
     a_run(here)
     assert cli.main(["train", "--resume", "run", "--ranks", "2"]) == code
-    assert "go on with" not in capsys.readouterr().err
+    assert "continue with" not in capsys.readouterr().err
     a_checkpoint(here / "run", 500)
     assert cli.main(["train", "--resume", "run"]) == code
-    assert capsys.readouterr().err.count("go on with: lockstep train --resume run") == told
+    assert capsys.readouterr().err.count("continue with: lockstep train --resume run") == told
 
 
 def test_a_single_rank_has_a_launcher_that_ends_it_when_the_grace_period_is_over(here, launched, trained):

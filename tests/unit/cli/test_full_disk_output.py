@@ -29,7 +29,10 @@ def test_output_that_cannot_be_written_is_an_error(command):
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
-        ("train", "run/LATEST could not be written: full; free its disk, then start it again, or go on with --resume"),
+        (
+            "train",
+            "run/LATEST could not be written: full; free its disk, then start it again, or continue with --resume",
+        ),
         ("report", "run/LATEST could not be written: full"),
     ],
 )

@@ -142,7 +142,7 @@ def test_a_resume_with_nothing_to_do_changes_no_file(mine, framework, capsys):
     summary = train(prepare(run_dir, {}).run, resume=run_dir)
     assert (summary["status"], summary["env_steps"]) == ("finished", 128)
     assert contents(run_dir) == before
-    command = shlex.split(told.partition("go on with: ")[2])
+    command = shlex.split(told.partition("continue with: ")[2])
     assert command[:2] == ["lockstep", "train"]
     assert subprocess.run([*lockstep, *command[1:]], capture_output=True).returncode == 0, "it can be pasted"
     assert json.loads((run_dir / "summary.json").read_text())["env_steps"] == 256

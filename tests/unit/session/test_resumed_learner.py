@@ -52,7 +52,7 @@ def test_a_run_of_ones_own_algorithm_is_not_resumed_by_locksteps(own, tmp_path):
     own(RUN, run_dir=tmp_path / "run")
     before = (tmp_path / "run" / "summary.json").read_text()
     words = (
-        r"run was trained by test_resumed_learner\.Mine, and would go on with lockstep\.torch\.ppo\.PPO; "
+        r"run was trained by test_resumed_learner\.Mine, and would continue with lockstep\.torch\.ppo\.PPO; "
         r"resume it with the script of test_resumed_learner\.Mine, or start a new run"
     )
     with pytest.raises(ConfigError, match=words):

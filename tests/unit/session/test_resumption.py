@@ -91,7 +91,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(run_dir, name, cont
     """Removed to save space, or left out of a copy: all that the run has would be overwritten."""
     (run_dir / name).parent.mkdir(exist_ok=True)
     (run_dir / name).write_text(content)
-    with pytest.raises(ConfigError, match=rf"no checkpoint to go on from, and {words}"):
+    with pytest.raises(ConfigError, match=rf"no checkpoint to continue from, and {words}"):
         prepare(run_dir, {"seed": 7})
     assert (run_dir / name).read_text() == content
 
@@ -183,7 +183,7 @@ def test_a_replay_that_is_left_out_may_have_another_form(replay_dir):
 def test_a_run_that_fills_a_new_replay_is_told_when_it_learns_again(tmp_path, replay_dir):
     changed = {"checkpoint_replay": "false", "learning_starts": "1000"}
     *_, note = prepare(replay_dir, changed).notes
-    assert note == "the replay buffer begins empty (checkpoint_replay=false), and learning goes on at step 1512"
+    assert note == "the replay buffer begins empty (checkpoint_replay=false), and learning continues at step 1512"
     *_, note = prepare(replay_dir, changed | {"total_steps": "1500"}).notes
     assert note.endswith("at step 1512, which is beyond total_steps=1500: nothing more will be learned")
     saved = override(REPLAY, {"checkpoint_replay": False})
@@ -315,7 +315,7 @@ def test_whole_rollouts_decide_whether_something_is_learned(run_dir):
     add(run_dir, 512, run=to_dict(saved))
     for total, nothing in ((608, True), (609, False)):  # rollouts of 8 environments: the latter ends at 616
         note = load_resumption(run_dir, override(saved, {"total_steps": total})).notes[-1]
-        assert "learning goes on at step 612" in note and note.endswith("nothing more will be learned") == nothing
+        assert "learning continues at step 612" in note and note.endswith("nothing more will be learned") == nothing
 
 
 def test_the_placement_of_environments_may_be_named(run_dir):

@@ -61,7 +61,7 @@ def test_a_signal_that_ends_the_compiler_interrupts_the_run(monkeypatch, tmp_pat
     assert (summary["status"], summary["error"]) == ("interrupted", f"stopped by {number.name}")
     said = capsys.readouterr().out
     assert "interrupted after 0 steps" in said
-    assert f"go on with: lockstep train --resume {tmp_path / 'run'}" in said
+    assert f"continue with: lockstep train --resume {tmp_path / 'run'}" in said
     assert not (tmp_path / "run" / "logs" / "failure.json").exists()
     monkeypatch.undo()
     assert main(["train", "--resume", str(tmp_path / "run"), "--set", "compile=false"]) == 0

@@ -203,7 +203,7 @@ def _notes(runs: Sequence[FoundRun]) -> Iterator[str]:
             verb = "is damaged" if run.status == DAMAGED else "failed"
             yield f"{run.path} {verb}: {' '.join(str(run.error).split())}"
         elif run.status == "cut short":
-            going_on = f"lockstep train --resume {shlex.quote(str(run.path))} goes on with it"
+            going_on = f"lockstep train --resume {shlex.quote(str(run.path))} continues it"
             if is_own_loop(run.path):
                 going_on = "its script can go on from its newest checkpoint"
             has_checkpoint = any((run.path / FOLDER).glob("step_*"))

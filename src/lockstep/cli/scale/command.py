@@ -118,7 +118,7 @@ def _earlier(folder: Path, args: argparse.Namespace) -> tuple[Path, Plan, Run]:
         if dest not in ("dry_run", "debug") and value != default:
             shown = "" if value is True else f" {value[0] if isinstance(value, list) else value}"
             raise ConfigError(
-                f"{folder} goes on with its own plan and settings; leave out {flag}{shown}, or name a task"
+                f"{folder} continues with its own plan and settings; leave out {flag}{shown}, or name a task"
             )
     return folder, _read_plan(folder), online_run(load(folder / _CONFIG_FILE), "lockstep scale")
 
@@ -137,8 +137,8 @@ def _opened(folder: Path, plan: Plan, run: Run) -> Path:
     if (folder / _PLAN_FILE).is_file():
         if _read_plan(folder) != plan or load(folder / _CONFIG_FILE) != run:
             raise ConfigError(
-                f"run_dir={folder} has a measurement with other settings; choose another with --run-dir, or go on with "
-                f"it: lockstep scale {shlex.quote(str(folder))}"
+                f"run_dir={folder} has a measurement with other settings; choose another with --run-dir, or "
+                f"continue it: lockstep scale {shlex.quote(str(folder))}"
             )
         return folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -180,7 +180,7 @@ def _measure(folder: Path, plan: Plan, run: Run) -> int:
     write_atomically(folder / SCALE_FILE, json.dumps(found, indent=2) + "\n")
     shown = shlex.quote(os.path.relpath(folder))
     if stopped_by:
-        print(f"go on with: lockstep scale {shown}")
+        print(f"continue with: lockstep scale {shown}")
         return 128 + stopped_by
     print(f"\n{text_of(found)}\n\npage: lockstep report {shown} --html scale.html")
     if failures:

@@ -143,7 +143,7 @@ def check_plan(plan: Plan, run: Run) -> None:
 def parse_ranks(text: str | None, target: str | None = None) -> tuple[int, ...]:
     """`1,2,4`: at least two different numbers, returned in ascending order; `target` is what is to be measured."""
     if text is None:
-        no_folder = f", and {target} holds no measurement to go on with" if target and "/" in target else ""
+        no_folder = f", and {target} holds no measurement to continue" if target and "/" in target else ""
         raise ConfigError(f"--ranks is missing{no_folder}; give the numbers of ranks to compare, such as --ranks 1,2,4")
     kind = "a list of numbers such as 1,2,4"
     ranks = sorted(number(part.strip(), "--ranks", kind) for part in text.split(","))

@@ -31,7 +31,7 @@ def submit(job: Job, args: argparse.Namespace) -> int:
     """Print the script, or pass it to `sbatch`."""
     if job.run_dir and Path(job.chdir, job.run_dir, RUN_FILE).exists():
         raise ConfigError(
-            f"--run-dir {job.run_dir} already holds a run; go on with it by --resume {shlex.quote(job.run_dir)}, which "
+            f"--run-dir {job.run_dir} already holds a run; continue it by --resume {shlex.quote(job.run_dir)}, which "
             "takes the place of the task, or choose another"
         )
     where = "SLURM jobs are submitted from, or add --dry-run to see the script"

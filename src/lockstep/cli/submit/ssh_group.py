@@ -131,7 +131,7 @@ def _wait(hosts: list[_Host], caught: list[int], elastic: bool) -> _Host | None:
                 return host
             if host.code and host.name not in reported:
                 reported.add(host.name)
-                print(f"lockstep: {host.name} ended with code {host.code}; the others go on", file=sys.stderr)
+                print(f"lockstep: {host.name} ended with code {host.code}; the others continue", file=sys.stderr)
         if len(ended) == len(hosts) or (elastic and hosts[0] in ended):
             return None
         time.sleep(_POLL_S)

@@ -80,7 +80,7 @@ def resume_sweep(args: argparse.Namespace) -> int:
     """`lockstep train --resume DIR` of a directory with a sweep; returns the exit code."""
     others = without_flags(args.words, "--resume", "--jobs", switches=["--debug"], parents=[_cluster_flags()])
     if others:
-        raise ConfigError(f"--resume {args.resume} goes on with a sweep and its settings; leave out {others[0]}")
+        raise ConfigError(f"--resume {args.resume} continues a sweep and its settings; leave out {others[0]}")
     return continue_sweep(args, Path(args.resume))
 
 
@@ -159,7 +159,7 @@ def _places(
 def _check_runs(sweep: Sweep, command: TrainCommand) -> "AnyRun":
     """Check the runs before any starts; returns the first.
 
-    Every combination of a grid must work. Some random ones may not: they fail, and the others go on.
+    Every combination of a grid must work. Some random ones may not: they fail, and the others continue.
     """
     if sweep.sampler == "grid":
         runs = [command.run_of(settings, sweep.seeds[0]) for settings in grid(sweep.settings)]
@@ -233,7 +233,7 @@ def _run_all(pool: Pool, first: "AnyRun") -> int:
     states = [sweep_run.status for sweep_run in pool.runs]
     print(f"directory: {shown}")
     if caught or "interrupted" in states or "queued" in states:
-        print(f"go on with: {again}")
+        print(f"continue with: {again}")
     if "failed" in states:
         print(f"run failed ones again with: {again} --retry-failed")
     if caught:

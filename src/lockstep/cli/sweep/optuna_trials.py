@@ -60,7 +60,7 @@ class OptunaTrials:
                 changed.append(f"settings.{name}")
         if changed:
             raise ConfigError(
-                f"{changed[0]} of the sweep has changed since its first trials, and Optuna cannot go on with them; "
+                f"{changed[0]} of the sweep has changed since its first trials, and Optuna cannot continue with them; "
                 "choose another directory with --run-dir"
             )
 

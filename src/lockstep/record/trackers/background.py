@@ -1,4 +1,4 @@
-"""Call a tracker from a thread with a bounded queue: it can be down, slow, or raise, and the run goes on."""
+"""Call a tracker from a thread with a bounded queue: it can be down, slow, or raise, and the run continues."""
 
 import atexit
 import threading
@@ -110,7 +110,7 @@ class BackgroundCalls:
             self._warned = True
             reason = " ".join(str(error).split()) or type(error).__name__
             self._warn(
-                f"trackers={self._name} failed ({reason[:300]}); training goes on, and metrics.jsonl has all numbers"
+                f"trackers={self._name} failed ({reason[:300]}); training continues, and metrics.jsonl has all numbers"
             )
 
 

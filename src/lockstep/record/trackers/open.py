@@ -60,7 +60,7 @@ class Trackers:
             try:
                 tracker: Tracker = load_object(_KNOWN.get(name, name), "trackers")()
             except Exception as error:
-                warn(f"trackers={name} cannot be used ({type(error).__name__}: {error}); training goes on without it")
+                warn(f"trackers={name} cannot be used ({type(error).__name__}: {error}); training continues without it")
                 continue
             self._running.append((tracker, BackgroundCalls(portable(name), self._starter(tracker, name, config), warn)))
 

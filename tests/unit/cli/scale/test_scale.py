@@ -99,12 +99,14 @@ def test_runs_of_a_repetition_are_in_turn_and_finished_ones_are_not_repeated(run
     assert runs.made == first
     out = capsys.readouterr().out
     assert (
-        "go on with: lockstep scale s" in out and "repetition_0: done, " in out and "steps/s with the warm-up\n" in out
+        "continue with: lockstep scale s" in out
+        and "repetition_0: done, " in out
+        and "steps/s with the warm-up\n" in out
     )
     runs.interrupt_at = None
     assert scale("s") == 0
     assert runs.made == first + [name.replace("repetition_0", "repetition_1") for name in first]
-    assert scale(*words) == 0 and len(runs.made) == 6  # the same command goes on with it, too
+    assert scale(*words) == 0 and len(runs.made) == 6  # the same command continues it, too
     assert scale(*words[:2], "1,4", *words[3:]) == 2
     assert "run_dir=s has a measurement with other settings" in capsys.readouterr().err
 
@@ -176,7 +178,7 @@ def test_weak_scaling_keeps_the_work_of_a_rank():
 
 def test_a_folder_without_a_measurement_is_named(capsys):
     assert scale("runs/nothing") == 2
-    assert "--ranks is missing, and runs/nothing holds no measurement to go on with;" in capsys.readouterr().err
+    assert "--ranks is missing, and runs/nothing holds no measurement to continue;" in capsys.readouterr().err
 
 
 def test_ranks_are_a_list_of_different_numbers():
@@ -252,7 +254,7 @@ def test_an_earlier_measurement_keeps_its_plan_and_settings(runs, here, capsys, 
     assert scale("CartPole-v1", "--ranks", "1,2", "--run-dir", "one") == 0
     made = len(runs.made)
     assert scale("one", *words) == 2
-    assert f"goes on with its own plan and settings; leave out {flag}, or name a task" in capsys.readouterr().err
+    assert f"continues with its own plan and settings; leave out {flag}, or name a task" in capsys.readouterr().err
     assert scale("one", "--debug") == 0 and len(runs.made) == made
 
 

@@ -130,7 +130,7 @@ def test_a_directory_that_holds_a_run_is_refused(capsys, here, chdir):
     text_of(capsys, *GIVEN, *chdir, "--run-dir", "one")
     (folder / "run.yaml").write_text("task: CartPole-v1\n")
     said = refusal(capsys, *GIVEN, *chdir, "--run-dir", "one")
-    assert "--run-dir one already holds a run; go on with it by --resume one" in said
+    assert "--run-dir one already holds a run; continue it by --resume one" in said
 
 
 @pytest.mark.parametrize("limit", ["2", "02:15", "00:02:15", "0-0:2:15"])

@@ -168,7 +168,7 @@ def test_hosts_that_come_and_go(hosts, capfd):
     main_host.start()
     assert cli.main(["submit", *GIVEN[:4], "alpha,gamma", *GIVEN[5:], "--nnodes", "1:2", "--set", "num_shards=2"]) == 0
     main_host.join()
-    assert "gamma ended with code 5; the others go on" in capfd.readouterr().err
+    assert "gamma ended with code 5; the others continue" in capfd.readouterr().err
 
 
 def test_nodes_that_come_and_go_have_no_fixed_rank(capsys):

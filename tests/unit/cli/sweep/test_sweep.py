@@ -132,7 +132,7 @@ def test_signal_ends_all_runs_and_the_next_start_resumes_them(sweeps, capsys, nu
     words = ("train", "cartpole", "--seeds", "0:3", "--run-dir", "three", "--jobs", "2")
     begun = [sweeps.path / f"three/seed_{seed}/metrics.jsonl" for seed in (0, 1)]
     assert sweeps.run_interrupted(lambda: all(file.exists() for file in begun), number, *words) == 128 + number
-    assert "go on with: lockstep sweep three" in capsys.readouterr().out
+    assert "continue with: lockstep sweep three" in capsys.readouterr().out
     ends = {event["run"]: event["status"] for event in sweeps.events("three") if event["event"] == "end"}
     assert ends == {"seed_0": "interrupted", "seed_1": "interrupted"}
     sweeps.behave({})
@@ -260,7 +260,7 @@ def test_run_of_a_killed_start_is_waited_for(sweeps, capsys, monkeypatch):
         (["--seeds", "0:2", "--standalone"], "--standalone: each of several runs has its ranks on this machine; use"),
         (["--seeds", "0:2", "--profile", "3"], "error: --profile 3 is for a single run"),
         (["--jobs", "2"], "--jobs 2 is for several runs; add --seeds A:B"),
-        (["--seeds", "0:2", "--resume", "used"], "--resume used goes on with one run, and --seeds 0:2 starts new ones"),
+        (["--seeds", "0:2", "--resume", "used"], "--resume used continues one run, and --seeds 0:2 starts new ones"),
         (["--seeds", "0:2", "--run-dir", "used"], "already holds files and no sweep"),
     ],
 )
