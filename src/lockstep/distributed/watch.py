@@ -4,8 +4,8 @@ A rank is stuck if it stays in one phase beyond a timeout without waiting for ot
 first thread to detect it writes one report: the rank, its phase, for how long, what the others wait in, and the stack
 of the stuck rank. Then every rank exits.
 
-Native code that holds Python's global lock stops this thread too: it is noticed only by ranks on which it does not run,
-hence not in a world of one.
+Native code that holds the global interpreter lock stops this thread too: it is noticed only by ranks on which it does
+not run, hence not in a world of one.
 """
 
 import contextlib
