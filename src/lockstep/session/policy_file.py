@@ -390,6 +390,13 @@ def no_simulator_error(path: Path | str) -> ConfigError:
     )
 
 
+def no_log_error(path: Path) -> ConfigError:
+    """The error for judging a policy by a log that it did not learn from: it was trained in environments."""
+    return ConfigError(
+        f"{path} holds a policy that did not learn from a log; lockstep evaluate {shlex.quote(str(path))} plays it"
+    )
+
+
 def damaged_error(path: Path) -> ConfigError:
     """The error for a file whose arrays do not fit its network."""
     return ConfigError(f"{path} does not hold the network that it describes, or is damaged")

@@ -1,6 +1,5 @@
 """Evaluate the policy of a run on logged data, in JAX."""
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.dataset import Dataset
-from lockstep.errors import ConfigError
 from lockstep.estimators.result import Estimates
 from lockstep.jax.comm import Comm
 from lockstep.jax.export import policy_from
@@ -19,6 +17,7 @@ from lockstep.jax.scoring.offline_policy import OfflinePolicy
 from lockstep.run import OfflineRun
 from lockstep.session.offline.estimate import estimate
 from lockstep.session.offline.policy_spec import check_fits
+from lockstep.session.policy_file import no_log_error
 from lockstep.world import World
 
 
@@ -56,10 +55,7 @@ def evaluate_run(
         metadata, arrays = comm.broadcast_object([metadata, arrays], tag="policy")
         policy, _ = policy_from(path, metadata, arrays)
         if not isinstance(policy, OfflinePolicy):
-            raise ConfigError(
-                f"{path} holds a policy that did not learn from a log; lockstep evaluate {shlex.quote(str(path))} "
-                "plays it"
-            )
+            raise no_log_error(path)
         dataset = Dataset.open(data, verify=world.local_rank == 0 and "small")
         check_fits(policy.policy_spec, dataset, run.data)
         return estimate(PolicyScorer(policy, run, comm.devices[0]), dataset, comm, run)

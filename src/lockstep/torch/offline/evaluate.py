@@ -1,6 +1,5 @@
 """Evaluate the policy of a run on logged data."""
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.dataset import Dataset
-from lockstep.errors import ConfigError
 from lockstep.estimators.result import Estimates
 from lockstep.run import OfflineRun
 from lockstep.session.offline.estimate import estimate
 from lockstep.session.offline.policy_spec import check_fits
+from lockstep.session.policy_file import no_log_error
 from lockstep.torch.comm import Comm
 from lockstep.torch.export import policy_from
 from lockstep.torch.hardware import pin
@@ -56,10 +55,7 @@ def evaluate_run(
         metadata, arrays = comm.broadcast_object([metadata, arrays], tag="policy")
         policy, _ = policy_from(path, metadata, arrays)
         if not isinstance(policy, OfflinePolicy):
-            raise ConfigError(
-                f"{path} holds a policy that did not learn from a log; lockstep evaluate {shlex.quote(str(path))} "
-                "plays it"
-            )
+            raise no_log_error(path)
         dataset = Dataset.open(data, verify=world.local_rank == 0 and "small")
         check_fits(policy.policy_spec, dataset, run.data)
         return estimate(PolicyScorer(policy.to(comm.device), run), dataset, comm, run)
