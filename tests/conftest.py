@@ -23,6 +23,7 @@ _USING_JAX = (
     "test_jax_",
     "test_seams.py",
     "test_dqn_seams.py",
+    "test_actor_critic_seams.py",
     "test_doctor.py",
     "test_cli.py",
 )  # whoever uses it first in a process decides for all

@@ -7,6 +7,7 @@ import torch
 from collectives import here
 from torch import nn
 
+from lockstep.errors import RunError
 from lockstep.torch import comm as comm_module
 from lockstep.torch.collectives import group
 from lockstep.torch.comm import Comm
@@ -51,17 +52,17 @@ def sums(rank: int, ports: dict[str, int]) -> dict[str, Any]:
 
 def different(rank: int, port: int) -> str:
     """Ranks in different collectives of equal size, which NCCL would add without a word."""
-    with (
-        Comm(here(rank, port), device="cpu", timeout_s=20, shared_memory=False) as comm,
-        PretendedDevice() as device,
-        mock.patch.object(group, "is_on_gpu", device.holds),
-        mock.patch.object(group, "_CHECK_EVERY", 1),
-        mock.patch.object(comm._group, "_backend", "nccl"),
-    ):
-        value = torch.ones(2, device=torch.device("cpu"))
-        comm.sum(value, "both")
-        try:
+    try:
+        with (
+            Comm(here(rank, port), device="cpu", timeout_s=20, shared_memory=False) as comm,
+            PretendedDevice() as device,
+            mock.patch.object(group, "is_on_gpu", device.holds),
+            mock.patch.object(group, "_CHECK_EVERY", 1),
+            mock.patch.object(comm._group, "_backend", "nccl"),
+        ):
+            value = torch.ones(2, device=torch.device("cpu"))
+            comm.sum(value, "both")
             comm.sum(value, "one" if rank else "another")
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
+    except RunError as error:
+        return str(error)
     return "nothing"

@@ -36,7 +36,7 @@ def test_items_are_measured_and_not_measured_again(tmp_path):
     assert not [name for name, result in found.items() if "error" in result], found
     assert found["gradient_step/sac/eager"]["microseconds"] > 0
     assert found["offline_dqn/eager"]["rows_per_second"] > 0
-    assert all(found[name]["steps_per_second"] > 0 for name in WHOLE)
+    assert all(found[name]["with_first_updates"] > 0 for name in WHOLE)  # so small a run logs one line
     assert found["copy"]["to_device"] > 0
     found["copy"] = {"error": "the GPU was lost"}
     out.write_text(json.dumps(found))

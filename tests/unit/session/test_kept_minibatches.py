@@ -30,7 +30,7 @@ def broken(method, cls):
             with torch.no_grad():
                 self.flat.params.fill_(float("nan"))
         elif calls == BROKEN:
-            name = "values" if cls is jax_dqn.DQN else "critics"
+            name = "params" if cls is jax_dqn.DQN else "critic_params"
             self.state = self.state._replace(**{name: jnp.full_like(getattr(self.state, name), jnp.nan)})
         return method(self, *args)
 
