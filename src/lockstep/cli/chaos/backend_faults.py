@@ -1,9 +1,11 @@
 """The parts of fault injection that depend on the backend; each function imports only the backend of the run."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from lockstep.errors import ConfigError
+
+_T = TypeVar("_T")
 
 _CHANGE = 1e-3
 
@@ -40,38 +42,44 @@ def collectives(framework: str) -> list[tuple[type, str]]:
 
 def weight_changer(framework: str) -> Callable[[], None]:
     """A function that changes one weight of the learner that this process will create."""
-    instances: list[Any] = []
-
-    def collect_instances(cls: type) -> None:
-        original = cls.__init__
-
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            instances.append(self)
-
-        cast(Any, cls).__init__ = init
-
     if framework == "torch":
         from lockstep.torch.flat import FlatParameters
 
-        collect_instances(FlatParameters)
+        networks = _created(FlatParameters)
 
         def change() -> None:
-            instances[0].values.detach()[0] += _CHANGE
+            networks[0].params.detach()[0] += _CHANGE
 
         return change
     from lockstep.jax.actor_critic import ActorCritic
     from lockstep.jax.dqn import DQN
     from lockstep.jax.ppo import PPO
 
-    for cls in (PPO, DQN, ActorCritic):
-        collect_instances(cls)
+    learners: list[PPO | DQN | ActorCritic[Any]] = _created(PPO, DQN, ActorCritic)
 
     def change_in_jax() -> None:
-        learner = instances[0]
+        learner = learners[0]
         name, array = next((n, a) for n, a in sorted(learner.shared_arrays().items()) if n.startswith("policy."))
         array = array.copy()
         array.flat[0] += _CHANGE
         learner.load_shared({name: array})
 
     return change_in_jax
+
+
+def _created(*classes: type[_T]) -> list[_T]:
+    """A list of the instances of these classes; each is added when it is created."""
+    instances: list[_T] = []
+
+    def collect(cls: type[_T]) -> None:
+        original = cls.__init__
+
+        def init(self: _T, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            instances.append(self)
+
+        cast(Any, cls).__init__ = init
+
+    for cls in classes:
+        collect(cls)
+    return instances

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from lockstep.cli.chaos import fault_run, faults
+from lockstep.cli.chaos.backend_faults import weight_changer
 from lockstep.cli.chaos.command import MAX_TIMEOUT_S, UPDATES, chosen_faults, prepared, run_chaos, schedule
 from lockstep.cli.chaos.fault_run import HEAD, FaultResult, FaultRuns
 from lockstep.cli.chaos.faults import INJECTED_FILE, KINDS, InjectedFault
@@ -15,6 +17,7 @@ from lockstep.cli.report.runs import find_runs
 from lockstep.errors import ConfigError
 from lockstep.record.run_dir import RunDir
 from lockstep.run import Run, load, override
+from lockstep.torch.flat import FlatParameters
 
 RUN = Run(task="CartPole-v1", num_envs=8)
 BATCH = RUN.num_envs * RUN.algorithm.num_steps
@@ -106,6 +109,15 @@ def test_invalid_fault_is_one_error_line(monkeypatch, capsys):
         faults.main()
     assert left.value.code == 2
     assert capsys.readouterr().err.startswith("lockstep: error: unknown fault quake; there are kill, ")
+
+
+def test_one_weight_of_the_network_changes(monkeypatch):
+    monkeypatch.setattr(FlatParameters, "__init__", FlatParameters.__init__)  # restored afterwards
+    change = weight_changer("torch")
+    flat = FlatParameters(torch.nn.Linear(3, 2), 1, num_sums=1)
+    before = flat.params.detach().clone()
+    change()
+    assert (flat.params != before).sum() == 1
 
 
 # What a run leaves, and how it is judged.
