@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import made_data
 from lockstep import World, spawn, train
@@ -25,9 +26,9 @@ def estimated(rank: int, run_dir: str, steps: list[int], ml_framework: str) -> d
         from lockstep.torch.offline.evaluate import evaluate_run as estimates
     run = load(Path(run_dir) / "run.yaml")
     assert isinstance(run, OfflineRun)
-    counterfactual._BLOCK = 64  # so that each rank has some
     found, metadata, arrays = read_policy(Path(run_dir), step=steps[rank])
-    return estimates(run, found.path, metadata, arrays, run.data, World.from_environment()).to_dict()
+    with mock.patch.object(counterfactual, "_BLOCK", 64):  # so that each rank has some
+        return estimates(run, found.path, metadata, arrays, run.data, World.from_environment()).to_dict()
 
 
 def check_estimates(folder: Path, ml_framework: str) -> None:
