@@ -8,8 +8,8 @@
 Rows are lines of benchmarks/rows/learning.jsonl. A run that has a row is not repeated, so an interrupted command can be
 repeated. The tables are written between the marks of docs/results/learning.md, and the curves of each task to
 docs/pictures/learning. `--library sb3` trains Stable-Baselines3 for as many steps, with the settings of RL Baselines3
-Zoo, in the environment that `lockstep bench halfcheetah_sac --only sb3` installs; `sbx` is its version in JAX. If its
-SAC or TD3 was cut off, it goes on where it was saved last, in .bench/learning.
+Zoo, in the environment of `lockstep bench`, which is installed if it is missing; `sbx` is its version in JAX. If its
+SAC or TD3 was cut off, it continues where it was saved last, in .bench/learning.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import learning_curves
 import measure
 import numpy as np
 
+from lockstep.cli.bench.environments import python_of
 from lockstep.record.score_statistics import summarize
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -68,7 +69,7 @@ def train(target: str, ranks: int, seed: int, changes: list[str]) -> dict:
 def train_sb3(library: str, target: str, seed: int, changes: list[str]) -> dict:
     """Train Stable-Baselines3 or sbx on one rank; of `changes`, it follows `algo` and `total_steps`."""
     settings = dict(change.split("=", 1) for change in changes)
-    python, script = BENCH / library / "bin" / "python", Path(__file__).parent / "learning_of_sb3.py"
+    python, script = python_of(library, BENCH), Path(__file__).parent / "learning_of_sb3.py"
     run = (target, settings["algo"], str(seed), settings["total_steps"])
     command = [str(python), str(script), *run, "--keep", str(BENCH / "learning" / "-".join([library, *run]))]
     result = json.loads(measure.call(command).splitlines()[-1])

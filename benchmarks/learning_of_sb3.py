@@ -5,7 +5,7 @@ The settings are those of RL Baselines3 Zoo (https://github.com/DLR-RM/rl-baseli
 td3.yml and ppo.yml). Prints a JSON object: versions, the curve and the last evaluation.
 
 With `--keep FOLDER`, SAC and TD3 of Stable-Baselines3 save their state there as they go, and a run that was cut off
-goes on from it: with its networks, optimizers and replay buffer, a new episode and other random numbers. `starts` in
+continues from it: with its networks, optimizers and replay buffer, a new episode and other random numbers. `starts` in
 the result counts how often it began or went on.
 """
 

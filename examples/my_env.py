@@ -36,9 +36,9 @@ class MyEnv(gymnasium.Env[np.ndarray, int]):
         # `terminated`: the game is over and nothing more could be won. `truncated` would be: we stop watching here.
         return self._observe(), reward, landed, False, {}
 
-    # The next two are optional: with them a resumed run goes on in mid-game, and ends as one that never stopped.
+    # The next two are optional: with them a resumed run continues in mid-game, and ends as one that never stopped.
     def state(self) -> dict:
-        """What decides how the game goes on; `np_random` is saved by Lockstep."""
+        """What decides how the game continues; `np_random` is saved by Lockstep."""
         return {"ball": self.ball, "paddle": self.paddle, "row": self.row}
 
     def restore(self, state: dict) -> None:
@@ -80,7 +80,7 @@ class MyVectorEnv:
         return self._observe(), reward, landed, np.zeros(self.num_envs, bool), final
 
     def state(self) -> dict:
-        """What decides how the games go on; optional, as above."""
+        """What decides how the games continue; optional, as above."""
         boards = np.stack([self.ball, self.paddle, self.row])
         return {"boards": boards, "generator": self.generator.bit_generator.state}
 

@@ -17,7 +17,7 @@ from lockstep.envs import ActionSpec, EnvSpec
 
 
 class State(NamedTuple):
-    """All that decides how a game goes on: arrays whose shapes and types never change. Checkpoints keep it."""
+    """All that decides how a game continues: arrays whose shapes and types never change. Checkpoints keep it."""
 
     ball: Array
     paddle: Array

@@ -54,6 +54,6 @@ def test_a_lowered_return_that_the_last_evaluation_reached_solves_the_run(tmp_pa
     found = train(lowered, resume=tmp_path / "run")
     assert (found["status"], found["env_steps"], found["solved_at_step"]) == ("solved", 512, 512)
     assert found["solved_at_s"] > 0
-    assert "nothing is left to do; set stop_when_solved=false to go on" in capsys.readouterr().out
+    assert "nothing is left to do; set stop_when_solved=false to continue" in capsys.readouterr().out
     assert train(lowered, resume=tmp_path / "run") == found
     assert "solved its task at step 512" in capsys.readouterr().out

@@ -29,7 +29,7 @@ from lockstep.record.text import significant
 _SHOWN = ("task", "data", "algo", "ml_framework", "seed", "total_steps", "devices_per_process")
 """Top-level entries of `run.yaml` that are read."""
 _ENTRY = re.compile(r"^(\w+):.*\n?(?: .*\n?|\n)*", re.MULTILINE)
-"""A top-level entry of `run.yaml`, with the indented lines on which a long one goes on."""
+"""A top-level entry of `run.yaml`, with the indented lines on which a long one continues."""
 _HEADS = ("run", "status", "task", "algo", "framework", "ranks", "seed", "return", "steps", "age")
 _NUM_NAMES = 5
 """Columns of names, which come first; numbers follow."""

@@ -98,7 +98,7 @@ def report(culprit: Observed, ranks: list[Observed]) -> str:
     if culprit.state == "stopped":
         text = f"{who} is stopped (SIGSTOP) in {culprit}, {how_long}; continue it with `kill -CONT {culprit.pid}`"
     elif culprit.state == "traced":
-        text = f"{who} is held by a debugger in {culprit}, {how_long}; let it go on there (process {culprit.pid})"
+        text = f"{who} is held by a debugger in {culprit}, {how_long}; let it continue there (process {culprit.pid})"
     else:
         text = f"{who} has been in {culprit} {how_long}"
     groups: dict[str, list[int]] = {}

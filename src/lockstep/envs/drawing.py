@@ -70,7 +70,7 @@ def choose_mujoco_gl() -> None:
 
 
 def other_mujoco_gl() -> str:
-    """What to try where MuJoCo cannot draw, for a message that goes on with it; empty without MuJoCo."""
+    """What to try where MuJoCo cannot draw, for a message that ends with it; empty without MuJoCo."""
     if "mujoco" not in sys.modules:
         return ""
     given = os.environ.get("MUJOCO_GL") or "glfw"

@@ -152,7 +152,7 @@ class Checkpoints:
                 write(path, arrays, None, metadata, earlier)
                 self._journal.say(f"{path.name} is that of step {earlier.step} again: {gone}")
                 return
-            except (ConfigError, RunError) as error:  # a damaged checkpoint, or a full disk: the run itself can go on
+            except (ConfigError, RunError) as error:  # damaged, or a full disk: the run itself can continue
                 problem = f", and that of step {earlier.step} cannot take its place: {error}"
         path.unlink(missing_ok=True)
         (self._journal.warn if problem else self._journal.say)(f"{path.name} is removed: {gone}{problem}")

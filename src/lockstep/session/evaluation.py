@@ -83,7 +83,7 @@ class Player:
 
         Raises:
             ValueError: the observation has another shape, is not an array, has a number that is not finite, or is an
-                image of other numbers than bytes. A recurrent policy then goes on as if it had not been called.
+                image of other numbers than bytes. A recurrent policy then continues as if it had not been called.
         """
         assert self.spec is not None
         rows, action = _one_row(self.spec, observation), self.spec.action

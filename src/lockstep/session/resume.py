@@ -205,7 +205,7 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _effect_of_change(name: str, run: Mapping[str, Any]) -> str:
-    """What a changed setting does to a run that goes on, as the end of a sentence; `run` has the settings from here."""
+    """What a changed setting does to a resumed run, as the end of a sentence; `run` has the settings from here."""
     if name in ("total_steps", "epochs"):
         ending = _schedules_that_follow_the_run_length(run)
         end = f"; {' and '.join(ending)} follow the new end, unlike those of a run that had it from the start"
@@ -215,11 +215,11 @@ def _effect_of_change(name: str, run: Mapping[str, Any]) -> str:
     if name == "evaluate_greedy":
         return "; evaluations differ, and what is best or solved by them"
     if name == "algorithm.learning_rate" and run.get("algorithm.learning_rate_schedule") == "adaptive":
-        return ", without effect: the adaptive schedule goes on from the rate that it has reached"
+        return ", without effect: the adaptive schedule continues from the rate that it has reached"
     if name == "algorithm.initial_alpha":
-        return ", without effect: the temperature goes on from the value that it has reached"
+        return ", without effect: the temperature continues from the value that it has reached"
     if name == "algorithm.noisy_std":
-        return ", without effect: the deviations go on from the values that they have reached"
+        return ", without effect: the deviations continue from the values that they have reached"
     return "; the result will differ from that of a run without the change"
 
 
@@ -247,7 +247,7 @@ def _schedules_that_follow_the_run_length(run: Mapping[str, Any]) -> list[str]:
 
 
 def _empty_replay_notes(saved: AnyRun, now: AnyRun, step: int) -> list[str]:
-    """When a run learns again that goes on at `step` without the replay buffer of its checkpoint."""
+    """When a run learns again that continues at `step` without the replay buffer of its checkpoint."""
     before, after = saved.algorithm, now.algorithm
     if not isinstance(now, Run) or not isinstance(before, ReplayConfig) or not isinstance(after, ReplayConfig):
         return []

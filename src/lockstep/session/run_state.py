@@ -255,7 +255,7 @@ def _storable(state: Any) -> dict[str, Any]:
 
     Raises:
         ConfigError: a checkpoint cannot hold it. That is a mistake in code: none would ever be written, so the run does
-            not go on as it does while a disk is full.
+            not continue as it does while a disk is full.
     """
     if not isinstance(state, Mapping):
         raise ConfigError(f"the learner's shard_state returned {state!r}; return a mapping, {{}} if there is no state")

@@ -337,7 +337,7 @@ class BaseSession(Generic[SomeRun, SomeComm, SomePolicy, SomeLearner]):
         if before is not None and (self.progress.finished or self.solved):
             longer = ["raise total_steps" if isinstance(self.run, Run) else "raise epochs"] * progress.finished
             further = ["set stop_when_solved=false"] * self.solved
-            self.journal.say(f"nothing is left to do; {' and '.join(longer + further)} to go on")
+            self.journal.say(f"nothing is left to do; {' and '.join(longer + further)} to continue")
         if self._evaluation is not None and not self.over:
             self._evaluation.make_envs()
         self.timers.restart()

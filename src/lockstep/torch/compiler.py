@@ -33,7 +33,7 @@ def _reason(message: str) -> str:
 def _end_compilers() -> None:
     """Drop the kernels that wait for a compiler, and kill the compilers that run.
 
-    They would go on for minutes, and take the place of the ones that a signal ended.
+    They would run for minutes, and take the place of the ones that a signal ended.
     """
     compiling: Any = sys.modules.get("torch._inductor.async_compile")
     if compiling is None or not compiling.AsyncCompile.pool.cache_info().currsize:

@@ -259,7 +259,7 @@ def test_an_adaptive_rate_goes_on_and_the_note_says_so(run_dir):
     found = prepare(run_dir, {"learning_rate_schedule": "adaptive", "learning_rate": "0.001"})
     assert found.notes == [
         "algorithm.learning_rate is 0.001 from here on, was 0.00025, without effect: "
-        "the adaptive schedule goes on from the rate that it has reached"
+        "the adaptive schedule continues from the rate that it has reached"
     ]
 
 
@@ -278,7 +278,7 @@ def test_the_temperature_goes_on_from_where_it_is():
     run = Run(task="Pendulum-v1", algo="sac")
     assert compare(to_dict(run), to_dict(override(run, {"initial_alpha": 0.1}))) == [
         "algorithm.initial_alpha is 0.1 from here on, was 1.0, without effect: "
-        "the temperature goes on from the value that it has reached"
+        "the temperature continues from the value that it has reached"
     ]
 
 
@@ -294,7 +294,7 @@ def test_a_setting_without_effect_changes_no_result():
 def test_the_deviations_of_noisy_layers_go_on_from_where_they_are():
     run = override(Run(task="CartPole-v1"), {"algo": "dqn", "noisy": True})
     (note,) = compare(to_dict(run), to_dict(override(run, {"noisy_std": 0.1})))
-    assert note.endswith("was 0.5, without effect: the deviations go on from the values that they have reached")
+    assert note.endswith("was 0.5, without effect: the deviations continue from the values that they have reached")
 
 
 @pytest.mark.parametrize("changes", [{"replay_path": "/x"}, {"prioritized": True, "checkpoint_replay": False}])

@@ -67,7 +67,7 @@ class _Bench:
                 self._measure_all(group)
         except Interrupted as interrupted:
             caught: int = interrupted.args[0]
-            print(f"lockstep: interrupted by {signal_name(caught)}; the same command goes on", file=sys.stderr)
+            print(f"lockstep: interrupted by {signal_name(caught)}; the same command continues", file=sys.stderr)
             return 128 + caught
         rows = read_rows(self._folder)
         tables = [table(name, WORKLOADS[name], rows) for name in WORKLOADS if any(row["work"] == name for row in rows)]

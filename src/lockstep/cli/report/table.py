@@ -203,11 +203,11 @@ def _notes(runs: Sequence[FoundRun]) -> Iterator[str]:
             verb = "is damaged" if run.status == DAMAGED else "failed"
             yield f"{run.path} {verb}: {' '.join(str(run.error).split())}"
         elif run.status == "cut short":
-            going_on = f"lockstep train --resume {shlex.quote(str(run.path))} continues it"
+            continuing = f"lockstep train --resume {shlex.quote(str(run.path))} continues it"
             if is_own_loop(run.path):
-                going_on = "its script can go on from its newest checkpoint"
+                continuing = "its script can continue from its newest checkpoint"
             has_checkpoint = any((run.path / FOLDER).glob("step_*"))
-            yield f"{run.path} ended without a result; {going_on if has_checkpoint else 'it left no checkpoint'}"
+            yield f"{run.path} ended without a result; {continuing if has_checkpoint else 'it left no checkpoint'}"
 
 
 def _time_notes(runs: Sequence[FoundRun]) -> Iterator[str]:

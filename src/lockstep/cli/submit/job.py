@@ -178,7 +178,7 @@ def _checked_run(args: argparse.Namespace, new_run: "AnyRun | None") -> tuple["A
         found = resumption(args)
         if found.exact is not None:
             raise ConfigError(
-                f"--resume {args.resume} names one checkpoint, and a job that starts again goes on from the newest; "
+                f"--resume {args.resume} names one checkpoint, and a job that starts again continues from the newest; "
                 f"use --resume {shlex.quote(str(found.run_dir))}"
             )
         return checked(args, found.run), found.num_shards, None

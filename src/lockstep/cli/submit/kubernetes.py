@@ -57,7 +57,7 @@ def _check(job: Job, args: argparse.Namespace, kind: str) -> None:
         raise ConfigError(f"--mount {mount} must be an absolute path, such as /runs")
     if job.resume:
         raise ConfigError(
-            f"--resume {job.resume}: a job goes on by itself where its run directory holds a checkpoint; "
+            f"--resume {job.resume}: a job continues by itself where its run directory holds a checkpoint; "
             "submit it again with the same --run-dir"
         )
     if job.run_dir and mount not in PurePosixPath(job.run_dir).parents:

@@ -22,7 +22,7 @@ _STUDY = "lockstep"
 
 
 class OptunaTrials:
-    """Trials of an Optuna study. Those of an earlier start come first; unfinished ones of them go on."""
+    """Trials of an Optuna study. Those of an earlier start come first; unfinished ones of them continue."""
 
     def __init__(self, sweep: Sweep, folder: Path) -> None:
         optuna = import_optional("optuna", "sweep", "sampler=optuna")

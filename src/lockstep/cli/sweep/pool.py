@@ -235,7 +235,7 @@ class Pool:
         return "failed"
 
     def _complete(self, trial: Trial) -> None:
-        """Report the end of a trial to its source, unless it goes on after the next start."""
+        """Report the end of a trial to its source, unless it continues after the next start."""
         state = self._trials[trial]
         statuses = {sweep_run.status for sweep_run in state.runs}
         if "interrupted" in statuses:

@@ -189,7 +189,7 @@ class WatchedRun:
         return max(self.total_steps - step, 0) * (elapsed - first_elapsed) / (step - first_step)
 
     def _recent_lines(self) -> list[tuple[int, float]]:
-        """Step and seconds of the last lines, the newest first; with a replay buffer only since learning goes on."""
+        """Step and seconds of the last lines, the newest first; with a replay buffer only since learning continued."""
         has_replay = "algorithm.learning_starts" in self.config
         found: list[tuple[int, float]] = []
         for line in reversed(self._metrics.lines[-_WINDOW - 1 :]):

@@ -220,7 +220,7 @@ def _decode_one(decoder: Any, text: bytes, where: SourceRows) -> None:
             said += "; it must be true or false"
         where.refuse(0, f"{column}: {said}" if column else said)
     except ValueError as error:
-        if text.strip() == b"{":  # the row goes on in the next line
+        if text.strip() == b"{":  # the row continues in the next line
             raise ConfigError(f"{where.path} {_SEVERAL_LINES}") from None
         where.refuse(0, _not_json(text) or f"is not JSON, or is cut off ({error_text(error)})")
 

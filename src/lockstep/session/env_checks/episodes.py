@@ -130,8 +130,8 @@ def _check_seeds(driver: EnvDriver, first: Any) -> None:
     if not _same(first, again):
         report.repeatable = False
         report.warn(
-            f"reset(seed={SEEDS[0]}) gave two different first observations: no run can be repeated, nor go on as if it "
-            f"had not stopped; {how} alone{_of_wrappers(report)}"
+            f"reset(seed={SEEDS[0]}) gave two different first observations: no run can be repeated, nor continue as if "
+            f"it had not stopped; {how} alone{_of_wrappers(report)}"
         )
     elif _same(firsts[-1], first):
         report.warn(

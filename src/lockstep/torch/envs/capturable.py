@@ -33,7 +33,7 @@ def can_capture(env: TensorVectorEnv) -> TypeGuard[CapturableTensorEnv]:
 def steps_in_place(env: CapturableTensorEnv) -> Generator[None]:
     """Raises `RunError` if a step of `env` within replaces a tensor of its `state` by another.
 
-    A graph would go on to read the old one. Tensors that `state` copies, as of generators, are not compared.
+    A graph would continue to read the old one. Tensors that `state` copies, as of generators, are not compared.
     """
     before, again = list(_tensors(env.state())), list(_tensors(env.state()))
     yield

@@ -206,7 +206,7 @@ def test_a_signal_ends_the_contender_and_keeps_what_was_measured(number, contend
     thread.start()
     assert bench(contenders, "speed", "--only", "ours") == 128 + number
     thread.join()
-    assert f"interrupted by {number.name} (signal {number}); the same command goes on" in capsys.readouterr().err
+    assert f"interrupted by {number.name} (signal {number}); the same command continues" in capsys.readouterr().err
     assert not alive(int((contenders / "child").read_text()))
     assert len((contenders / "out" / RESULTS_FILE).read_text().splitlines()) == 1
 

@@ -78,7 +78,7 @@ def test_run_of_a_loop_of_ones_own_is_left_to_its_script(here, capsys, more):
     (here / "runs/mine/checkpoints/step_1").mkdir(parents=True)
     assert cli.main(["report", "runs/mine"]) == 0
     told = capsys.readouterr().out
-    assert "runs/mine ended without a result; its script can go on from its newest checkpoint" in told
+    assert "runs/mine ended without a result; its script can continue from its newest checkpoint" in told
     commands = (["train", "--resume", "runs/mine"], ["evaluate", "runs/mine"], ["export", "runs/mine"])
     for command in commands:
         assert cli.main(command) == 2
