@@ -1,5 +1,6 @@
 """Write prepared data to a temporary directory, and rename it when it is complete."""
 
+import contextlib
 import json
 import os
 import secrets
@@ -202,7 +203,8 @@ class _Stream:
 
     def discard(self) -> None:
         """Close without completing the header."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a full disk, for what was buffered
+            self._file.close()
 
     def _write_header(self) -> None:
         head = {"descr": self._dtype, "fortran_order": False, "shape": (self.count, *self._shape)}

@@ -1,6 +1,7 @@
 """Writing prepared data is atomic, and its bytes are independent of the chunks."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,6 +43,19 @@ def test_bytes_are_independent_of_chunks(tmp_path, kind, step):
         writer.finish(info, whole.state_features, whole.action_features, check=whole.check_rows(), about=whole.about)
     assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
     assert {p.name for p in (tmp_path / "whole").glob("part_*")} == {f"part_{i:05}" for i in range(4)}
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    """What is still buffered fails a second time when the files are closed."""
+    columns, actual_open = made_data.discrete_columns(), Path.open
+
+    def opened(path, *args, **named):
+        return actual_open(Path("/dev/full") if path.name == "key.npy" else path, *args, **named)
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(OSError, match="No space left"):
+        made_data.write(tmp_path / "data", columns)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_column_files_are_npy_arrays(tmp_path):

@@ -195,6 +195,31 @@ def test_shared_list_becomes_the_candidates(tmp_path):
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="the real log is not here")
+def test_the_order_of_named_possible_actions_means_nothing(tmp_path):
+    def log(*, ordered):
+        draws = random.Random(0)
+        rows = many(trajectories=20)
+        for here, after in zip(rows, [*rows[1:], None], strict=True):
+            follows = after is not None and after["mdp_id"] == here["mdp_id"]
+            here["possible_next_actions"] = list(after["possible_actions"]) if follows else []
+        for one in rows:
+            for name in ("possible_actions", "possible_next_actions"):
+                one[name] = sorted(one[name]) if ordered else draws.sample(one[name], len(one[name]))
+        return rows
+
+    ordered, _ = prepare(tmp_path, log(ordered=True), "ordered")
+    mixed, _ = prepare(tmp_path, log(ordered=False), "mixed")
+    assert contents(mixed.path) == contents(ordered.path)
+
+
+def test_a_list_that_all_rows_share_may_have_several_orders(tmp_path):
+    rows = [row("x", 0, {"1": 1.0}, "a", 0, possible_actions=["a", "b"])]
+    rows += [row("y", i, {"1": 1.0}, "a", i + 1, possible_actions=offers) for i, offers in enumerate((["b", "a"], None))]
+    rows += [row("z", 0, {"1": 1.0}, "c", 3)]
+    data, _ = prepare(tmp_path, rows)
+    assert by_place(data, "possible_actions")[0][2] == [1, 1, 0], "the list of the others, without c"
+
+
 def test_real_log_is_prepared_by_each_rule(tmp_path):
     data = Dataset.open(prepare_dataset([REAL], tmp_path / "all", PrepareOptions(), show=silent))
     info, rules = data.info, data.info.rules

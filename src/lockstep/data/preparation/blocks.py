@@ -150,8 +150,10 @@ class Encoder:
         offsets = action_lists.offsets_of(lengths[logged])
         if self.kind == "discrete":
             if (shared := _shared_list(flat, lengths[logged])) is not None:
-                return Lists(np.where(logged, 0, -1), action_lists.offsets_of(lengths[logged][:1]), self._codes(shared))
-            codes = self._codes(flat)
+                offsets, codes = action_lists.offsets_of(lengths[logged][:1]), self._codes(shared.sort())
+                return Lists(np.where(logged, 0, -1), offsets, codes)
+            # the order in which a log names what is possible means nothing: equal sets are equal lists
+            codes = self._codes(series.list.sort().explode(empty_as_null=False, keep_nulls=False))
             return action_lists.deduplicate(Lists(index, offsets, codes), _code_hashes)
         fields = flat.struct.unnest()
         self._add_action_ids(fields.columns)

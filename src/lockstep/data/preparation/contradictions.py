@@ -20,7 +20,7 @@ RowName = Callable[[int], str]
 _Bools = NDArray[np.bool_]
 _Index = NDArray[np.int64]
 _TOLERANCE = 1e-5
-"""Relative tolerance: a state logged twice, once in half precision, counts as equal."""
+"""Relative tolerance: a state logged twice, once in 32 bits, counts as equal."""
 
 
 def check_once(block: Block, last: _Bools, where: RowName) -> None:

@@ -131,6 +131,8 @@ def next_rows(block: Block, rules: Rules, where: RowName, hashes: Callable[[Any]
     has_list, has_next_list = lists.lengths > 0, next_lists.lengths > 0
     ends = decision & ~onward & ~gaps
     terminal = _terminal(block, rules, ends, (following >= 0, has_list, has_next_list))
+    if rules.mark == "terminated" and "terminated" in columns:
+        terminal |= decision & gaps & (columns["terminated"] == 1)  # the row itself says that nothing follows
     check_marks(columns, onward, where)
     over = _marked(columns, following >= 0, null=False)
     at_limit = _at_limit(decision, first, ends & ~over, rules.max_episode_steps, where)
@@ -156,7 +158,7 @@ def next_rows(block: Block, rules: Rules, where: RowName, hashes: Callable[[Any]
         next_index=next_index,
         cut=int(at_limit.sum()),
         left_out=int((decision & ~kept).sum()),
-        gaps=int(gaps.sum()),
+        gaps=int((gaps & ~terminal).sum()),
         single_steps=single_steps,
         longer_steps=longer_steps,
         filled=int((decision & ~has_list).sum()) - unknown,

@@ -185,6 +185,23 @@ def test_missing_row_is_detected_by_time_diff_and_state():
         Log(*rows)
 
 
+@pytest.mark.parametrize("marks", [{"terminated": True}, {"terminated": True, "truncated": False}])
+def test_an_end_that_a_row_marks_is_one_although_the_next_row_is_missing(marks):
+    """Episodes of one user under one id, each with its last state."""
+    known = {"time_diff": 1.0, "has_next_state": True}
+    log = Log(
+        ("x", 0, known | {"state:1": 0.0, "next_state:1": 1.0} | marks),
+        ("x", 9, known | {"state:1": 5.0, "next_state:1": 6.0} | dict.fromkeys(marks, False)),
+        ("x", 20, known | {"state:1": 7.0, "next_state:1": 8.0} | marks),
+        mark="terminated",
+    )
+    assert log.of("terminal") == [True, False, True]
+    assert log.of("kept") == [True, True, True]
+    assert log.of("next_index") == [-1, -1, -1]
+    assert log.following() == [None, None, None]
+    assert log.line.gaps == 1
+
+
 def test_states_compare_equal_within_float32_precision():
     number = 1 / 3
     rows = [
@@ -254,11 +271,11 @@ def test_missing_possible_actions_come_from_the_previous_row():
 def test_missing_possible_actions_come_from_the_shared_list():
     rows = [("x", 0, {"possible_actions": ["b", "a"]}), ("x", 1, {"possible_actions": None}), ("x", 2, {})]
     rows = [(name, i, {"possible_actions": None, "has_next_state": True, **more}) for name, i, more in rows]
-    log = Log(*rows, mark="next_action", shared="ba")
-    assert log.offers(log.line.lists.index) == ["ba", "ba", "ba"]
-    assert log.offers(log.line.next_index) == ["ba", "ba", None]
+    log = Log(*rows, mark="next_action", shared="ab")
+    assert log.offers(log.line.lists.index) == ["ab", "ab", "ab"]
+    assert log.offers(log.line.next_index) == ["ab", "ab", None]
     log = Log(*rows, mark="next_action")
-    assert log.offers(log.line.lists.index) == ["ba", None, None]
+    assert log.offers(log.line.lists.index) == ["ab", None, None]
     assert (log.line.filled, log.line.unknown) == (0, 2)
 
 
