@@ -11,7 +11,6 @@ from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, policy_source
 from lockstep.launch.node_flags import ELASTIC_RESTARTS, bounds_of
 from lockstep.launch.supervise import Bounds
-from lockstep.launch.train_ranks import PROGRAM
 from lockstep.launch.world_checks import check_gpus, check_world
 from lockstep.record.run_dir import RUN_FILE
 
@@ -58,7 +57,7 @@ def start(args: argparse.Namespace, run: "AnyRun", resumed: "Resumption | None" 
     if several(nodes):
         from lockstep.launch.commands import train_on_nodes
 
-        return train_on_nodes(args, run, nodes, args.words, PROGRAM)
+        return train_on_nodes(args, run, nodes)
     if isinstance(run, OfflineRun) and world.rank == 0:
         check_model_path(run)
     bounds = _bounds(args, world)

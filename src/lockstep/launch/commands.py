@@ -18,13 +18,13 @@ from lockstep.launch.rank_environment import check_no_rank
 from lockstep.launch.restarts import new_start_record
 from lockstep.launch.search_path import search_path, search_path_of_programs
 from lockstep.launch.supervise import SCRIPT_EARLY_S, Bounds
-from lockstep.launch.train_ranks import PROGRAM
 from lockstep.preflight.identity import identity, user_code
 from lockstep.preflight.setting_paths import with_portable_paths
 
 if TYPE_CHECKING:
     from lockstep.run import AnyRun
 
+LOCKSTEP = (sys.executable, "-m", "lockstep.cli")
 PROBE = (sys.executable, "-m", "lockstep.cli.probe")
 
 
@@ -142,16 +142,18 @@ def _own_address(nodes: Nodes, addresses: Sequence[str]) -> str:
     return own
 
 
-def train_on_nodes(
-    args: argparse.Namespace, run: "AnyRun", nodes: Nodes, words: list[str], start: Sequence[str] = PROGRAM
-) -> int:
-    """`lockstep train --nnodes`: run the typed arguments once per rank, without the flags of the launcher."""
+def train_on_nodes(args: argparse.Namespace, run: "AnyRun", nodes: Nodes) -> int:
+    """Run the command that was typed once per rank, without the flags of the launcher.
+
+    It is `lockstep train --nnodes` or `lockstep offline train --nnodes`.
+    """
     from lockstep.config.settings import leaves
     from lockstep.run import dump, to_dict
 
     code, everywhere = user_code([*run.user_code, args.target or ""]), with_portable_paths(run)
     node_identity = {**identity(dump(everywhere), code, run.ml_framework), "settings": leaves(to_dict(everywhere))}
-    return _start([*start, *without_node_flags(words)], nodes, node_identity, args)
+    command = [*LOCKSTEP, args.command, *without_node_flags(args.words)]
+    return _start(command, nodes, node_identity, args)
 
 
 def doctor_on_nodes(args: argparse.Namespace) -> int:

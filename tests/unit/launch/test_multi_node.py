@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import made_data
 import pytest
 
 from lockstep.launch import multi_node
@@ -33,7 +34,7 @@ class Node:
         self.output = folder / f"node{len(list(folder.glob('node*')))}.txt"
         with open(self.output, "wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "lockstep.cli", "launch", *words],
+                [sys.executable, "-m", "lockstep.cli", *words],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -67,7 +68,7 @@ def start(tmp_path):
             script.write_text(RANK + body)
         numbered = [] if node_rank is None else [f"--node_rank={node_rank}"]
         flags = [f"--nnodes={nnodes}", *numbered, f"--nproc_per_node={nproc}", f"--rdzv_endpoint=127.0.0.1:{port}"]
-        nodes.append(Node(tmp_path, *flags, "--join-timeout=60", *more, str(script), str(tmp_path)))
+        nodes.append(Node(tmp_path, "launch", *flags, "--join-timeout=60", *more, str(script), str(tmp_path)))
         return nodes[-1]
 
     yield _start
@@ -250,3 +251,23 @@ def test_ranks_inherit_the_log_level_that_the_user_set(before, monkeypatch):
     with multi_node._quiet_torch():
         assert os.environ[name] == (before or "ERROR")
     assert os.environ.get(name) == before
+
+
+def test_nodes_learn_from_prepared_data_and_continue(tmp_path):
+    """Each rank runs the command that was typed, `lockstep offline train`."""
+    made_data.discrete(tmp_path / "data")
+
+    def train(*words):
+        flags = ["--nnodes=2", "--nproc-per-node=1", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--join-timeout=60"]
+        nodes = [Node(tmp_path, "offline", "train", *words, *flags, f"--node-rank={number}") for number in (0, 1)]
+        try:
+            assert [node.wait() for node in nodes] == [0, 0], [node.said for node in nodes]
+        finally:
+            for node in nodes:
+                node.end()
+        return json.loads((tmp_path / "run" / "summary.json").read_text())
+
+    summary = train("data", "--run-dir=run", "--device=cpu", "--set", "epochs=1", "--set", "network.hidden=[8]")
+    assert (summary["status"], summary["world_size"], summary["env_steps"]) == ("finished", 2, 200)
+    summary = train("--resume=run", "--set", "epochs=2")
+    assert (summary["status"], summary["env_steps"]) == ("finished", 400)

@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from lockstep.cli.workflow_files.files import Workflow
     from lockstep.run import AnyRun, OfflineRun
 
-PROGRAM = (sys.executable, "-m", "lockstep.cli", "offline", "train")
 _ALGORITHMS = ("dqn", "parametric_dqn", "iql", "td3_bc", "cql", "bc")
 _DEFAULT = {"discrete": "dqn", "parametric": "parametric_dqn", "continuous": "iql"}
 """The algorithm for each kind of actions."""
@@ -52,7 +50,7 @@ def train_command(args: argparse.Namespace) -> int:
     if several(nodes):
         from lockstep.launch.commands import train_on_nodes
 
-        return train_on_nodes(args, run, nodes, args.words[1:], PROGRAM)
+        return train_on_nodes(args, run, nodes)
     world = requested_world(args, default_ranks=1, nodes=nodes)
     if world.rank == 0:
         for note in workflow.notes:
