@@ -10,6 +10,8 @@ from typing import Any
 from lockstep.errors import ConfigError
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import LEARNER, State, shard_file
+from lockstep.record.latest import LATEST, latest_step
+from lockstep.system.files import not_writable
 from lockstep.world import World
 
 Files = Mapping[str, Mapping[str, Any]]
@@ -139,9 +141,17 @@ class CheckpointWriter:
         return None
 
     def continue_after(self, step: int) -> None:
-        """Take the checkpoint of this step, which was loaded, as the newest: later ones are of another continuation."""
-        if self._world.rank == 0:
+        """Take the checkpoint of this step, which was loaded, as the newest: later ones are of another continuation.
+
+        Raises:
+            ConfigError: on rank 0, if this is new and cannot be written, as on a full disk.
+        """
+        if self._world.rank != 0 or latest_step(self._run_dir) == step:
+            return
+        try:
             checkpoint.set_latest(self._run_dir, f"step_{step}")
+        except OSError as error:
+            raise not_writable(self._run_dir / LATEST, error) from None
 
     def _read(self, path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[int, dict[str, Any]]]:
         manifest = checkpoint.read_manifest(path)

@@ -12,7 +12,7 @@ import numpy as np
 from lockstep.algorithms.replay import ReplayConfig
 from lockstep.distributed.timers import PHASES
 from lockstep.distributed.watch import Observed
-from lockstep.errors import ConfigError, RunError
+from lockstep.errors import ConfigError, PeerError, RunError
 from lockstep.record.console import Console, speed_gives_eta
 from lockstep.record.episodes import WIDTH, RecentEpisodes, RecentReturns
 from lockstep.record.failure import archive_failure, read_failure, record_failure
@@ -236,7 +236,12 @@ class Journal:
         self._best = self._best_before
 
     def continue_best(self, return_mean: float | None) -> None:
-        """After a resumption, take the return of the best policy on the disk as the best; None: it is not known."""
+        """After a resumption, take the return of the best policy on the disk as the best.
+
+        Args:
+            return_mean: minus infinity if there is no such policy: the next evaluation is the best; None: its file does
+                not tell, and the return of the checkpoint stays.
+        """
         if return_mean is not None:
             self._best = return_mean
 
@@ -339,6 +344,8 @@ class Journal:
         """Write something optional: a full disk only causes a warning. Returns whether it was written."""
         try:
             write()
+        except PeerError:  # of a collective in between
+            raise
         except (RunError, OSError) as error:
             unnamed = f"a file in {self.path} could not be written"  # an error of the system may name no file
             self.warn(f"{unnamed} ({error.strerror or error})" if isinstance(error, OSError) else str(error))

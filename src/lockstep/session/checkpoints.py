@@ -1,5 +1,6 @@
 """When a run takes checkpoints, and how it resumes from one."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,8 +96,7 @@ class Checkpoints:
             self._journal.resume()
             if self._comm.world.rank == 0 and best is not None and best.step > progress.env_steps:
                 self._replace_best_policy(best.step)
-            kept = evaluation_in(self._journal.path / BEST_POLICY_FILE)
-            self._journal.continue_best(self._comm.broadcast_object(kept and kept.return_mean, tag="checkpoint"))
+            self._journal.continue_best(self._comm.broadcast_object(self._best_return(), tag="checkpoint"))
         if found is None and self._initialized:  # the seed alone does not reproduce these initial parameters
             self._take(0.0)
             self._writer.finish(self._heartbeat)
@@ -156,6 +156,14 @@ class Checkpoints:
                 problem = f", and that of step {earlier.step} cannot take its place: {error}"
         path.unlink(missing_ok=True)
         (self._journal.warn if problem else self._journal.say)(f"{path.name} is removed: {gone}{problem}")
+
+    def _best_return(self) -> float | None:
+        """The return of the best policy on the disk: minus infinity without one; None if its file does not tell."""
+        path = self._journal.path / BEST_POLICY_FILE
+        kept = evaluation_in(path)
+        if kept is not None:
+            return kept.return_mean
+        return None if path.exists() else -math.inf
 
     def _take(self, elapsed_s: float) -> None:
         self._comm.check_equal(self._state.tensors())  # never save state in which ranks differ

@@ -14,7 +14,7 @@ from lockstep.envs.drawing import picture_of
 from lockstep.envs.make import is_jax_task, make_vector_env
 from lockstep.envs.spec import EnvSpec
 from lockstep.envs.vector import VectorEnv
-from lockstep.errors import ConfigError, RunError
+from lockstep.errors import ConfigError, PeerError, RunError
 from lockstep.experience.acting import Actor, ActorWithState, RecurrentActor
 from lockstep.experience.evaluate import MAX_STEPS, Episodes, EvaluationStopped, play, quota
 from lockstep.experience.normalize import RunningMoments
@@ -284,7 +284,7 @@ class Evaluation:
         """The pictures of an episode. An error of the environment becomes a `RunError` that says it was a video's."""
         try:
             yield from self._drawn_episode(env, key, heartbeat)
-        except EvaluationStopped:
+        except (EvaluationStopped, PeerError):  # the heartbeat asks the other ranks: no fault of the episode
             raise
         except Exception as error:
             reason = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"

@@ -42,6 +42,19 @@ def test_what_was_taken_is_loaded(tmp_path):
     assert names(tmp_path) == ["LATEST", "step_10"]
 
 
+def test_a_full_disk_does_not_stop_a_resumption_from_the_newest_checkpoint(tmp_path, monkeypatch):
+    keep(keeper(tmp_path), 10)
+    keep(keeper(tmp_path), 20)
+
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_atomically", full)
+    keeper(tmp_path).continue_after(20)
+    with pytest.raises(ConfigError, match=r"LATEST cannot be written \(No space left on device\); free its disk"):
+        keeper(tmp_path).continue_after(10)
+
+
 def test_each_rank_loads_its_own_shards(tmp_path):
     keep(keeper(tmp_path), 10)
     other = keeper(tmp_path, world=World(rank=1, size=2))

@@ -9,9 +9,10 @@ from PIL import Image
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.cli.evaluate import evaluate_run
 from lockstep.cli.main import main
-from lockstep.errors import ConfigError, RunError
+from lockstep.errors import ConfigError, PeerError, RunError
 from lockstep.record import video
 from lockstep.run import EnvConfig, Run
+from lockstep.session.evaluation import Evaluation
 from lockstep.train import train
 
 
@@ -128,6 +129,23 @@ def test_a_failure_in_the_episode_of_a_video_is_told_and_leaves_no_file(tmp_path
         with pytest.raises(RunError, match=told):
             evaluate_run(run_dir, episodes=1, video=True)
         assert not list(run_dir.glob("videos/*"))
+
+
+def test_a_rank_that_dies_during_a_video_is_no_fault_of_the_episode(tmp_path, monkeypatch):
+    """The heartbeat asks all ranks at times: its error names the rank, and has to end the run."""
+    beats = []
+
+    def heartbeat():
+        beats.append(1)
+        if len(beats) == 3:
+            raise PeerError("rank 1 has ended while rank 0 waited in evaluate", 1)
+
+    actual_record = Evaluation.record
+    monkeypatch.setattr(Evaluation, "record", lambda *args, **_: actual_record(*args, heartbeat=heartbeat))
+    run = run_of("CartPole-v1", env=EnvConfig(max_episode_steps=5), evaluate_video=True)
+    with pytest.raises(PeerError, match="rank 1 has ended"):
+        train(run, run_dir=tmp_path / "run")
+    assert not list((tmp_path / "run").glob("videos/*"))
 
 
 def test_an_environment_that_cannot_be_drawn_any_more_costs_a_warning(tmp_path, capsys, monkeypatch):
