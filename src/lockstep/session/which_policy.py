@@ -136,12 +136,14 @@ def _best_policy(run_dir: Path) -> FoundPolicy:
 def _last_policy(run_dir: Path) -> FoundPolicy:
     """The final policy; if the run has not ended, the newest complete checkpoint."""
     path, summary = run_dir / POLICY_FILE, read_json(run_dir / SUMMARY_FILE)
-    ended = summary.get("status") in ("finished", "solved", "interrupted")
+    status = summary.get("status")
+    # A run that was interrupted a second time, or killed, wrote no policy: the file is of an end before its resumption.
+    ended = status in ("finished", "solved") or (status == "interrupted" and bool(summary.get("params_fingerprint")))
     if not path.is_file() or not ended:
         for newest in checkpoint.find(run_dir):
             with suppress(ConfigError):
                 found = _policy_of_checkpoint(newest)
-                how = "failed" if summary.get("status") == "failed" else "has not ended"
+                how = {"failed": "failed", "interrupted": "was interrupted"}.get(status or "", "has not ended")
                 words = f"{found.description}, the newest of a run that {how}"
                 return replace(found, run_dir=run_dir, description=words)
     if not path.is_file():

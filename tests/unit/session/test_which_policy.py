@@ -74,6 +74,19 @@ def files(path, *names, summary=None, steps=()):
     return path
 
 
+def test_the_policy_of_an_end_before_a_resumption_that_was_interrupted_is_not_taken(tmp_path):
+    """Only an end with results writes its policy: not a second Ctrl-C, nor the launcher for killed ranks."""
+    final, interrupted = ("run.yaml", "policy.safetensors"), {"status": "interrupted", "env_steps": 900}
+    with_results = interrupted | {"params_fingerprint": "00"}
+    found = find_policy(files(tmp_path / "a", *final, summary=with_results, steps=(500, 800)))
+    assert (found.path.name, found.step) == ("policy.safetensors", 900)
+    found = find_policy(files(tmp_path / "b", *final, summary=interrupted, steps=(500, 800)))
+    assert found.step == 800
+    assert found.description == "the checkpoint of step 800, the newest of a run that was interrupted"
+    found = find_policy(files(tmp_path / "c", *final, summary=interrupted))
+    assert (found.path.name, found.step) == ("policy.safetensors", None)
+
+
 def test_the_newest_of_a_run_that_has_not_ended(tmp_path):
     final, ended = ("run.yaml", "policy.safetensors"), {"status": "finished", "env_steps": 900}
     assert find_policy(files(tmp_path / "a", *final, summary=ended, steps=(500, 900))).description.startswith(
