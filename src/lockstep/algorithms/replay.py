@@ -25,7 +25,8 @@ class ReplayConfig:
     """Environment steps, all ranks together, before the first gradient step."""
     capacity: int = 1_000_000
     """Transitions in the replay buffer, all ranks together; each shard holds an equal part. The final observation of a
-    truncated episode occupies the space of one."""
+    truncated episode occupies the space of one. A buffer on the host has `n_step` more rows for each environment, and
+    as many as a stack has images: it may hold some more transitions."""
     replay_path: str | None = None
     """Hold observations in memory-mapped files in this directory instead of in memory."""
     replay_device: Literal["auto", "cpu", "cuda"] = "auto"

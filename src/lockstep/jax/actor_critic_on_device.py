@@ -303,8 +303,8 @@ class ReplayDeviceLoop(DeviceSource):
             typed = {name: np.asarray(saved[name], leaf.dtype) for name, leaf in rings._asdict().items()}
             if any(typed[name].shape != leaf.shape for name, leaf in rings._asdict().items()):
                 raise ConfigError(
-                    "the checkpoint holds a replay of another shape; resume with the num_envs, algorithm.capacity and "
-                    "algorithm.n_step that it was made with"
+                    "the checkpoint holds a replay of another shape; resume with the num_envs, algorithm.capacity, "
+                    "algorithm.n_step and algorithm.num_steps that it was made with"
                 )
             self._restored[k] = DeviceReplay(rings._replace(**typed), np.asarray(saved["written"], np.int32))  # type: ignore[arg-type]
             if k == len(self._restored) - 1:

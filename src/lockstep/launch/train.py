@@ -80,7 +80,8 @@ def train(
         overrides: settings to change, by name: `train(run, seed=3, total_steps=3_000_000)`.
 
     Returns:
-        The summary, as `summary.json` in the run directory holds it.
+        The summary, as `summary.json` in the run directory holds it. A signal that stops the run, as Ctrl-C and SIGTERM
+        do, is over with it: `status` is then `interrupted`, and a script that has more to do should look at it.
 
     Raises:
         ConfigError: the run cannot work.

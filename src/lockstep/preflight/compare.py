@@ -24,6 +24,7 @@ from lockstep.preflight.setting_paths import with_portable_paths
 from lockstep.record.journal import Journal
 from lockstep.run import AnyRun, dump, to_dict
 from lockstep.system.cores import processor, usable_cores
+from lockstep.system.files import write_atomically
 
 FILE = "preflight.json"
 TAG = "preflight"
@@ -132,7 +133,7 @@ class Preflight:
     def write(self, path: Path) -> None:
         """Write the results as JSON. Raises `RunError` if the file cannot be written."""
         try:
-            path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+            write_atomically(path, json.dumps(self.to_dict(), indent=2) + "\n")
         except OSError as error:
             raise RunError(f"{path} could not be written ({error.strerror})") from error
 

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from lockstep.record.text import counted
+
 _REMOVED = " (deleted)"
 """The end of the name that the kernel gives an open file without a name."""
 
@@ -102,9 +104,12 @@ class JsonLines:
         os.truncate(self._path, keep)
 
     def close(self) -> None:
-        """Close the file; a later `write` opens it again."""
+        """Close the file; a later `write` opens it again. Warns about lines that the disk has no space for."""
         if self._waiting:
             self._append()
+        if self._waiting:
+            lines = counted(self._waiting.count(b"\n"), "line")
+            warn(f"{self._path} lacks its last {lines}, which could not be written")
         if self._file is not None:
             self._file.close()
             self._file, self._locked = None, False

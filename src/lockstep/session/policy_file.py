@@ -7,7 +7,7 @@ import json
 import shlex
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -189,8 +189,9 @@ def damage_named(path: Path) -> Generator[None]:
 def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     manifest, run_dir = checkpoint.read_manifest(path), path.absolute().parent.parent
     state = checkpoint.read_state(path / checkpoint.LEARNER, manifest["files"].get(checkpoint.LEARNER, {"size": -1}))
-    # The run's file is preferred to the manifest: its paths of user code are up to date.
-    run = load(run_dir / RUN_FILE) if (run_dir / RUN_FILE).is_file() else from_dict(manifest["run"])
+    run = from_dict(manifest["run"])
+    if (run_dir / RUN_FILE).is_file():  # its paths of user code are up to date; the algorithm may have changed since
+        run = replace(load(run_dir / RUN_FILE), algorithm=run.algorithm)
     tensors = state["tensors"]
     arrays = {name.removeprefix("policy."): tensors[name] for name in tensors if name.startswith("policy.")}
     if not arrays:

@@ -50,8 +50,8 @@ _LEARNED_OR_NOT = ("algorithm.alpha", "algorithm.cql_gap")
 """Settings whose `null` decides whether a weight is learned."""
 _FIXED_WITH_REPLAY = ("capacity", "n_step", "prioritized", "learning_starts")
 """Settings of the replay buffer; they may change where the checkpoint's buffer is left out."""
-_FIXED_WITH_LOG = ("batch_size", "estimate", "bcq_threshold")
-"""Settings that decide the position in a log, counted in batches, and which networks there are."""
+_FIXED_WITH_LOG = ("batch_size", "estimate", "bcq_threshold", "optimizer")
+"""Settings that decide the position in a log, counted in batches, and which networks and moments there are."""
 _MAY_CHANGE_BITS = ("device", "backend", "tf32", "non_finite")
 """Settings of the same training on another device, by other messages, or after numbers that may never come."""
 _HARMLESS = (

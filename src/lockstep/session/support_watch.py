@@ -33,9 +33,10 @@ def watch_support(
         if target is not None and not warned and not config.v_min + margin <= target <= config.v_max - margin:
             warned = True
             name, other = ("v_max", "larger") if target > config.v_min + margin else ("v_min", "smaller")
+            end = getattr(config, name)
             journal.warn(
-                f"value/target={target:.4g} is at the end of the support, {name}={getattr(config, name):g}: {other} "
-                f"returns are not told apart; set {name} beyond the discounted returns of the task"
+                f"value/target={target:.4g} is at the end of the support: if the task has discounted returns {other} "
+                f"than {name}={end:g}, they count as {end:g}; then set {name} beyond them"
             )
         return metrics
 

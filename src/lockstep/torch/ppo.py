@@ -165,6 +165,8 @@ class PPO:
     def warmup_step(self, rows: int) -> Callable[[], object]:
         """Return a function that takes a gradient step on `rows` rows of weight 0, without messages or effects."""
         batch = Batch.blank(self.policy.spec, rows, self.comm.device, self.policy.state_size, self.sequence_length)
+        if self.config.kl_reference == "previous_epoch":
+            batch.last_moments = torch.zeros(rows, 2 * self.policy.spec.action.width, device=self.comm.device)
         if self._symmetry is not None:
             raw = [batch.observation, *([] if batch.critic is None else [batch.critic])]
             batch = self._symmetry.mirrored(batch, raw, [Tensor.contiguous] * len(raw))

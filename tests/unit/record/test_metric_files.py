@@ -287,3 +287,13 @@ def test_a_run_directory_that_a_link_leads_to_is_in_its_place(tmp_path, capsys):
     run_dir.write_metrics(2, 1.0, {"loss/value": 1.0})
     run_dir.close()
     assert capsys.readouterr().err == ""
+
+
+def test_lines_that_a_full_disk_has_no_space_for_at_the_end_are_told(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    lines.write({"step": 1})
+    lines.write({"step": 2})
+    assert "its lines wait in memory" in capsys.readouterr().err
+    lines.close()
+    assert "metrics.jsonl lacks its last 2 lines, which could not be written" in capsys.readouterr().err

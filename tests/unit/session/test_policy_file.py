@@ -23,6 +23,7 @@ from lockstep.run import NetworkConfig, Run
 from lockstep.session.policy_file import POLICY_FILE, PolicySpec, read
 from lockstep.torch.export import load_player, load_policy, save_policy, start_from
 from lockstep.torch.networks import Policy
+from lockstep.train import train
 
 SPEC = EnvSpec(
     observation_size=3,
@@ -190,3 +191,15 @@ def test_a_checkpoint_that_its_run_has_removed_is_told_as_such(tmp_path):
     """While a command imports its packages, a run that trains may write newer ones."""
     with pytest.raises(ConfigError, match="step_512 does not exist; a run keeps the newest checkpoints alone"):
         read(tmp_path / "run" / "checkpoints" / "step_512")
+
+
+def test_a_checkpoint_is_read_with_the_settings_that_it_was_trained_with(tmp_path):
+    """A resumption may change how observations are clipped, for what follows."""
+    config = PPOConfig(num_steps=8, num_minibatches=1, num_epochs=1, observation_limit=3.0, normalize_observation=True)
+    run = Run(
+        task="CartPole-v1", num_envs=4, total_steps=64, checkpoint_every=32, evaluate_every=None, algorithm=config
+    )
+    train(run, run_dir=tmp_path / "run")
+    train(resume=tmp_path / "run", total_steps=96, observation_limit=7.0)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert [read(checkpoints / f"step_{step}")[0]["observation_limit"] for step in (64, 96)] == [3.0, 7.0]

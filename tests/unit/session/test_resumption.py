@@ -12,7 +12,7 @@ from lockstep.launch import train as launched
 from lockstep.record import checkpoint
 from lockstep.record.checkpoint import FORMAT, write_state
 from lockstep.record.run_dir import RunDir
-from lockstep.run import Run, load, override, to_dict
+from lockstep.run import OfflineRun, Run, load, override, to_dict
 from lockstep.session.resume import compare, load_resumption, prepare
 
 RUN = Run(task="CartPole-v1", num_shards=4)
@@ -251,6 +251,12 @@ def test_what_decides_the_learned_parameters_may_not_change(run_dir, change):
     sac = Run(task="Pendulum-v1", algo="sac")
     with pytest.raises(ConfigError, match=rf"algorithm.{name}=.* cannot change within a run"):
         compare(to_dict(sac), to_dict(override(sac, {name: value})))
+
+
+def test_the_optimizer_of_logged_data_may_not_change():
+    run = OfflineRun(data="data")
+    with pytest.raises(ConfigError, match=r"algorithm.optimizer=sgd.* cannot change within a run"):
+        compare(to_dict(run), to_dict(override(run, {"optimizer": "sgd"})))
 
 
 def test_an_adaptive_rate_goes_on_and_the_note_says_so(run_dir):

@@ -27,8 +27,8 @@ def warnings(targets: list[float], **settings) -> list[str]:
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        (9.9, "value/target=9.9 is at the end of the support, v_max=10: larger returns are not told apart; set v_max"),
-        (-10.0, "value/target=-10 is at the end of the support, v_min=-10: smaller returns are not told apart; set v"),
+        (9.9, "value/target=9.9 is at the end of the support: if the task has discounted returns larger than v_max=10"),
+        (-10.0, "value/target=-10 is at the end of the support: if the task has discounted returns smaller than v_min"),
     ],
 )
 def test_target_at_an_end_is_told_once(target: float, told: str) -> None:
@@ -59,4 +59,4 @@ def test_run_tells(framework: str, tmp_path, capfd) -> None:
         {"value_distribution": "categorical", "v_min": -0.1, "v_max": 0.1, "learning_starts": 32, "batch_size": 8},
     )
     train(run, run_dir=tmp_path / "run")
-    assert capfd.readouterr().out.count("v_max=0.1: larger returns are not told apart") == 1
+    assert capfd.readouterr().out.count("returns larger than v_max=0.1") == 1
