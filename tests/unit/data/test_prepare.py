@@ -214,7 +214,9 @@ def test_the_order_of_named_possible_actions_means_nothing(tmp_path):
 
 def test_a_list_that_all_rows_share_may_have_several_orders(tmp_path):
     rows = [row("x", 0, {"1": 1.0}, "a", 0, possible_actions=["a", "b"])]
-    rows += [row("y", i, {"1": 1.0}, "a", i + 1, possible_actions=offers) for i, offers in enumerate((["b", "a"], None))]
+    rows += [
+        row("y", i, {"1": 1.0}, "a", i + 1, possible_actions=offers) for i, offers in enumerate((["b", "a"], None))
+    ]
     rows += [row("z", 0, {"1": 1.0}, "c", 3)]
     data, _ = prepare(tmp_path, rows)
     assert by_place(data, "possible_actions")[0][2] == [1, 1, 0], "the list of the others, without c"

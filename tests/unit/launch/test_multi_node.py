@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-import made_data
 import pytest
 
+import made_data
 from lockstep.launch import multi_node
 from lockstep.launch.rank_environment import free_port
 
