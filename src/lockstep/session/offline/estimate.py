@@ -49,6 +49,7 @@ def estimate(
     comm: Comm,
     run: OfflineRun,
     *,
+    layout: Layout | None = None,
     heartbeat: Callable[[], object] = lambda: None,
 ) -> Estimates:
     """All estimates that the log supports, the same on every rank; collective.
@@ -58,9 +59,14 @@ def estimate(
         dataset: the log; must fit the policy (`policy_spec.check_fits`). Nodes may hold parts of it.
         comm: among all ranks.
         run: `seed`, and the discount.
+        layout: of the log on all nodes, on every rank; default: determined here, which compares the data of all nodes.
         heartbeat: called after each block.
+
+    Raises:
+        ConfigError: on all ranks: without `layout`, nodes hold data that do not belong together (`determine_layout`).
     """
-    layout = determine_layout(dataset, comm.gather_object, comm.world, "auto")
+    if layout is None:
+        layout = determine_layout(dataset, comm.gather_object, comm.world)
     if scorer.policy_spec.has_models:
         import_optional("scipy.optimize", "offline")  # on all ranks, before one of them needs it
     offsets = _trajectories(dataset)

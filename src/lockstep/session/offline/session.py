@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from lockstep.algorithms.offline import OfflineDQNConfig
 from lockstep.data.dataset import Dataset
-from lockstep.data.layout import determine_layout
+from lockstep.data.layout import Layout, determine_layout
 from lockstep.data.reader import Reader
 from lockstep.distributed.timers import CHECKPOINT, EVALUATE
 from lockstep.errors import ConfigError
@@ -56,6 +56,7 @@ class OfflineSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner])
     dataset: Dataset
     policy_spec: OfflinePolicySpec
     _eval_dataset: Dataset
+    _eval_layout: Layout
     _eval_data_overlaps: bool
 
     def __init__(
@@ -72,7 +73,7 @@ class OfflineSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner])
         """Open the data and divide its rows among all ranks.
 
         Raises:
-            ConfigError: on all ranks, if a rank cannot read its data, or the data do not fit the run.
+            ConfigError: on all ranks, if a rank cannot read its data, or the data do not fit the run or each other.
         """
         run, problem, restricted = self.run, "", False
         try:
@@ -90,6 +91,10 @@ class OfflineSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner])
                 self.policy_spec, info=replace(self.policy_spec.info, has_impossible_actions=True)
             )
         layout = determine_layout(self.dataset, self.comm.gather_object, self.world, run.data_layout)
+        # The data for estimates are compared now: an error at the first estimate would lose the training before it.
+        self._eval_layout = layout
+        if run.eval_data is not None:
+            self._eval_layout = determine_layout(self._eval_dataset, self.comm.gather_object, self.world)
         info = self.dataset.info
         words = f"{info.num_rows} rows of {info.num_trajectories} trajectories"
         self.journal.say("; ".join(filter(None, (words, layout.description))))
@@ -124,7 +129,14 @@ class OfflineSession(BaseSession[OfflineRun, SomeComm, SomePolicy, SomeLearner])
         """Estimate the current policy from the log; the line of metrics at this step has the result."""
         previous = self.timers.enter(EVALUATE)
         scorer = self._offline_backend.scorer(self._policy, self.run, self.comm)
-        found = estimate(scorer, self._eval_dataset, self.comm, self.run, heartbeat=lambda: self.timers.enter(EVALUATE))
+        found = estimate(
+            scorer,
+            self._eval_dataset,
+            self.comm,
+            self.run,
+            layout=self._eval_layout,
+            heartbeat=lambda: self.timers.enter(EVALUATE),
+        )
         self.journal.estimates, self._estimates = found.metrics(), found
         self._estimated_at = self.progress.env_steps
         self.summary["estimates"] = found.to_dict()
