@@ -30,7 +30,7 @@ from lockstep.data.features import Features
 from lockstep.data.info import DatasetInfo
 from lockstep.errors import ConfigError
 from lockstep.system.cores import usable_cores
-from lockstep.system.files import sync_directory, write_atomically
+from lockstep.system.files import is_mount_point, sync_directory, write_atomically
 
 _HEADER = 128
 """Bytes of the header of an array file; numpy reserves room in it for any number of rows."""
@@ -43,7 +43,7 @@ class DatasetWriter:
     the rows of a part.
 
     Raises:
-        ConfigError: `path` holds files that would be lost.
+        ConfigError: `path` holds files that would be lost, or is a mount point.
     """
 
     def __init__(
@@ -213,7 +213,12 @@ class _Stream:
 
 
 def check_output(path: Path, *, replace: bool = False) -> None:
-    """Raise `ConfigError` unless `path` is free, or holds prepared data and `replace` is set."""
+    """Raise `ConfigError` unless `path` is free, or holds prepared data and `replace` is set, and can be renamed."""
+    if is_mount_point(path):
+        raise ConfigError(
+            f"--out {path} is the root of a mounted disk or volume, and prepared data replace a directory as a whole, "
+            f"which is not possible there; name one below it: {path / 'data'}"
+        )
     if path.is_dir() and not any(path.iterdir()):
         return
     if path.exists() and not (replace and (path / DESCRIPTION).is_file()):

@@ -99,11 +99,13 @@ def prepare_dataset(
     show: Show = print,
     progress: Report | None = None,
 ) -> Path:
-    """Prepare logs, unless `out` already holds the result; returns `out`. May be called concurrently on one machine.
+    """Prepare logs, unless `out` already holds the result; returns `out`, or where that link points.
+
+    May be called concurrently on one machine.
 
     Args:
         paths: files, folders and Minari datasets.
-        out: directory for the prepared data.
+        out: directory for the prepared data, or a link to one.
         options: that determine the rows.
         memory: approximate limit for rows in memory, in bytes.
         replace: replace other prepared data in `out`.
@@ -111,11 +113,12 @@ def prepare_dataset(
         progress: called several times a second.
 
     Raises:
-        ConfigError: the log is invalid, or `out` holds other files.
+        ConfigError: the log is invalid, or `out` holds other files, or is a mount point.
         RunError: the disk has too little space.
     """
     log = _opened(paths, options)
-    out = out if out.name not in ("", "..") else out.resolve()
+    if out.name in ("", "..") or out.is_symlink():
+        out = out.resolve()  # a link stays: the result, and what is written before it, are on the disk it points to
     rules = options.plain()
     about = {"version": _VERSION, "sources": [_source(path) for path in log.paths], "options": rules}
     with locked(out, show):

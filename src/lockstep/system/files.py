@@ -6,6 +6,8 @@ from pathlib import Path
 
 from lockstep.errors import ConfigError
 
+_MOUNTS = Path("/proc/self/mountinfo")
+
 
 def read_text(path: Path) -> str:
     """The content of a text file. Raises `ConfigError` if it cannot be read."""
@@ -59,3 +61,17 @@ def sync_file(path: Path) -> None:
 def sync_directory(path: Path) -> None:
     """Sync the entries of a directory to the disk."""
     sync_file(path)
+
+
+def is_mount_point(path: Path) -> bool:
+    """Whether a file system is mounted on `path`, or another directory is bound to it, so that it has no other name."""
+    if not path.exists():
+        return False
+    if path.is_mount():
+        return True
+    try:  # a directory of the same disk, bound to this one: `is_mount` compares disks
+        lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        return False
+    escaped = str(path.resolve()).replace("\\", "\\134").replace(" ", "\\040")
+    return any(line.split()[4] == escaped for line in lines)

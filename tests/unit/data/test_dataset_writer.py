@@ -138,6 +138,21 @@ def test_existing_files_are_not_overwritten(tmp_path):
     assert len(Dataset.open(made_data.discrete(tmp_path / "empty"))) == 200
 
 
+def test_a_mount_point_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    """Nothing can be renamed over it: what was prepared would be lost at the end."""
+    volume, bound = tmp_path / "volume", tmp_path / "of the same disk"
+    volume.mkdir()
+    bound.mkdir()
+    line = f"41 29 8:1 /a {tmp_path}/of\\040the\\040same\\040disk rw - ext4 /dev/sda1 rw\n"
+    (tmp_path / "mounts").write_text(line)
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == volume)
+    monkeypatch.setattr("lockstep.system.files._MOUNTS", tmp_path / "mounts")
+    for path in (volume, bound):
+        with pytest.raises(ConfigError, match=f"--out {path} is the root of a mounted .* below it: {path / 'data'}$"):
+            check_output(path, replace=True)
+        check_output(path / "data")
+
+
 def test_data_is_replaced_on_finish(tmp_path):
     path = made_data.discrete(tmp_path / "data")
     columns = made_data.discrete_columns(rows=50)

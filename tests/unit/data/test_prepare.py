@@ -194,7 +194,6 @@ def test_shared_list_becomes_the_candidates(tmp_path):
     assert prepare(tmp_path, rows, "other")[0].info.candidates == (), "one row had an action of its own"
 
 
-@pytest.mark.skipif(not REAL.exists(), reason="the real log is not here")
 def test_the_order_of_named_possible_actions_means_nothing(tmp_path):
     def log(*, ordered):
         draws = random.Random(0)
@@ -214,14 +213,14 @@ def test_the_order_of_named_possible_actions_means_nothing(tmp_path):
 
 def test_a_list_that_all_rows_share_may_have_several_orders(tmp_path):
     rows = [row("x", 0, {"1": 1.0}, "a", 0, possible_actions=["a", "b"])]
-    rows += [
-        row("y", i, {"1": 1.0}, "a", i + 1, possible_actions=offers) for i, offers in enumerate((["b", "a"], None))
-    ]
+    rows += [row("y", 0, {"1": 1.0}, "a", 1, possible_actions=["b", "a"])]
+    rows += [row("y", 1, {"1": 1.0}, "a", 2, possible_actions=None)]
     rows += [row("z", 0, {"1": 1.0}, "c", 3)]
     data, _ = prepare(tmp_path, rows)
     assert by_place(data, "possible_actions")[0][2] == [1, 1, 0], "the list of the others, without c"
 
 
+@pytest.mark.skipif(not REAL.exists(), reason="the real log is not here")
 def test_real_log_is_prepared_by_each_rule(tmp_path):
     data = Dataset.open(prepare_dataset([REAL], tmp_path / "all", PrepareOptions(), show=silent))
     info, rules = data.info, data.info.rules
@@ -485,6 +484,24 @@ def test_leftovers_of_killed_processes_are_removed(tmp_path, name):
     prepare_dataset([log], out, PrepareOptions(), show=printed.append)
     assert printed == [f"{out} is prepared already"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", name]
+
+
+@pytest.mark.parametrize("what", ["nothing", "an empty directory", "prepared data"])
+def test_a_link_stays_and_the_data_are_where_it_points(tmp_path, what):
+    disk, link = tmp_path / "disk", tmp_path / "data"
+    disk.mkdir()
+    link.symlink_to("disk/mine")
+    first = write_log(tmp_path / "first.jsonl", many(trajectories=4))
+    log = write_log(tmp_path / "log.jsonl", many(trajectories=5))
+    if what == "an empty directory":
+        (disk / "mine").mkdir()
+    elif what == "prepared data":
+        prepare_dataset([first], link, PrepareOptions(), show=silent)
+    assert prepare_dataset([log], link, PrepareOptions(), show=silent) == disk / "mine"
+    assert link.is_symlink()
+    assert Dataset.open(link).info.num_trajectories == 5
+    assert [path.name for path in disk.iterdir()] == ["mine"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "disk", "first.jsonl", "log.jsonl"]
 
 
 def test_a_place_where_no_lock_can_be_made_is_refused(tmp_path):
