@@ -292,6 +292,21 @@ def test_names_of_one_column_and_marks_of_the_other_are_refused(tmp_path, action
     assert found.info.actions == ("left", "right")
 
 
+@pytest.mark.parametrize("kind", ["discrete", "parametric"])
+def test_a_final_state_with_possible_actions_is_where_its_trajectory_was_cut(tmp_path, kind):
+    offers = ["a", "b"] if kind == "discrete" else [{"7": 1.0, "8": 0.0}, {"7": 0.0, "8": 2.0}]
+    rows = list[dict]()
+    for name, last in (("cut", offers), ("over", None)):
+        for i in range(2):
+            rows.append(row(name, i, {"1": 1.0 + i}, offers[0], len(rows), possible_actions=offers))
+        rows.append(row(name, 2, {"1": 9.0}, None, None, possible_actions=last))
+    data, lines = prepare(tmp_path, rows)
+    order = np.argsort(data.column("reward")[:], kind="stable")
+    assert data.column("terminal")[:][order].tolist() == [0, 0, 0, 1]
+    assert data.column("next_state")[:][order][:, 0].tolist()[:2] == [2.0, 9.0]
+    assert any(line.startswith("a row without an action follows 1 of them") for line in lines)
+
+
 def test_decisions_of_one_step_do_not_look_cut_off(tmp_path):
     rows = [row(f"t{i}-{k}", 0, {"1": 1.0 * i}, "go") for i in range(30) for k in range(2)]
     assert not [line for line in prepare(tmp_path, rows)[1] if "--max-episode-steps" in line]

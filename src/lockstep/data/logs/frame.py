@@ -130,18 +130,20 @@ def _check_scalars(found: RawRows, kind: str) -> None:
 
 
 def _check_decisions(found: RawRows) -> None:
-    """Require an action and a reward of every row, except of a final state without possible actions."""
+    """Require an action and a reward of every row, except of one that is only a state.
+
+    That is a row with neither, or one whose possible actions are []. `next_rows` requires that no row follows it.
+    """
     action, reward = found.actions["action"], found.scalars["reward"]
     acted = action.given if isinstance(action, Maps) else action.is_not_null().to_numpy()
     rewarded = reward.is_not_null().to_numpy()
     over = ~acted & ~rewarded
     if (possible := found.lists.get("possible_actions")) is not None:
-        none, unknown = (possible.list.len() == 0).fill_null(value=False), possible.is_null()
-        over = none.to_numpy() | (over & unknown.to_numpy())
+        over |= (possible.list.len() == 0).fill_null(value=False).to_numpy()
     for name, known in (("action", acted), ("reward", rewarded)):
         if (bad := ~known & ~over).any():
             found.where.refuse(
                 int(np.argmax(bad)),
-                f"{name} is missing; log it, or end the trajectory before this row. Only the state after the end of a "
-                "trajectory, where possible_actions is [], has no action and no reward",
+                f"{name} is missing; log it, or end the trajectory before this row. Only a row that is the last state "
+                "of a trajectory has neither action nor reward",
             )

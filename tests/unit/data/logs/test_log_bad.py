@@ -62,6 +62,11 @@ NAMES = ["left", "right"]
         (row(1, possible_actions=[1, 2]), "a 0 or 1 for each action"),
         (row(1, possible_actions="left"), "it must be a list of names"),
         (row(1, possible_actions=[{"7": 1}]), "possible_actions holds maps of features, but actions of this log"),
+        (row(1, action=None, possible_actions=["left"]), "action is missing; log it, or end the trajectory before"),
+        (
+            row(1, reward=None, possible_actions=["left"]),
+            "Only a row that is the last state of a trajectory has neither",
+        ),
         (row(1, propensity=0), "propensity 0.0 is not a probability in (0, 1]"),
         (row(1, propensity=1.5), "propensity 1.5 is not a probability in (0, 1]"),
         (row(1, action_probability=-0.5), "propensity -0.5 is not a probability in (0, 1]"),
