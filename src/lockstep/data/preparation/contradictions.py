@@ -23,6 +23,15 @@ _TOLERANCE = 1e-5
 """Relative tolerance: a state logged twice, once in 32 bits, counts as equal."""
 
 
+def steps_to_next(columns: dict[str, NDArray[Any]], rows: _Index) -> NDArray[np.uint64]:
+    """How much larger the sequence number of the row after each of `rows` [m] is; it follows in the same trajectory.
+
+    Numbers grow within a trajectory, but between two of opposite sign they may by more than int64 holds.
+    """
+    number = columns["sequence_number"].view(np.uint64)
+    return number[rows + 1] - number[rows]
+
+
 def check_once(block: Block, last: _Bools, where: RowName) -> None:
     """Reject two rows of a trajectory with the same sequence number."""
     number = block.columns["sequence_number"]
@@ -124,8 +133,8 @@ def _missing(columns: dict[str, NDArray[Any]], rows: _Index) -> _Bools:
     """Whether the logged time to the next decision does not lead to the next row."""
     if "time_diff" not in columns:
         return np.zeros(len(rows), np.bool_)
-    number, time = columns["sequence_number"], columns["time_diff"]
-    return ~np.isnan(time[rows]) & (number[rows] + time[rows] != number[rows + 1])
+    time = columns["time_diff"][rows]
+    return ~np.isnan(time) & (time != steps_to_next(columns, rows))
 
 
 def _differ(logged: NDArray[Any], follows: NDArray[Any]) -> _Bools:

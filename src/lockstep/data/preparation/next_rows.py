@@ -36,6 +36,7 @@ from lockstep.data.preparation.contradictions import (
     check_next,
     check_numbers,
     check_once,
+    steps_to_next,
 )
 from lockstep.data.preparation.hashing import Words
 from lockstep.data.preparation.lists import Lists, concatenate
@@ -225,18 +226,16 @@ def _at_limit(decision: Bools, first: Bools, ends: Bools, limit: int | None, whe
 
 def _steps(columns: dict[str, NDArray[Any]], goes_on: Index) -> tuple[int, int]:
     """How many rows, of those that a row follows, have a sequence number that is one smaller, and how many others."""
-    number = columns["sequence_number"]
-    step = number[goes_on + 1] - number[goes_on]
+    step = steps_to_next(columns, goes_on)
     single = step == 1
     told = columns["time_diff"][goes_on] == step if "time_diff" in columns else np.zeros(len(step), np.bool_)
     return int(single.sum()), int((~single & ~told).sum())
 
 
 def _time_diff(columns: dict[str, NDArray[Any]], following: Index) -> NDArray[np.float64]:
-    number = columns["sequence_number"]
-    found = np.ones(len(number))
+    found = np.ones(len(following))
     goes_on = np.flatnonzero(following >= 0)
-    found[goes_on] = number[goes_on + 1] - number[goes_on]
+    found[goes_on] = steps_to_next(columns, goes_on)
     if (logged := columns.get("time_diff")) is not None:
         found = np.where(np.isnan(logged), found, logged)
     return found

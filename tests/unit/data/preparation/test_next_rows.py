@@ -82,6 +82,20 @@ def test_logged_time_diff_takes_precedence():
     assert log.of("time_diff") == [0.5, 2, 9]
 
 
+def test_sequence_numbers_may_be_as_far_apart_as_64_bits_hold():
+    log = Log(("x", -(2**63), {}), ("x", 0, {}), ("x", 2**63 - 1, {}))
+    assert log.of("time_diff") == [2.0**63, 2.0**63, 1]
+    assert (log.line.single_steps, log.line.longer_steps) == (0, 2)
+
+
+def test_a_missing_row_is_detected_among_nanoseconds():
+    """As float64, times of today are 256 apart: 100 and 120 later are the same."""
+    start, told = 1_700_000_000_000_000_000, {"time_diff": 100.0, "has_next_state": True, "next_state:1": 1.0}
+    log = Log(("x", start, {**told, "state:1": 0.0}), ("x", start + 120, {**told, "state:1": 2.0}))
+    assert log.line.gaps == 1
+    assert log.following() == [None, None]
+
+
 @pytest.mark.parametrize(
     ("mark", "over", "open_"),
     [
@@ -130,6 +144,16 @@ def test_last_row_without_action_is_only_a_state(mark):
     assert log.of("continues")[:3] == [True, False, False]
     assert log.line.lengths.sum() == 4
     assert log.line.final_states == (mark == "last_row"), "an empty list marks the end"
+
+
+@pytest.mark.parametrize("mark", ["possible_actions", "possible_next_actions", "next_state", "last_row"])
+def test_last_row_without_action_that_has_possible_actions_is_where_the_trajectory_was_cut(mark):
+    cut = {"action": None, "reward": None, "possible_actions": ["b"]}
+    log = Log(("x", 0, {"possible_actions": ["a"]}), ("x", 1, {"possible_actions": ["a"]}), ("x", 2, cut), mark=mark)
+    assert log.of("kept") == [True, True, False]
+    assert log.of("terminal") == [False, False, False]
+    assert log.offers(log.line.next_index)[:2] == ["a", "b"]
+    assert log.line.final_states == log.line.left_out == 0
 
 
 def test_step_limit_truncates_full_length_trajectories_only():
