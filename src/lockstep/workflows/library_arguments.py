@@ -78,7 +78,7 @@ def parse(library: str, words: list[str]) -> tuple[LibraryRequest, int]:
     request = LibraryRequest(
         library=library,
         task=task,
-        agent=_agent(library, args.agent, task),
+        agent=_agent(library, args, task),
         ml_framework=args.ml_framework,
         num_envs=args.num_envs if args.num_envs is not None or isaac.is_isaac(task) else _DEFAULT_NUM_ENVS,
         seed=args.seed,
@@ -136,7 +136,8 @@ def _ranks_to_start(library: str, args: argparse.Namespace, world: World) -> int
     return args.ranks if args.ranks is not None and args.ranks > 1 else 0
 
 
-def _agent(library: str, agent: str | None, task: str) -> str:
+def _agent(library: str, args: argparse.Namespace, task: str) -> str:
+    agent: str | None = args.agent
     if agent is None:
         if isaac.is_isaac(task):
             return ENTRY_POINTS[library]
@@ -146,14 +147,19 @@ def _agent(library: str, agent: str | None, task: str) -> str:
     if agent.endswith((".yaml", ".yml")):
         if not Path(agent).is_file():
             raise ConfigError(f"--agent {agent}: the file does not exist")
-        read_agent_file(agent)
+        read_agent_file(agent, needs_seed=args.seed is None)
     elif not isaac.is_isaac(task):
         raise ConfigError(f"--agent {agent} is no YAML file, and only tasks of Isaac Lab publish settings by name")
     return agent
 
 
-def read_agent_file(path: str) -> dict[str, Any]:
-    """The settings in a YAML file of a library. Raises `ConfigError` if they cannot be such a library's."""
+def read_agent_file(path: str, *, needs_seed: bool) -> dict[str, Any]:
+    """The settings in a YAML file of a library.
+
+    Raises:
+        ConfigError: they cannot be such a library's; or `needs_seed`, and theirs is none. rl_games and Isaac Lab write
+            -1 for a random one, which ranks could not derive theirs from.
+    """
     found = settings.parse(read_text(Path(path)), path)
     if not isinstance(found, dict):
         raise ConfigError(f"--agent {path} holds no settings")
@@ -162,8 +168,8 @@ def read_agent_file(path: str) -> dict[str, Any]:
     if not isinstance(params, dict):
         raise ConfigError(f"--agent {path}: params={params} must hold the settings of rl_games by name")
     seed = cast("dict[str, Any]", params).get("seed")
-    if not isinstance(seed, int | None) or (seed or 0) < 0:
-        raise ConfigError(f"--agent {path}: seed={seed} must be a whole number of at least 0; --seed S goes before it")
+    if needs_seed and (not isinstance(seed, int | None) or (seed or 0) < 0):
+        raise ConfigError(f"--agent {path}: seed={seed} must be a whole number of at least 0; or give --seed S")
     return agent
 
 

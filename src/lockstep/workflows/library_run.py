@@ -99,7 +99,7 @@ class LibraryRun:
             if isaac.is_isaac(request.task):
                 env, agent = self._open_isaac(stack)
             else:
-                agent = read_agent_file(request.agent)
+                agent = read_agent_file(request.agent, needs_seed=request.seed is None)
                 self._set_seed(agent)
                 assert request.num_envs is not None
                 kind = TensorTaskEnv if is_tensor_task(request.task) else HostTaskEnv
@@ -222,7 +222,7 @@ class LibraryRun:
         task = stack.enter_context(
             open_task(request.task, str(self.device), None if file else entry_point, request.overrides)
         )
-        agent = read_agent_file(request.agent) if file else task.agent_cfg
+        agent = read_agent_file(request.agent, needs_seed=request.seed is None) if file else task.agent_cfg
         if agent is None:
             raise ConfigError(
                 f"task={request.task} publishes no {entry_point}; give the library's own config file: --agent FILE.yaml"

@@ -1,12 +1,13 @@
 """The command line of the workflows that train with other libraries, without these libraries."""
 
 import pytest
+import yaml
 
 from lockstep.envs import isaac
 from lockstep.errors import ConfigError
 from lockstep.torch.envs.isaac_launch import rank_seed
 from lockstep.workflows import library_arguments
-from lockstep.workflows.library_arguments import parse, without_ranks
+from lockstep.workflows.library_arguments import parse, read_agent_file, without_ranks
 from lockstep.workflows.library_command import main, set_library_environment
 from lockstep.workflows.library_run import run_name
 from lockstep.world import World
@@ -73,6 +74,17 @@ def test_agent_files_that_cannot_be_are_refused_before_the_run_directory(content
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("seed", ["-1", "random"])
+def test_a_seed_of_the_agent_file_that_ranks_cannot_use_gives_way_to_the_flag(seed, tmp_path):
+    (tmp_path / "agent.yaml").write_text(f"params: {{seed: {seed}}}\n")
+    words = ["--task=Pendulum-v1", "--agent=agent.yaml"]
+    with pytest.raises(ConfigError, match=f"agent.yaml: seed={seed} must be .*; or give --seed S$"):
+        parse("rl_games", words)
+    request, _ = parse("rl_games", [*words, "--seed=3"])
+    assert request.seed == 3
+    assert read_agent_file("agent.yaml", needs_seed=False)["params"]["seed"] == yaml.safe_load(seed)
 
 
 def test_run_directory_is_named_by_task_and_library():
