@@ -107,6 +107,14 @@ def test_values_are_yaml_read_by_the_type_of_the_field(name, text, read):
     assert type(value) is type(read)
 
 
+def test_names_below_a_mapping_may_have_dots():
+    base = OfflineRun(data="d", algo="dqn")
+    run = override(base, {"reward_boost.menu.buy": "0.5", "algorithm.reward_boost.2.0": "1", "reward_boost.a": "2"})
+    assert run.algorithm.reward_boost == {"menu.buy": 0.5, "2.0": 1, "a": 2}
+    with pytest.raises(ConfigError, match=r"unknown setting rewards_boost\.menu\.buy; did you mean"):
+        override(base, {"rewards_boost.menu.buy": "0.5"})
+
+
 def test_python_values_are_taken_as_they_are():
     run = override(BASE, {"seed": 3, "hidden": (8,), "algorithm": PPOConfig(gamma=0.5), "kwargs": {"a": "1e3"}})
     assert (run.seed, run.network.hidden, run.algorithm.gamma) == (3, (8,), 0.5)

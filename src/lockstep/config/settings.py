@@ -26,7 +26,7 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _OCTAL = re.compile(r"[-+]?0[0-9_]+")
 MUST_BE = "must_be"
 """Key in the `metadata` of a field, for what errors say of its values instead of the type."""
-_USER_KEYED_SETTINGS = ("kwargs", "reward_boost")
+_USER_KEYED_SETTINGS = ("kwargs", "reward_boost", "feature_overrides")
 """Settings whose keys are names of the user's own."""
 _FEW = 12
 """Settings that an error lists."""
@@ -264,8 +264,11 @@ def _find(name: str, hints: Mapping[str, Any]) -> tuple[str, list[str]]:
         found = [head] if head in hints else [path for path in hints if path.rpartition(".")[2] == head]
         if len(found) > 1:
             raise ConfigError(f"{name} could be {' or '.join(found)}; write it in full")
-        if found and (not keys or get_origin(hints[found[0]]) is dict):
+        if found and not keys:
             return found[0], keys
+        if found and get_origin(hint := hints[found[0]]) is dict:
+            # Only mappings of anything hold others; elsewhere a dot is part of the key, as of the feature user.age.
+            return found[0], keys if get_args(hint)[1] is Any else [".".join(keys)]
         head, _, key = head.rpartition(".")
         keys.insert(0, key)
     raise _unknown(name, hints)

@@ -157,8 +157,9 @@ def test_answers_that_depend_on_algorithm_and_kind(words, answer, capsys):
 
 
 def test_names_of_the_user_keep_their_hyphens():
-    given = ["reward-boost.add-to-cart=1", "env.kwargs.my-key.b-c=2", "num-envs=4"]
-    assert [*set_values(given)] == ["reward_boost.add-to-cart", "env.kwargs.my-key.b-c", "num_envs"]
+    given = ["reward-boost.add-to-cart=1", "env.kwargs.my-key.b-c=2", "num-envs=4", "feature-overrides.user-age=enum"]
+    names = ["reward_boost.add-to-cart", "env.kwargs.my-key.b-c", "num_envs", "feature_overrides.user-age"]
+    assert [*set_values(given)] == names
 
 
 def test_the_last_value_of_a_name_counts():

@@ -54,6 +54,16 @@ def test_options_reach_the_data(tmp_path, log, capsys):
     assert Dataset.open(tmp_path / "b").state_features == data.state_features
 
 
+def test_the_type_of_a_feature_with_dots_and_hyphens_is_set_by_its_name(tmp_path, capsys):
+    rows = [row(i, state_features={"user.first-age": i % 7, "x": i}) for i in range(30)]
+    write(tmp_path / "log.jsonl", rows)
+    words = ["--set", "feature_overrides.user.first-age=quantile", "--set", "feature_overrides.x=enum"]
+    code, said = call(capsys, tmp_path / "log.jsonl", "--out", tmp_path / "data", *words)
+    assert code == 0, said
+    features = Dataset.open(tmp_path / "data").state_features
+    assert (features["user.first-age"].type, features["x"].type) == ("quantile", "enum")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
