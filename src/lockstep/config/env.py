@@ -34,7 +34,8 @@ class EnvConfig:
     placement: Literal["auto", "host", "device"] = "auto"
     """Where PPO, and in JAX also SAC and TD3, step the environments: `host` (numpy) or `device` (tensors of
     `ml_framework` on the learner's device).
-    `auto`: on the device if the task is only there, or is there faster. JAX reads torch tensors through DLPack."""
+    `auto`: on the device if the task is only there, or is there faster. JAX reads torch tensors through DLPack.
+    `device` has the default settings of that kind of task."""
 
     def __post_init__(self) -> None:
         """Refuse limits that leave nothing, and groups that are named twice."""
