@@ -57,6 +57,12 @@ class DatasetInfo:
         known = self.has_impossible_actions
         return self.kind == "discrete" and (self.has_possible_actions if known is None else known)
 
+    @property
+    def actions_given(self) -> bool:
+        """Discrete: whether the user gave `actions`, in the order of their indices; otherwise they are sorted."""
+        options: dict[str, Any] = self.rules.get("options") or {}
+        return options.get("actions") is not None and bool(options.get("actions_given", True))
+
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for `dataset.json` and for policy files; the inverse of `from_dict`."""
         return asdict(self)

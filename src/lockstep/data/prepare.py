@@ -55,6 +55,9 @@ class PrepareOptions:
     """`discrete`, `parametric` or `continuous`; `None`: found from the log."""
     actions: tuple[str, ...] | None = None
     """Names of discrete actions, in the order of their indices; `None`: those that occur."""
+    actions_given: bool = True
+    """Whether `actions` are in the order of indices. False: other prepared data found them in a log, and sorted them;
+    numbers in a log are names there, as without `actions`."""
     columns: Mapping[str, Any] | None = None
     """Names of the columns in the log, by the names of the schema."""
     max_episode_steps: int | None = None
@@ -83,9 +86,11 @@ class PrepareOptions:
         """Plain values for `dataset.json`; equal options give equal rows of one log."""
         files = {"state_features": self.state_features, "action_features": self.action_features}
         digests = {name: None if file is None else _given_features(file).digest for name, file in files.items()}
-        same = {"kind": self.kind, "actions": self.actions, "columns": self.columns}
+        same: dict[str, Any] = {"kind": self.kind, "actions": self.actions, "columns": self.columns}
         given: dict[str, Any] = settings.plain(self.norm_params())
         norm = {name: given[name] for name in dict.fromkeys(name.partition(".")[0] for name in self.norm)}
+        if self.actions is not None and not self.actions_given:
+            same["actions_given"] = False
         return settings.plain(same | {"max_episode_steps": self.max_episode_steps} | digests) | {"norm": norm}
 
 
@@ -184,7 +189,14 @@ def _opened(paths: Sequence[Path], options: PrepareOptions) -> "Log":
     from lockstep.data.logs.format import read_log
 
     like = options.metrics is not None  # only other prepared data say so
-    return read_log(paths, columns=options.columns, kind=options.kind, actions=options.actions, like=like)
+    return read_log(
+        paths,
+        columns=options.columns,
+        kind=options.kind,
+        actions=options.actions,
+        indexed=options.actions_given,
+        like=like,
+    )
 
 
 def _features(sample: FeatureSample, options: PrepareOptions, show: Show | None) -> tuple[Features, Features | None]:
@@ -317,8 +329,10 @@ def _compare(
 
 def _source(path: Path) -> dict[str, Any]:
     """Path, size and modification time of a source, to detect changes."""
-    from lockstep.data.logs.minari import size_of
+    from lockstep.data.logs.files import is_minari
+    from lockstep.data.logs.minari import root_of, size_of
 
-    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    place = root_of(path) if is_minari(path) else path
+    files = [file for file in place.rglob("*") if file.is_file()] if place.is_dir() else [place]
     changed = max((file.stat().st_mtime_ns for file in files if file.exists()), default=0)
-    return {"path": str(path.resolve()) if path.exists() else str(path), "bytes": size_of(path), "changed_ns": changed}
+    return {"path": str(place.resolve()), "bytes": size_of(path), "changed_ns": changed}

@@ -4,6 +4,7 @@ import argparse
 import re
 import shlex
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from lockstep.cli.request import set_values
 from lockstep.errors import ConfigError
 
 if TYPE_CHECKING:
+    from lockstep.data.info import DatasetInfo
     from lockstep.data.prepare import PrepareOptions
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -124,12 +126,13 @@ def _like(other: Path, options: "PrepareOptions", args: argparse.Namespace) -> "
     previous: dict[str, Any] = dataset.info.rules.get("options", {})
     columns = options.columns
     if columns is None and previous.get("columns") is not None:
-        columns = _columns_of(args.logs, previous["columns"], info.kind, actions)
+        columns = _columns_of(args.logs, previous["columns"], info)
     _check_kind(args.logs, other, columns, info.kind)
     return replace(
         options,
         kind=info.kind,
         actions=actions,
+        actions_given=info.actions_given,
         columns=columns,
         max_episode_steps=(
             previous.get("max_episode_steps") if options.max_episode_steps is None else options.max_episode_steps
@@ -140,17 +143,17 @@ def _like(other: Path, options: "PrepareOptions", args: argparse.Namespace) -> "
     )
 
 
-def _columns_of(
-    logs: list[str], columns: dict[str, Any], kind: str, actions: tuple[str, ...] | None
-) -> dict[str, Any] | None:
+def _columns_of(logs: list[str], columns: dict[str, Any], info: "DatasetInfo") -> dict[str, Any] | None:
     """The column names of other data; None if the logs lack those columns, and have the names of the schema."""
     from lockstep.data.logs.format import read_log
 
+    actions = info.actions if info.kind == "discrete" else None
+    read = partial(read_log, logs, kind=info.kind, actions=actions, indexed=info.actions_given)
     try:
-        read_log(logs, columns=columns, kind=kind, actions=actions)
+        read(columns=columns)
     except ConfigError:
         try:
-            read_log(logs, kind=kind, actions=actions)
+            read()
         except ConfigError:
             return columns  # refused later, with the names that are missing
         return None

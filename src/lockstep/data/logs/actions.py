@@ -32,48 +32,55 @@ class ActionNames:
     """Names of discrete actions."""
 
     names: tuple[str, ...] | None = None
-    """In the order of indices and masks; None: any name is valid, and action 0 is named "0"."""
+    """All that are valid; None: any."""
+    indexed: bool = True
+    """Whether `names` are in the order of indices and masks. Otherwise, and without names, action 0 is named "0"."""
     numeric_lists: bool | None = None
     """Whether a list is the numbers of a continuous action, not the one-hot list of a name. None: not known yet; the
     first lists decide."""
     like: bool = False
     """Whether the names are those of other prepared data (`--like`), and none can be added to them."""
 
+    @property
+    def by_index(self) -> tuple[str, ...] | None:
+        """The names of action 0, 1 and so on; None if they are "0", "1" and so on."""
+        return self.names if self.indexed else None
+
     def of_index(self, index: Any, where: SourceRows, row: int, column: str) -> str:
         """The name of action number `index`."""
         if isinstance(index, float) and index.is_integer():
             index = int(index)
         if isinstance(index, bool) or not isinstance(index, int):
-            may_be_number = isinstance(index, float) and self.names is None
+            may_be_number = isinstance(index, float) and self.by_index is None
             what = CONTINUOUS if may_be_number else "an action is a name, an index, a one-hot list or a map"
             where.refuse(row, f"{column} is {index!r}; {what}")
-        if index < 0 or (self.names is not None and index >= len(self.names)):
-            there = "indices count from 0" if self.names is None else f"there are {len(self.names)} actions"
-            more = f"; {CONTINUOUS}" if self.names is None else ""
+        names = self.by_index
+        if index < 0 or (names is not None and index >= len(names)):
+            there = "indices count from 0" if names is None else f"there are {len(names)} actions"
+            more = f"; {CONTINUOUS}" if names is None else ""
             where.refuse(row, f"{column} {index} is not the index of an action: {there} (write a name in quotes){more}")
-        return str(index) if self.names is None else self.names[index]
+        return str(index) if names is None else names[index]
 
     def of_cell(self, text: str) -> str:
         """The name of an action in a CSV cell, where `1` may be a name or an index; names take precedence.
 
         `1.0` is the index 1: where a column has empty cells, pandas writes whole numbers so.
         """
-        if self.names is None:
-            return _WHOLE_FLOAT.sub(r"\1", text)
-        if text in self.names:
+        if self.names is not None and text in self.names:
             return text
-        index = _WHOLE_FLOAT.sub(r"\1", text)
-        return self.names[int(index)] if index.isdecimal() and int(index) < len(self.names) else text
+        names, index = self.by_index, _WHOLE_FLOAT.sub(r"\1", text)
+        if names is None:
+            return index
+        return names[int(index)] if index.isdecimal() and int(index) < len(names) else text
 
     def names_of_mask(self, mask: Any, where: SourceRows, row: int, column: str) -> list[str]:
         """The names of the actions of a mask of 0 and 1."""
         if not all(isinstance(value, (int, float)) and value in (0, 1) for value in mask):
             where.refuse(row, f"{column} is {mask}; a list holds names, maps, or a 0 or 1 for each action")
-        if self.names is not None and len(mask) != len(self.names):
-            where.refuse(
-                row, f"{column} marks {len(mask)} actions, and there are {len(self.names)}: {self._first_names}"
-            )
-        return [str(i) if self.names is None else self.names[i] for i, value in enumerate(mask) if value]
+        names = self.by_index
+        if names is not None and len(mask) != len(names):
+            where.refuse(row, f"{column} marks {len(mask)} actions, and there are {len(names)}: {self._first_names}")
+        return [str(i) if names is None else names[i] for i, value in enumerate(mask) if value]
 
     def check(self, found: pl.Series, where: SourceRows, column: str) -> pl.Series:
         """The names, unchanged (String). Raises `ConfigError` for an unknown action."""
@@ -175,7 +182,8 @@ def actions_of_series(series: pl.Series, names: ActionNames, where: SourceRows, 
         distinct = series.unique(maintain_order=True).drop_nulls()
         rows = [int(cast(int, (series == index).arg_max())) for index in distinct]
         called = [names.of_index(index, where, row, column) for index, row in zip(distinct, rows, strict=True)]
-        return series.replace_strict(distinct, called, default=None, return_dtype=pl.String).alias(column)
+        named = series.replace_strict(distinct, called, default=None, return_dtype=pl.String).alias(column)
+        return names.check(named, where, column)
     if isinstance(dtype, pl.Array) or (isinstance(dtype, pl.List) and as_entries(series) is None):
         return ActionDecoder(names)([msgspec.json.encode(row) for row in series.to_list()], where, column)
     if dtype == pl.Boolean:

@@ -44,6 +44,7 @@ def read_log(
     columns: Mapping[str, Any] | None = None,
     kind: str | None = None,
     actions: Sequence[str] | None = None,
+    indexed: bool = True,
     like: bool = False,
 ) -> "Log":
     """Open a log, to be read in parts.
@@ -54,7 +55,8 @@ def read_log(
             each id.
         kind: of `KINDS`; None: as the first actions. Maps and lists of numbers are `continuous` if no row names its
             possible actions and all have the same ids, else `parametric`.
-        actions: names of discrete actions, in the order of their indices; others are rejected.
+        actions: names of discrete actions; others are rejected.
+        indexed: whether `actions` are in the order of their indices; otherwise action 0 is named "0".
         like: whether these settings are those of other prepared data; for messages.
 
     Raises:
@@ -70,7 +72,7 @@ def read_log(
         raise ConfigError(f"actions={','.join(actions)} are names, and kind={kind} has none; leave one out")
     files, in_folders = find_files([Path(path) for path in paths])
     numeric_lists = True if kind == "continuous" else False if kind else None
-    schema = LogSchema.of(columns, actions, numeric_lists=numeric_lists, like=like)
+    schema = LogSchema.of(columns, actions, numeric_lists=numeric_lists, indexed=indexed, like=like)
     return Log(files, in_folders, schema, kind or ("discrete" if actions is not None else None))
 
 

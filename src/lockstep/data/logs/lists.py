@@ -146,9 +146,8 @@ def _marked(
     row = np.repeat(np.arange(len(counts)), counts)
     wrong = np.flatnonzero(~np.isin(marks, (0.0, 1.0)))
     lengths = counts[counts > 0]
-    odd = np.flatnonzero(
-        (counts > 0) & (counts != (len(names.names) if names.names is not None else lengths[:1].sum()))
-    )
+    by_index = names.by_index
+    odd = np.flatnonzero((counts > 0) & (counts != (len(by_index) if by_index is not None else lengths[:1].sum())))
     for bad in (*row[wrong[:1]], *odd[:1]):
         mask = [float(value) for value in marks[row == bad]]
         names.names_of_mask(mask, where, int(bad), column)
@@ -156,6 +155,7 @@ def _marked(
     place = np.arange(len(marks)) - np.repeat(np.cumsum(counts) - counts, counts)
     taken = marks == 1
     width = int(counts.max(initial=0))
-    called = np.array(names.names if names.names is not None else [str(i) for i in range(width)], dtype=object)
+    called = np.array(by_index if by_index is not None else [str(i) for i in range(width)], dtype=object)
     children = pl.Series(column, called[place[taken]].tolist(), dtype=pl.String)
+    names.check(children, where.take(row[taken]), column)
     return lists(children, np.bincount(row[taken], minlength=len(counts)), null)

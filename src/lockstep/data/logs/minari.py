@@ -23,8 +23,12 @@ def size_of(path: Path) -> int:
     """Bytes of a file, or of all files of a Minari data set."""
     if not is_minari(path):
         return path.stat().st_size
-    folder = path if path.is_dir() else _root(path)
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return sum(file.stat().st_size for file in root_of(path).rglob("*") if file.is_file())
+
+
+def root_of(path: Path) -> Path:
+    """The folder of a Minari data set that `path` names: its folder, or `minari:NAME`."""
+    return path if path.is_dir() else Path(_minari(path, "minari.storage").get_dataset_path(_name(path)))
 
 
 def read_minari(
@@ -81,12 +85,13 @@ def _found(episodes: list[Any], where: SourceRows, file: int, context: tuple[Any
     else:
         index = taken.reshape(-1).astype(np.int64) - int(action.start)
         wrong = np.flatnonzero((index < 0) | (index >= action.n))
-        names = schema.names.names or tuple(str(i) for i in range(int(action.n)))
+        names = schema.names.by_index or tuple(str(i) for i in range(int(action.n)))
         if len(names) != action.n:
             raise ConfigError(f"{where.path} has {action.n} actions, and actions={','.join(names)} are {len(names)}")
         if len(wrong):
             where.refuse(int(wrong[0]), f"action {taken.reshape(-1)[wrong[0]]} is not in {action}")
-        found.actions["action"] = pl.Series(np.array(names, dtype=object)[index].tolist(), dtype=pl.String)
+        named = pl.Series(np.array(names, dtype=object)[index].tolist(), dtype=pl.String)
+        found.actions["action"] = schema.names.check(named, where, "action")
     return found
 
 
@@ -111,7 +116,7 @@ def _numbers_of(space: Any, what: str, path: Path) -> int:
 
 def _opened(path: Path) -> Any:
     minari = _minari(path, "minari")
-    if not path.is_dir() and not (root := _root(path)).exists():
+    if not (root := root_of(path)).exists():
         raise ConfigError(f"{path} is not there ({root}); download it: minari download {_name(path)}")
     try:
         return minari.MinariDataset(path / "data") if path.is_dir() else minari.load_dataset(_name(path))
@@ -128,7 +133,3 @@ def _minari(path: Path, module: str) -> Any:
 
 def _name(path: Path) -> str:
     return str(path).removeprefix("minari:")
-
-
-def _root(path: Path) -> Path:
-    return Path(_minari(path, "minari.storage").get_dataset_path(_name(path)))

@@ -51,6 +51,7 @@ class LogSchema:
         actions: Sequence[str] | None,
         *,
         numeric_lists: bool | None = None,
+        indexed: bool = True,
         like: bool = False,
     ) -> "LogSchema":
         """From the user's settings, the others as in `ActionNames`. Raises `ConfigError` if they are invalid."""
@@ -61,7 +62,8 @@ class LogSchema:
         overrides = {name: _own(name, value) for name, value in named.items() if name not in left_out}
         if actions is not None:
             numeric_lists = False
-        return cls(overrides, left_out, ActionNames(None if actions is None else tuple(actions), numeric_lists, like))
+        names = None if actions is None else tuple(actions)
+        return cls(overrides, left_out, ActionNames(names, indexed=indexed, numeric_lists=numeric_lists, like=like))
 
     def column_of(self, name: str, available: Iterable[str]) -> str | None:
         """The name of a schema column in a log; None if it is missing, left out, or a map with a column for each id."""

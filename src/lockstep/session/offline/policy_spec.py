@@ -193,8 +193,7 @@ def _check_order(policy_spec: OfflinePolicySpec, task: str) -> None:
             f"{word}0, {word}1, ... in the simulator's order, in the log or by --columns of `offline prepare` "
             f"({column}: {{{word}0: NAME, {word}1: NAME}}), or leave task out"
         )
-    given = (info.rules.get("options") or {}).get("actions") is not None
-    if info.kind == "discrete" and not given and not numbered(info.actions):
+    if info.kind == "discrete" and not info.actions_given and not numbered(info.actions):
         raise ConfigError(
             f"task={task} numbers the actions, and the log names them ({', '.join(info.actions[:4])}): give the "
             "names in the simulator's order to `offline prepare` (--actions FIRST,SECOND), or leave task out"

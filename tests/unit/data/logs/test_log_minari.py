@@ -151,3 +151,28 @@ def test_several_data_sets_are_read_as_one_log(made, tmp_path, order):
         [Path(path) for path in paths[::order]], tmp_path / "out", PrepareOptions(), show=printed.append
     )
     assert Dataset.open(data).info.num_trajectories == 8 and printed[0].startswith("28 decisions in 8 trajectories")
+
+
+def test_actions_of_another_data_set_are_those_with_the_same_numbers(made):
+    folder, _ = made(gymnasium.spaces.Discrete(3), lambda draws: 1 + draws.integers(2))
+    for name in (("1", "2"), ("0", "1", "2")):
+        rows = made_logs.whole(read_log([folder], actions=name, indexed=False))
+        assert set(rows["action"]) == {"1", "2"}
+    with pytest.raises(ConfigError, match='action "1" is not one of the actions 0, 2'):
+        made_logs.whole(read_log([folder], actions=("0", "2"), indexed=False))
+
+
+def test_a_named_data_set_that_was_made_again_is_prepared_again(made, tmp_path):
+    """The new one has as many bytes."""
+    space, out, said = gymnasium.spaces.Discrete(2), tmp_path / "out", []
+    means = []
+    for first in (0, 1, 1):
+        if len(means) < 2:
+            if means:
+                minari.delete_dataset("made/test-v0")
+            taken = iter([first] * 100)
+            made(space, lambda _, taken=taken: next(taken), data_format="hdf5")
+        prepare_dataset([Path("minari:made/test-v0")], out, PrepareOptions(actions=("0", "1")), show=said.append)
+        means.append(Dataset.open(out).column("action")[:].mean())
+    assert means == [0, 1, 1]
+    assert said[-1] == f"{out} is prepared already"
