@@ -296,9 +296,11 @@ class TensorShard:
         if self._same_step:
             self._check_final(step, is_final)
             finals = [group.final_rows(step, env) for group in self.groups]
-            observations = [normalized for _, normalized in finals]
-            value = self._outputs(self._policy, observations, self.states[step + 1, env], reward.new_zeros(len(env)))[1]
-            next_value[step, env] = torch.where(is_final, value.float(), next_value[step, env])
+            if len(env):  # a network of the user's own may not take 0 rows
+                observations = [normalized for _, normalized in finals]
+                begins = reward.new_zeros(len(env))
+                value = self._outputs(self._policy, observations, self.states[step + 1, env], begins)[1]
+                next_value[step, env] = torch.where(is_final, value.float(), next_value[step, env])
             healthy += [torch.where(_per_row(is_final, raw), raw, 0) for raw, _ in finals]
         finite = torch.stack([part.isfinite().all() for part in healthy if part.is_floating_point()]).all()
         episodes = self.episodes.update(reward, weight, env, step)

@@ -45,6 +45,13 @@ class Two(nn.Module):
         return self.actor(hidden), self.critic(hidden).squeeze(-1)
 
 
+class Flattens(Two):
+    """As many networks do; it takes no 0 rows."""
+
+    def hidden(self, observation):
+        return self.body(observation.view(observation.shape[0], -1))
+
+
 class Dropout(Two):
     def __init__(self, observation_size, num_outputs):
         super().__init__(observation_size, num_outputs)
@@ -273,16 +280,27 @@ def test_ppo_with_environments_on_the_host_trains_in_its_loss_alone():
     assert not policy.network.training
 
 
-def test_ppo_with_environments_on_tensors_acts_in_evaluation_mode():
+def on_tensors(network):
+    """A policy with this network, and the collector of its rollouts in environments on tensors."""
     task = "lockstep/Cartpole-v0"
     env = make_tensor_env(task, EnvConfig(), ENVS, torch.device("cpu"))
-    run = Run(task=task, num_envs=ENVS, total_steps=1000, algorithm=PPOConfig(num_steps=STEPS), network=own("Modes"))
+    run = Run(task=task, num_envs=ENVS, total_steps=1000, algorithm=PPOConfig(num_steps=STEPS), network=own(network))
     policy = Policy(env.spec, run.network)
     comm = Comm(World(), device="cpu")
-    ppo = PPO(run, policy, comm)
-    collector = TensorCollector(
-        comm, [env], policy, ppo.normalizers, num_steps=STEPS, gamma=0.9, seed=0, timers=Timers()
+    normalizers = PPO(run, policy, comm).normalizers
+    return policy, TensorCollector(
+        comm, [env], policy, normalizers, num_steps=STEPS, gamma=0.9, seed=0, timers=Timers()
     )
+
+
+def test_a_rollout_on_tensors_in_which_no_episode_ended_calls_no_network_with_0_rows():
+    _, collector = on_tensors("Flattens")
+    (rollout,) = collector.collect()
+    assert not rollout.evaluated.ended.any()
+
+
+def test_ppo_with_environments_on_tensors_acts_in_evaluation_mode():
+    policy, collector = on_tensors("Modes")
     policy.network.modes.clear()
     collector.collect()
     assert len(policy.network.modes) > STEPS
