@@ -247,6 +247,7 @@ def unequal(rank: int, port: int) -> dict[str, Any]:
         odd = rank == 1
         cases = {
             "equal": {"bias": weight, "weight": comm.replicate({"w": weight})["w"]},
+            "nested": {"Dense_0": {"bias": weight, "kernel": comm.replicate(weight)}, "moments": [weight, weight[:1]]},
             "bit": {"bias": weight, "weight": weight + np.float32(1e-7) * odd},
             "zero": {"bias": -weight if odd else np.array([0, -1, -2], np.float32)},
             "shape": {"weight": weight.reshape(1, 3) if odd else weight},

@@ -362,12 +362,16 @@ class Comm:
         """Raise `MismatchError`, naming ranks and arrays, unless all devices hold the same bits; *collective*.
 
         One small message if they do; after a mismatch a second one, with a digest of each array.
+
+        Args:
+            tensors: arrays and numbers by name; may be nested, as parameters of Flax are.
+            tag: the name of this collective in messages.
         """
-        arguments.check_named(tensors, tag)
+        named = arguments.by_name(tensors, tag)
         ranks = len(self._device_map.shards)
         if ranks == 1:
             return
-        mine = self._arrays.digests(tensors)
+        mine = self._arrays.digests(named)
         short = b"".join(bytes.fromhex(agreement.content_digest(json.dumps(one).encode())) for one in mine)
         every = self._processes.gather(np.frombuffer(short, np.int64), tag).reshape(ranks, -1)
         if (every != every[0]).any():

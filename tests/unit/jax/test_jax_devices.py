@@ -89,6 +89,9 @@ def test_what_is_no_tree_for_each_shard_or_no_pair_is_refused():
                 comm.spmd(lambda shared, own, result=result: result(shared), donate=False)({}, {})
         with pytest.raises(ConfigError, match="check_equal takes arrays by name, not a list"):
             comm.check_equal([np.ones(1)])
+        for wrong, name in (({"a": None}, "a is a NoneType"), ({"a": {"b": ["x"]}}, r"a\.b\.0 is a str")):
+            with pytest.raises(ConfigError, match=f"compares arrays and numbers, but {name}; leave it out"):
+                comm.check_equal(wrong)
         with pytest.raises(ConfigError, match="read takes arrays on devices, not a ndarray; it is on the host already"):
             comm.read(np.ones(1))
         with pytest.raises(TypeError, match=r"or numpy arrays; convert it with np.asarray\(x\) or float\(x\)"):
@@ -295,6 +298,8 @@ def test_a_device_that_differs_is_named():
         spoiled = jax.make_array_from_single_device_arrays((3,), shared.sharding, pieces)
         with pytest.raises(MismatchError, match="ranks 0 and 1 hold different x"):
             comm.check_equal({"x": spoiled, "y": np.ones(2)})
+        with pytest.raises(MismatchError, match=r"ranks 0 and 1 hold different Dense_0\.kernel"):
+            comm.check_equal({"Dense_0": {"kernel": spoiled, "bias": shared}})
         with pytest.raises(RunError, match="ranks 0, 1 collected the same data"):
             comm.check_different(["same", "same"])
 

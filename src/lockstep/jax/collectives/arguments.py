@@ -41,11 +41,23 @@ def pair(result: Any, name: str) -> tuple[Tree, Tree]:
     return shared, own
 
 
-def check_named(tensors: Any, tag: str) -> None:
-    """Raise `ConfigError` unless these are arrays by name, with bits that can be compared."""
-    if not isinstance(tensors, Mapping):
-        raise ConfigError(f"check_equal takes arrays by name, not {a_type(tensors)}; give {{'weight': weight}}")
-    without_keys(tensors, tag)
+def by_name(given: Any, tag: str) -> dict[str, Any]:
+    """Arrays and numbers of a mapping, which may be nested, such as `actor.weight`, in the order of their names.
+
+    Raises:
+        ConfigError: there is no mapping, or something in it has no bits that can be compared.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"check_equal takes arrays by name, not {a_type(given)}; give {{'weight': weight}}")
+    without_keys(given, tag)
+    named: dict[str, Any] = {}
+    leaves = cast("list[tuple[Any, Any]]", jax.tree_util.tree_leaves_with_path(given, is_leaf=lambda leaf: leaf is None))
+    for path, leaf in leaves:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if not isinstance(leaf, Array | np.ndarray | np.generic | int | float | complex):
+            raise ConfigError(f"check_equal compares arrays and numbers, but {name} is {a_type(leaf)}; leave it out")
+        named[name] = leaf
+    return dict(sorted(named.items()))
 
 
 def without_keys(tree: Tree, method: str) -> Tree:
