@@ -149,9 +149,7 @@ def _play(rank: int, job: _Job) -> dict[str, Any]:
             check_drawing(run)
         evaluation = Evaluation(run, comm, spec, player)
         try:
-            played = evaluation.play(-1, heartbeat=lambda: None)
-            if job.drawn is not None and world.rank == 0:
-                evaluation.record(job.drawn, -1, heartbeat=lambda: None)
+            played = evaluation.play(-1, heartbeat=lambda: None, video=job.drawn)
         finally:
             evaluation.close()
     return {"returns": played.returns, "lengths": played.lengths, "ranks": world.size}

@@ -162,7 +162,7 @@ class Evaluation:
                 "play it with those that it was trained with"
             )
 
-    def play(self, index: int, *, heartbeat: Callable[[], object]) -> Episodes:
+    def play(self, index: int, *, heartbeat: Callable[[], object], video: Path | None = None) -> Episodes:
         """Play all episodes of evaluation `index`; returned in shard order on every rank; *collective*.
 
         Warns if some were cut after `MAX_STEPS`, and with `non_finite=skip` if an environment gave a number that is not
@@ -171,10 +171,12 @@ class Evaluation:
         Args:
             index: selects seeds and noise.
             heartbeat: called every step; may raise `EvaluationStopped`.
+            video: a GIF of one more episode, which rank 0 records while the others wait; see `record`.
 
         Raises:
             EvaluationStopped: on all ranks, if `heartbeat` raised it on any.
-            RunError: on all ranks, if an environment gave a number that is not finite and `non_finite` is `stop`.
+            RunError: on all ranks, if an environment gave a number that is not finite and `non_finite` is `stop`; on
+                rank 0, if `video` cannot be recorded.
         """
         local: list[_Played] = []
         signal, told_at = 0, time.monotonic()
@@ -192,7 +194,7 @@ class Evaluation:
                     raise EvaluationStopped(number)
 
         try:
-            local = self._play(index, beat)
+            local = self._play(index, beat, video)
         except EvaluationStopped as stopped:
             signal = stopped.signal
         while True:
@@ -225,8 +227,8 @@ class Evaluation:
         elif self._comm.world.rank == 0:
             print(f"lockstep: warning: {text}", file=sys.stderr)
 
-    def _play(self, index: int, heartbeat: Callable[[], object]) -> list[_Played]:
-        """Play the episodes of the local shards. Record the video."""
+    def _play(self, index: int, heartbeat: Callable[[], object], video: Path | None) -> list[_Played]:
+        """Play the episodes of the local shards. Record the videos."""
         self.make_envs()
         results: list[_Played] = []
         world = self._comm.world
@@ -247,6 +249,8 @@ class Evaluation:
             )
             fault = self._describe(played.fault, shard)
             results.append(_Played(shard, played.returns, played.lengths, played.num_cut, fault))
+        if video is not None and world.rank == 0:
+            self.record(video, index, heartbeat=heartbeat)
         if self._journal is not None and self._run.evaluate_video and world.rank == 0:
             path = self._journal.path / "videos" / f"step_{index}.gif"
             self._journal.write_or_warn(lambda: self.record(path, index, heartbeat=heartbeat))

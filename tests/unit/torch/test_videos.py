@@ -2,6 +2,7 @@
 
 import importlib
 import re
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -229,3 +230,37 @@ def test_evaluations_and_videos_play_what_counts(tmp_path, monkeypatch):
     run = run_of("CartPole-v1", env=EnvConfig(max_episode_steps=5), evaluate_video=True)
     train(run, run_dir=tmp_path / "run")
     assert made == [{"training": False}, *2 * [{"render": True, "training": False}]]
+
+
+SLOW = """
+import time, gymnasium, numpy as np
+
+class Env(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(2, np.float32), 1.0, self.steps == 9, False, {}
+
+    def render(self):
+        time.sleep(1.0)
+        return np.full((4, 4, 3), self.steps, np.uint8)
+"""
+
+
+def test_ranks_wait_for_a_video_that_takes_longer_than_a_message_may(tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    train(run_of(f"{tmp_path / 'slow.py'}:Env"), run_dir=tmp_path / "run")
+    config = (tmp_path / "run" / "run.yaml").read_text()
+    assert "timeout_s: 120.0" in config
+    (tmp_path / "run" / "run.yaml").write_text(config.replace("num_shards: 1", "num_shards: 2").replace("120.0", "5.0"))
+    played = evaluate_run(tmp_path / "run", episodes=4, ranks=2, video=True)
+    assert played["eval_return_mean"] == 9.0
+    assert frames(Path(played["video"]))[0] == 9
