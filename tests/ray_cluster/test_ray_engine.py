@@ -164,6 +164,17 @@ def test_signal_at_the_driver_writes_a_checkpoint(number, cluster, tmp_path):
     assert ranks_of(tmp_path / "run") == {}
 
 
+def test_a_rank_that_fails_while_it_stops_is_no_clean_interruption(cluster, tmp_path):
+    paced = Paced(tmp_path, updates=400, checkpoint_every="null")
+    driver = Driver(tmp_path, "train", *on_ray(cluster, "--ranks", "2", "--run-dir", "run"), *paced.arguments)
+    wait_until_trained(driver, tmp_path / "run")
+    (tmp_path / "run" / "policy.safetensors").mkdir()  # which the file cannot replace
+    driver.process.send_signal(signal.SIGTERM)
+    assert driver.wait() == 1, driver.output
+    assert "(after SIGTERM (signal 15))" in driver.output
+    assert summary(tmp_path / "run")["status"] == "failed"
+
+
 def test_nothing_is_left_when_the_driver_is_killed(cluster, tmp_path):
     import ray
     from ray.util import placement_group_table

@@ -37,6 +37,10 @@ class RemoteNodes(Protocol):
         """Report this node's first failure; returns the failure of all nodes. The ranks are stopped afterwards."""
         ...
 
+    def run_dir(self) -> Path | None:
+        """The run directory of our own training that ends now, where this node knows it; None if it is to restart."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalAttempt:
@@ -107,8 +111,9 @@ class LocalAttempt:
                     group.stop(signal.SIGTERM, bounds.stop_s, lambda: signal.SIGINT in caught)
                     return failure, []
                 late = group.stop(failure.interrupted, bounds.grace_s, lambda: signal.SIGINT in caught[1:])
-                if self.run_dir is not None:
-                    failure = with_failure_while_stopping(failure, group.ended, self.run_dir)
+                run_dir = self.run_dir if remote is None else remote.run_dir()
+                if run_dir is not None:
+                    failure = with_failure_while_stopping(failure, group.ended, run_dir)
                 return failure, late
         finally:
             if self.run_dir is not None:

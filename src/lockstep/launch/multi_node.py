@@ -173,7 +173,7 @@ class _Node:
             return 0
         if remote.restart and not (self.caught and self.nodes.elastic and failure == interruption(self.caught[0])):
             self.failures += remote.failed
-            if remote.failed and failure.rank is not None and (run_dir := self._run_dir()) is not None:
+            if remote.failed and failure.rank is not None and (run_dir := self.run_dir()) is not None:
                 record_failure(run_dir, rank=failure.rank, message=failure.message, code=failure.code)
             restarted = f"restart {self.failures} of {self.max_restarts}"
             self.restart = restarted if remote.failed else "all ranks start again"
@@ -207,10 +207,10 @@ class _Node:
 
     def _record_interruption(self, failure: Failure) -> None:
         """Write to the summary of our own training that it was interrupted between two attempts."""
-        if (run_dir := self._run_dir()) is not None:
+        if (run_dir := self.run_dir()) is not None:
             update_summary(failure, self.world_size, run_dir, None, restarts=self.failures)
 
-    def _run_dir(self) -> Path | None:
+    def run_dir(self) -> Path | None:
         """The run directory of our own training on the main node, once its ranks have begun; else None."""
         record = self.environment.get(START_RECORD_VARIABLE)
         trained = StartRecord(Path(record)).read() if self.main and record else None
@@ -296,6 +296,9 @@ class _RemoteNodes:
             self._wait_for_leaving_node()
         self._end = self._attempt.report_end(self._node.end(failure, self._attempt))
         return failure if self.ended_here or self._node.caught else self._failure(self._end)
+
+    def run_dir(self) -> Path | None:
+        return None if self.restart else self._node.run_dir()
 
     def headline(self, failure: Failure) -> str:
         """Why the ranks are restarted."""

@@ -241,6 +241,36 @@ def test_a_signal_before_a_restart_ends_all_nodes(start, tmp_path, interrupted, 
     assert (failure["rank"], failure["code"]) == (1 - slow, 3) and "exited with code 3" in failure["message"]
 
 
+FAILS_WHILE_STOPPING = """
+import json
+from lockstep.launch.restarts import StartRecord, TrainedRun
+
+def stop(*_):
+    if rank == 0:
+        told = dict(rank=0, code=1, message="policy.safetensors: No space left", phase=None)
+        (run_dir / "logs" / "failure.json").write_text(json.dumps(told))
+    sys.exit(1 if rank == 0 else 143)
+
+run_dir = here / "run"
+if rank == 0:
+    (run_dir / "logs").mkdir(parents=True)
+    (run_dir / "run.yaml").write_text("task: CartPole-v1")
+    StartRecord(pathlib.Path(os.environ["LOCKSTEP_START_RECORD"])).write(TrainedRun(run_dir=str(run_dir), starts=1))
+signal.signal(signal.SIGTERM, stop)
+(here / f"ready_{rank}").touch()
+time.sleep(600.0)
+"""
+
+
+def test_a_rank_that_fails_while_it_stops_is_no_clean_interruption(start, tmp_path):
+    """There may be no checkpoint: whoever requeues the job by its exit code has to know."""
+    nodes = [start(rank, FAILS_WHILE_STOPPING) for rank in range(2)]
+    until(lambda: len(list(tmp_path.glob("ready_*"))) == 2, nodes[0])
+    nodes[0].process.send_signal(signal.SIGTERM)
+    assert [node.wait() for node in nodes] == [1, 143], nodes[0].said + nodes[1].said
+    assert "rank 0: policy.safetensors: No space left (after SIGTERM (signal 15))" in nodes[0].said
+
+
 @pytest.mark.parametrize("before", [None, "", "INFO"])
 def test_ranks_inherit_the_log_level_that_the_user_set(before, monkeypatch):
     name = "TORCH_CPP_LOG_LEVEL"

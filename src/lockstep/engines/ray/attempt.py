@@ -17,7 +17,7 @@ from lockstep.engines.ray.arguments import RayRequest
 from lockstep.engines.ray.drain import watched_for_drains
 from lockstep.engines.ray.placement import PlacedRank, placed_ranks
 from lockstep.errors import ConfigError
-from lockstep.launch.failure_report import log, log_path, merge_failures
+from lockstep.launch.failure_report import log, log_path, merge_failures, with_failure_while_stopping
 from lockstep.launch.rank_environment import RankPlacement
 from lockstep.launch.rendezvous import Cancelled
 from lockstep.launch.signals import signal_name
@@ -170,7 +170,7 @@ class RayAttempt:
                         ranks.stop(signal.SIGTERM, bounds.stop_s, lambda: signal.SIGINT in caught)
                         return failure, []
                     late = ranks.stop(failure.interrupted, bounds.grace_s, lambda: signal.SIGINT in caught[1:])
-                    return failure, late
+                    return with_failure_while_stopping(failure, ranks.ended, self.run_dir), late
         except Cancelled:
             return interruption(caught[0]), []
         except ConfigError as error:
