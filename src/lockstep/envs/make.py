@@ -18,6 +18,7 @@ from lockstep.envs.vector import (
     VectorEnv,
     kwargs_of,
     not_made_error,
+    refuse_numbers_of_actions,
     refuse_single_env_settings,
     refuse_taken_kwargs,
     refuse_unknown_kwargs,
@@ -262,6 +263,7 @@ def _build(cls: type, task: str, config: EnvConfig, num_envs: int, render: bool)
         raise ConfigError(
             f"task={task} is neither a gymnasium.Env nor follows lockstep's VectorEnv: it lacks {', '.join(lacking)}"
         )
+    refuse_numbers_of_actions(env.spec, task)
     return cast(VectorEnv, env)
 
 

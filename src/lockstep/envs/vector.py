@@ -68,6 +68,7 @@ class VectorEnv(Protocol):
 
         Args:
             action: int64 `[B]` (discrete), int64 `[B, K]` (multi_discrete) or float32 `[B, D]` (continuous, in bounds).
+                Choices are counted from 0.
 
         Returns:
             Observation float32 `[B, O]`, reward float32 `[B]`, terminated bool `[B]`, truncated bool `[B]`, and the
@@ -160,6 +161,19 @@ def refuse_single_env_settings(config: EnvConfig, reason: str) -> None:
             f"env.wrappers={list(config.wrappers)}" if config.wrappers else f"env.vectorization={config.vectorization}"
         )
         raise ConfigError(f"{setting} is for single Gymnasium environments; {reason}: remove it")
+
+
+def refuse_numbers_of_actions(spec: EnvSpec, task: str) -> None:
+    """Refuse `start` and `shape` of the action of a class that steps Lockstep's own actions, counted from 0 and flat.
+
+    Its environments would not get what a player of the policy gives.
+    """
+    for name in ("start", "shape"):
+        if value := getattr(spec.action, name):
+            raise ConfigError(
+                f"task={task}: spec.action has {name}={value}, which step would have to apply itself: it receives "
+                f"choices counted from 0, and vectors; leave {name} out, and convert the action in step"
+            )
 
 
 def refuse_unknown_kwargs(creator: Any, config: EnvConfig, task: str, *, settings: bool) -> None:

@@ -1,6 +1,7 @@
 """A rollout on the device against the same steps made one by one, and what surrounds it."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +14,19 @@ import jax.numpy as jnp
 
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.envs.spec import ActionSpec
+from lockstep.errors import ConfigError
 from lockstep.experience.normalize import DiscountedReturns, RunningMoments
 from lockstep.jax import moments
 from lockstep.jax.batch_builder import batch_of
 from lockstep.jax.device_rollout import DeviceRollout
 from lockstep.jax.device_shard import OBSERVATION, REWARD, clipper, keys_of
+from lockstep.jax.envs.make import make_device_env
 from lockstep.jax.envs.packed import PackedEnv, wrap_key
 from lockstep.jax.envs.pixel_pong import PixelPong
 from lockstep.jax.networks import Policy
 from lockstep.jax.symmetry import Symmetry
 from lockstep.record.episodes import KEPT
-from lockstep.run import NetworkConfig
+from lockstep.run import EnvConfig, NetworkConfig
 from quick import others_slow
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
@@ -221,6 +224,21 @@ def test_actions_are_clipped_to_bounds_rounded_to_the_inside():
     assert (found >= action.low).all()
     assert (found <= action.high).all()
     np.testing.assert_allclose(found, [[-0.1, 1.0], [0.3, 1.5]], rtol=1e-6)
+
+
+class Choices(Drift):
+    """Says that its choices are counted from 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.spec = replace(self.spec, action=ActionSpec("discrete", (3,), start=(1,)))
+
+
+def test_a_class_whose_choices_are_not_counted_from_0_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"spec.action has start=\(1,\).*leave start out, and convert the action in step"
+    ):
+        make_device_env(f"{__file__}:Choices", EnvConfig())
 
 
 def test_a_healthy_rollout_after_a_spoiled_one_is_healthy():

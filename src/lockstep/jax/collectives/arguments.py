@@ -51,7 +51,9 @@ def by_name(given: Any, tag: str) -> dict[str, Any]:
         raise ConfigError(f"check_equal takes arrays by name, not {a_type(given)}; give {{'weight': weight}}")
     without_keys(given, tag)
     named: dict[str, Any] = {}
-    leaves = cast("list[tuple[Any, Any]]", jax.tree_util.tree_leaves_with_path(given, is_leaf=lambda leaf: leaf is None))
+    leaves = cast(
+        "list[tuple[Any, Any]]", jax.tree_util.tree_leaves_with_path(given, is_leaf=lambda leaf: leaf is None)
+    )
     for path, leaf in leaves:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         if not isinstance(leaf, Array | np.ndarray | np.generic | int | float | complex):

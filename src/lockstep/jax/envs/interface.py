@@ -55,6 +55,7 @@ class DeviceEnv(Protocol):
         Args:
             state: before the step.
             action: int32 `[]` (discrete), int32 `[K]` (multi_discrete) or float32 `[D]` (continuous, in bounds).
+                Choices are counted from 0.
             key: of the step's randomness.
 
         Returns:

@@ -9,7 +9,13 @@ from lockstep.config.env import EnvConfig
 from lockstep.envs.limits import has_limits
 from lockstep.envs.load import load_module, near
 from lockstep.envs.spec import EnvSpec
-from lockstep.envs.vector import kwargs_of, not_made_error, refuse_single_env_settings, refuse_unknown_kwargs
+from lockstep.envs.vector import (
+    kwargs_of,
+    not_made_error,
+    refuse_numbers_of_actions,
+    refuse_single_env_settings,
+    refuse_unknown_kwargs,
+)
 from lockstep.errors import ConfigError, RunError
 from lockstep.jax.envs.interface import DeviceEnv
 from lockstep.jax.envs.limits import LimitedEnv
@@ -50,6 +56,8 @@ def make_device_env(task: str, config: EnvConfig) -> DeviceEnv:
     checked = _check_protocol(env, task)
     if task.partition("/")[0] in _ADAPTERS:
         _check_that_it_steps(checked, task)
+    else:
+        refuse_numbers_of_actions(checked.spec, task)
     return LimitedEnv(checked, config, task) if has_limits(config) else checked
 
 

@@ -83,6 +83,7 @@ class TensorVectorEnv(Protocol):
 
         Args:
             action: int64 `[B]` (discrete), int64 `[B, K]` (multi_discrete) or float32 `[B, D]` (continuous, in bounds).
+                Choices are counted from 0.
                 The environment may keep it.
         """
         ...

@@ -14,7 +14,13 @@ from lockstep.envs.limits import has_limits, limited_spec, without_limits
 from lockstep.envs.load import load_module
 from lockstep.envs.make import cannot_be_drawn, stays_on_device
 from lockstep.envs.spec import EnvSpec
-from lockstep.envs.vector import kwargs_of, not_made_error, refuse_single_env_settings, refuse_unknown_kwargs
+from lockstep.envs.vector import (
+    kwargs_of,
+    not_made_error,
+    refuse_numbers_of_actions,
+    refuse_single_env_settings,
+    refuse_unknown_kwargs,
+)
 from lockstep.errors import ConfigError, RunError
 from lockstep.run import Run
 from lockstep.torch.envs.interface import TensorVectorEnv
@@ -67,6 +73,8 @@ def make_tensor_env(
     with _config_errors(task):
         env = maker(num_envs=num_envs, device=device, **kwargs_of(config))
     checked = _check_protocol(env, task, num_envs)
+    if _adapter_of(task) is None:
+        refuse_numbers_of_actions(checked.spec, task)
     return LimitedEnv(checked, config, task) if has_limits(config) else checked
 
 
