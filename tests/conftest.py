@@ -26,6 +26,7 @@ _USING_JAX = (
     "test_actor_critic_seams.py",
     "test_doctor.py",
     "test_cli.py",
+    "test_env_errors.py",
 )  # whoever uses it first in a process decides for all
 _DEVICES = 4
 _XLA_FLAGS = (
