@@ -4,6 +4,7 @@ What both backends share, such as the order of rows, is tested on torch (`test_o
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 from offline_runs import BATCH, ROWS, OfflineJob, small_offline, train_offline
 from running import timeless
 
+import made_data
+from lockstep.data.dataset import Dataset
 from lockstep.run import dump
 
 BATCHES = -(-ROWS // BATCH)
@@ -109,3 +112,23 @@ def test_nothing_on_the_way_of_logged_data_imports_torch(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "finished" in done.stdout and "decision_dr" in done.stdout
+
+
+def test_a_workflow_file_is_learned_from_by_ranks_of_jax(tmp_path):
+    """Where there is no torch, too, as in `make test-jax`."""
+    made_data.discrete(tmp_path / "data")
+    file = {
+        "training_data_path": "data",
+        "actions": list(Dataset.open(tmp_path / "data").info.actions),
+        "epochs": 1,
+        "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
+    }
+    (tmp_path / "dqn.json").write_text(json.dumps(file))
+    launcher = [sys.executable, "-m", "lockstep.launch.jax", "--nproc_per_node=2", "-m", "lockstep.cli"]
+    told = subprocess.run(
+        [*launcher, "offline", "train", "dqn.json", "--ml-framework", "jax", "--run-dir", "run"],
+        cwd=tmp_path, env=os.environ | {"LOCKSTEP_CACHE": str(tmp_path / "cache")}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stdout + told.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["world_size"], summary["env_steps"]) == ("finished", 2, 200)

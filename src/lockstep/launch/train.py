@@ -1,11 +1,10 @@
 """One run on the ranks of this process' world, or on new ranks: `train(run)`."""
 
-import contextlib
 import itertools
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.envs.load import check_not_imported
 from lockstep.errors import ConfigError, exits_are_errors
+from lockstep.launch.all_processes import gathering
 from lockstep.launch.restarts import (
-    Gather,
     Restart,
     find_restart,
     find_start_record,
@@ -288,7 +287,7 @@ class _RestartableLaunch:
     def find_earlier(self) -> Restart | None:
         """The run to continue; None at the first start. Collective."""
         # A separate comm: the sharding of the run's own depends on the checkpoint.
-        with _all_processes(self._run, self._world) as gather:
+        with gathering(self._run, self._world) as gather:
             self.earlier = find_restart(self._record, self._run, self._world, gather)
         if self.earlier is None:  # not checked before: a resumed run keeps its shards
             self._run.minibatch_rows(self._run.with_shards(self._world))
@@ -316,32 +315,6 @@ class _RestartableLaunch:
         until = time.monotonic() + _OWN_SIGNAL_S
         while session.stopped_by == signal.SIGTERM and session.signals.received is None and time.monotonic() < until:
             time.sleep(0.05)  # default handlers are installed: SIGTERM ends this process here
-
-
-@contextlib.contextmanager
-def _all_processes(run: AnyRun, world: World) -> Generator[Gather]:
-    """A temporary comm; yields its `gather_object`. *Collective*."""
-    if run.ml_framework == "jax":
-        from lockstep.distributed.timers import Timers
-        from lockstep.jax.collectives.processes import Processes
-
-        processes = Processes(world, Timers(), run.timeout_s, run.startup_timeout_s)
-        processes.open()
-        try:
-            yield processes.gather_object
-        except BaseException as error:
-            processes.close(error)
-            raise
-        processes.close(None)
-        return
-    from lockstep.torch.comm import Comm
-
-    temporary = Comm(
-        world, device="cpu", backend="gloo", shared_memory=False,
-        timeout_s=run.timeout_s, startup_timeout_s=run.startup_timeout_s,
-    )  # fmt: skip
-    with temporary as comm:
-        yield comm.gather_object
 
 
 def exit_code(summary: dict[str, Any]) -> int:

@@ -26,6 +26,7 @@ from lockstep.data.preparation.progress import ProgressDisplay
 from lockstep.data.prepare import FeatureSample, PrepareOptions, identify_features, prepare_dataset, sample_features
 from lockstep.distributed.agreement import Gather
 from lockstep.errors import ConfigError, RunError
+from lockstep.launch.all_processes import gathering
 from lockstep.record.console import Console
 from lockstep.run import OfflineRun
 from lockstep.world import World
@@ -38,15 +39,8 @@ _SAMPLED = 1 << 16  # bytes at the beginning and end of a file that are hashed
 
 def together(workflow: Workflow, world: World) -> OfflineRun:
     """`prepare` by all ranks of a run; *collective*."""
-    from lockstep.torch.comm import Comm
-
-    run = workflow.run
-    comm = Comm(
-        world, device="cpu", backend="gloo", timeout_s=_PREPARE_S, startup_timeout_s=run.startup_timeout_s,
-        shared_memory=False,
-    )  # fmt: skip
-    with comm:
-        return prepare(workflow, world, comm.gather_object)
+    with gathering(workflow.run, world, _PREPARE_S) as gather:
+        return prepare(workflow, world, gather)
 
 
 def prepare(
