@@ -13,6 +13,9 @@ import yaml
 from drivers import LOCKSTEP, WITHIN_S, Driver, fingerprint, summary, wait_for
 from small_runs import BATCH, Paced, small, steps
 
+import made_data
+from lockstep.data.dataset import Dataset
+
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHORT = small(total_steps=8 * BATCH)
@@ -200,3 +203,22 @@ def test_jax_ranks_have_the_parameters_of_our_own_launcher(cluster, tmp_path):
     ).succeed()
     assert summary(tmp_path / "run")["ml_framework"] == "jax"
     assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "local")
+
+
+def test_a_workflow_file_is_learned_from_on_the_cluster(cluster, tmp_path):
+    """With the flags of Ray, as prepared data are: `--ranks MIN:MAX` is no number for the launcher of one node."""
+    made_data.discrete(tmp_path / "data")
+    file = {
+        "training_data_path": "data",
+        "actions": list(Dataset.open(tmp_path / "data").info.actions),
+        "epochs": 1,
+        "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
+    }
+    (tmp_path / "dqn.json").write_text(json.dumps(file))
+    words = ["offline", "train", "dqn.json", "--on", "ray", "--address", cluster.address, "--run-dir"]
+    Driver(tmp_path, *words, "run", "--ranks", "1:2", "--set", "num_shards=2").succeed()
+    assert (summary(tmp_path / "run")["status"], summary(tmp_path / "run")["env_steps"]) == ("finished", 200)
+    (tmp_path / "dqn.json").write_text(json.dumps(file | {"num_nodes": 2, "init_method": "tcp://127.0.0.1:5591"}))
+    driver = Driver(tmp_path, *words, "other")
+    assert driver.wait() == 2
+    assert "num_nodes=2 of dqn.json is for launchers that run on each node; with --on ray give" in driver.output

@@ -83,7 +83,30 @@ def flatten_observation(space: Any) -> Convert:
         return lambda observation: np.array(np.asarray(observation), np.float32).reshape(-1)
     if image_parts(space):
         return _flatten_with_images(space)
-    return lambda observation: np.array(spaces.flatten(space, observation), np.float32)
+    return lambda observation: np.array(spaces.flatten(space, _in_numpy(space, observation)), np.float32)
+
+
+def _in_numpy(space: Any, observation: Any) -> Any:
+    """An observation whose parts are numbers or numpy arrays.
+
+    Raises:
+        ValueError: a choice is outside its space: one-hot, it would become another choice, or one of its neighbour.
+    """
+    if _is(space, spaces.Dict):
+        return {name: _in_numpy(part, observation[name]) for name, part in named_parts(space)}
+    if _is(space, spaces.Tuple):
+        return tuple(_in_numpy(part, observation[place]) for place, part in named_parts(space))
+    if _is(space, spaces.Discrete):
+        number = int(np.asarray(observation).item())
+        held = 0 <= number - space.start < space.n
+    elif _is(space, spaces.MultiDiscrete):
+        number = np.asarray(observation)
+        held = ((number >= space.start) & (number - space.start < space.nvec)).all()
+    else:
+        return np.asarray(observation)
+    if not held:
+        raise ValueError(f"the observation {number} is outside {space}")
+    return number
 
 
 def _flatten_with_images(space: Any) -> Convert:

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def train_command(args: argparse.Namespace) -> int:
     """`lockstep offline train`; returns the exit code."""
-    from lockstep.cli.request import requested_nodes, requested_world
+    from lockstep.cli.request import requested_nodes, requested_on_ray, requested_world
     from lockstep.cli.start import resume, several, start
 
     if args.resume is not None:
@@ -45,6 +45,13 @@ def train_command(args: argparse.Namespace) -> int:
     from lockstep.cli.workflow_files import preparing
     from lockstep.cli.workflow_files.nodes import node_arguments
 
+    if requested_on_ray(args, default_ranks=1, num_shards=run.num_shards) is not None:
+        if workflow.num_nodes > 1 and args.nnodes is None:
+            raise ConfigError(
+                f"num_nodes={workflow.num_nodes} of {workflow.path} is for launchers that run on each node; with --on "
+                f"ray give --nnodes {workflow.num_nodes}"
+            )
+        return start(args, preparing.prepare(workflow))
     node_arguments(args, workflow)
     nodes = requested_nodes(args, run.num_shards)
     if several(nodes):
