@@ -51,6 +51,7 @@ def train_command(args: argparse.Namespace) -> int:
                 f"num_nodes={workflow.num_nodes} of {workflow.path} is for launchers that run on each node; with --on "
                 f"ray give --nnodes {workflow.num_nodes}"
             )
+        _print_notes(workflow)
         return start(args, preparing.prepare(workflow))
     node_arguments(args, workflow)
     nodes = requested_nodes(args, run.num_shards)
@@ -60,10 +61,14 @@ def train_command(args: argparse.Namespace) -> int:
         return train_on_nodes(args, run, nodes)
     world = requested_world(args, default_ranks=1, nodes=nodes)
     if world.rank == 0:
-        for note in workflow.notes:
-            print(f"lockstep: {note}")
+        _print_notes(workflow)
     prepared = preparing.prepare(workflow) if world.launcher == "none" else preparing.together(workflow, world)
     return start(args, prepared)
+
+
+def _print_notes(workflow: "Workflow") -> None:
+    for note in workflow.notes:
+        print(f"lockstep: {note}")
 
 
 def _requested(args: argparse.Namespace) -> "tuple[OfflineRun, Workflow | None]":
