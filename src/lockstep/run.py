@@ -230,6 +230,10 @@ def load(path: Path) -> AnyRun:
 
 def run_from_file_content(data: object, path: Path) -> AnyRun:
     """`from_dict` of what a file holds. The error names the file."""
+    if settings.value_of(data, "training_data_path") is not None:
+        raise ConfigError(
+            f"{path} is a workflow file, not a run; lockstep offline train {shlex.quote(str(path))} learns from it"
+        )
     try:
         return from_dict(data)
     except ConfigError as error:

@@ -17,6 +17,7 @@ from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, positive
 from lockstep.launch.signals import Interrupted, signal_name
 from lockstep.launch.supervise import DEFAULT_BOUNDS, RankGroup
+from lockstep.launch.world_checks import check_no_launcher
 from lockstep.record.text import counted
 from lockstep.system.cores import processor
 
@@ -27,6 +28,7 @@ def bench_command(args: argparse.Namespace) -> int:
     if args.list:
         print(_listing(workloads))
         return 0
+    check_no_launcher("lockstep bench")
     every_contender = {
         contender.name: contender for workload in WORKLOADS.values() for contender in workload.contenders
     }

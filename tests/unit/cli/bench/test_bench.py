@@ -170,6 +170,15 @@ def test_an_interpreter_that_gives_no_result_is_reported(peer, reason, contender
     assert "| Ours | 300" in out and reason in out
 
 
+def test_a_process_of_a_launcher_is_refused(contenders, monkeypatch, capsys):
+    """Each would record our own contenders as failed."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["bench", "speed", "--run-dir", str(contenders / "out")]) == 2
+    assert "lockstep bench starts ranks itself, and torchrun started this process" in capsys.readouterr().err
+    assert not (contenders / "out").exists()
+
+
 # Stands for a contender that trains in a process of its own, as those of Lockstep do.
 WITH_CHILD = """
 import os, subprocess, sys, tempfile

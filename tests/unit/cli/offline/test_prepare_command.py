@@ -328,6 +328,11 @@ def test_prepared_data_under_another_command_or_by_their_description(tmp_path, l
     assert call(capsys, log, "--out", data)[0] == 0
     assert cli.main(["train", str(data)]) == 2
     assert f"{data} is prepared data; lockstep offline train {data} learns from it" in capsys.readouterr().err
+    (tmp_path / "dqn.json").write_text('{"training_data_path": "log.jsonl", "actions": ["0", "1"]}')
+    assert cli.main(["train", str(tmp_path / "dqn.json")]) == 2
+    assert (
+        f"a workflow file, not a run; lockstep offline train {tmp_path / 'dqn.json'} learns" in capsys.readouterr().err
+    )
     assert cli.main(["offline", "train", str(data / "dataset.json")]) == 2
     assert f"name their directory: lockstep offline train {data}" in capsys.readouterr().err
 
