@@ -214,11 +214,13 @@ class Comm:
 
         Booleans, and integers of fewer than 32 bits, are added, and returned, as int32.
         """
+        value = jnp.asarray(value)  # a Python number, too
         value = value.astype(jnp.int32) if value.dtype == bool or _is_narrow_integer(value) else value
         return self._over_devices(value, jnp.add, tag)
 
     def max(self, value: Array, tag: str = "max") -> Array:
         """The largest value over devices; *collective*. Not differentiable."""
+        value = jnp.asarray(value)  # a Python number, too
         if _is_narrow_integer(value):
             return self.max(value.astype(jnp.int32), tag).astype(value.dtype)
         return self._over_devices(value, jnp.maximum, tag)
@@ -332,7 +334,8 @@ class Comm:
 
     def any(self, flag: bool, tag: str = "any") -> bool:
         """Whether the flag is set on any rank: turns a clock or a signal into a global decision; *collective*."""
-        return any(self.gather_object(bool(flag), tag)) if self.world.size > 1 else bool(flag)
+        mine = arguments.flag(flag)
+        return any(self.gather_object(mine, tag)) if self.world.size > 1 else mine
 
     def broadcast(self, tree: Tree, source: int = 0, tag: str = "broadcast") -> Tree:
         """Arrays on all devices of all ranks, with the host values of process `source`; *collective*.

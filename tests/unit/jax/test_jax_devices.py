@@ -87,6 +87,8 @@ def test_what_is_no_tree_for_each_shard_or_no_pair_is_refused():
         for result in (lambda shared: shared, lambda _: None, lambda shared: (shared, shared, shared)):
             with pytest.raises(ConfigError, match="to spmd, which takes a pair; end it with return shared, own"):
                 comm.spmd(lambda shared, own, result=result: result(shared), donate=False)({}, {})
+        with pytest.raises(ConfigError, match=r"flag has shape \[2\], but a rank has one flag; give flag.any\(\)"):
+            comm.any(np.array([True, False]))
         with pytest.raises(ConfigError, match="check_equal takes arrays by name, not a list"):
             comm.check_equal([np.ones(1)])
         for wrong, name in (({"a": None}, "a is a NoneType"), ({"a": {"b": ["x"]}}, r"a\.b\.0 is a str")):
@@ -274,6 +276,14 @@ def test_arrays_on_devices_are_copies(devices):
         shared, _ = double(shared, comm.shard([np.float32(0)] * 2))
         assert np.array_equal(read, kept), "what was read changes when the memory is used again"
         assert np.asarray(comm.local(shared)["x"]).tolist() == [1.0] * 64
+
+
+def test_a_number_of_python_is_one_value():
+    with comm_of(2, 2) as comm:
+        shared, _ = comm.spmd(lambda shared, own: ((comm.sum(2.0), comm.max(3), comm.mean(4.0)), own), donate=False)(
+            {}, {}
+        )
+        assert [float(value) for value in comm.read(list(shared))] == [4.0, 3.0, 4.0]
 
 
 def test_facts_are_summed_in_float64_along_the_tree():

@@ -1,5 +1,6 @@
 """Checks of what callers give to the collectives of JAX, the same on one device as on several."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -60,6 +61,13 @@ def by_name(given: Any, tag: str) -> dict[str, Any]:
             raise ConfigError(f"check_equal compares arrays and numbers, but {name} is {a_type(leaf)}; leave it out")
         named[name] = leaf
     return dict(sorted(named.items()))
+
+
+def flag(value: Any) -> bool:
+    """The boolean."""
+    if (shape := np.shape(value)) and math.prod(shape) != 1:
+        raise ConfigError(f"flag has shape {list(shape)}, but a rank has one flag; give flag.any()")
+    return bool(value)
 
 
 def without_keys(tree: Tree, method: str) -> Tree:
