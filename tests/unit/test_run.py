@@ -135,6 +135,7 @@ def test_changes_are_checked_together_and_kwargs_add_up():
         ({"gamma": "0.9", "algorithm.gamma": "0.8"}, "gamma and algorithm.gamma give algorithm.gamma two values"),
         ({"algorithm": {"gamma": 0.9}, "gamma": 0.8}, "algorithm and gamma give algorithm.gamma two values"),
         ({"env.kwargs.b": 2, "kwargs": {"a": 1}}, "env.kwargs.b and kwargs give env.kwargs two values"),
+        ({"kwargs.a": "1", "env.kwargs.a": "2"}, "kwargs.a and env.kwargs.a give env.kwargs.a two values"),
     ],
 )
 def test_two_values_of_one_setting_are_refused(changes, words):

@@ -168,12 +168,17 @@ def override(tree: Tree, changes: Mapping[str, Any]) -> Tree:
         ConfigError: a name or a value is wrong, or two names give one setting two values.
     """
     hints, leaves, named = hints_of(tree), dict[str, Any](), dict[str, str]()
+    within: dict[str, tuple[str, Any]] = {}  # names and values of keys of mappings
     for name, given in changes.items():
         path, keys = _find(name, hints)
         value = parse(given, f"{name}={given}") if isinstance(given, str) else given
         if hints[path] in (str, str | None) and not (value is None or isinstance(value, str)):
             value = given  # a text setting keeps text that YAML would read as a number or a date
         if keys:
+            key = ".".join((path, *keys))
+            first, before = within.setdefault(key, (name, value))
+            if before != value:
+                raise ConfigError(f"{first} and {name} give {key} two values; leave one of them out")
             path_value: Any = leaves.get(path, attrgetter(path)(tree))
             value = _nested(path_value, keys, value)
         inner = attrgetter(path)(tree)
