@@ -209,7 +209,7 @@ class Comm:
 
     def max(self, value: Tensor, tag: str = "max") -> Tensor:
         """The largest value over ranks; *collective*. Not differentiable; returns a new tensor."""
-        value = arguments.tensor(value)
+        value = arguments.real(value, "max")
         if self.world.size == 1:
             return value.clone()
         if value.element_size() < 4:  # gloo has no sums of some of these types

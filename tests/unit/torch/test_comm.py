@@ -346,6 +346,11 @@ def test_weights_of_any_kind_of_number_are_taken(comm, weight):
         (torch.ones(2), [1.0, 1.0], "weight is a list, not a tensor"),
         (np.ones(2), None, r"value is a ndarray, not a tensor; give torch.as_tensor\(value\)"),
         (torch.tensor(1.0), None, "value has no rows"),
+        (
+            torch.tensor([1 + 2j]),
+            None,
+            r"moments was given torch.complex64, and takes real numbers; give its .real and",
+        ),
     ],
 )
 def test_moments_of_anything_but_rows_and_their_weights_are_refused(comm, value, weight, words):
@@ -372,6 +377,8 @@ def test_anything_but_tensors_is_refused_by_one_rank_too(comm):
     for call in (comm.sum, comm.mean, comm.max):
         with pytest.raises(ConfigError, match=r"value is a float, not a tensor; give torch.as_tensor\(value\)"):
             call(1.5)
+    with pytest.raises(ConfigError, match=r"max was given torch.complex64, and takes real numbers; give its .real and"):
+        comm.max(torch.tensor([1 + 2j]))
     with pytest.raises(ConfigError, match=r"flag has shape \[3\], but a rank has one flag; give flag.any\(\)"):
         comm.any(torch.ones(3))
     assert comm.any(np.True_) is True

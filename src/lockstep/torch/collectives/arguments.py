@@ -24,6 +24,14 @@ def tensor(value: Any, name: str = "value") -> Tensor:
     return value.detach()
 
 
+def real(value: Any, method: str) -> Tensor:
+    """The tensor of real numbers, without its gradient."""
+    checked = tensor(value)
+    if checked.is_complex():
+        raise ConfigError(f"{method} was given {checked.dtype}, and takes real numbers; give its .real and .imag")
+    return checked
+
+
 def rows(value: Any) -> Tensor:
     """The tensor [K, n], without its gradient."""
     checked = tensor(value, "rows")
@@ -41,7 +49,7 @@ def flag(value: Any) -> bool:
 
 def weighed(value: Any, weight: Any) -> tuple[Tensor, Tensor | None]:
     """Rows [N, *F] and their weights [N], without their gradients; weights on a GPU are not read."""
-    checked = tensor(value)
+    checked = real(value, "moments")
     if checked.ndim == 0:
         raise ConfigError("value has no rows: its shape is []; give [N, ...], as value.reshape(1)")
     if weight is None:
