@@ -278,6 +278,16 @@ def test_arrays_on_devices_are_copies(devices):
         assert np.asarray(comm.local(shared)["x"]).tolist() == [1.0] * 64
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("method", ["sum", "max"])
+def test_complex_numbers_are_refused_on_any_number_of_devices(devices, method):
+    with (
+        comm_of(devices, devices) as comm,
+        pytest.raises(ConfigError, match=f"{method} was given complex64.*and .imag"),
+    ):
+        comm.spmd(lambda shared, own: (getattr(comm, method)(1 + 2j), own), donate=False)({}, {})
+
+
 def test_a_number_of_python_is_one_value():
     with comm_of(2, 2) as comm:
         shared, _ = comm.spmd(lambda shared, own: ((comm.sum(2.0), comm.max(3), comm.mean(4.0)), own), donate=False)(

@@ -26,6 +26,12 @@ def check_float32(tree: Tree, tag: str) -> None:
             raise ConfigError(f"{tag} was given {kind}{' in ' * bool(name)}{name} and computes in float32: {out}")
 
 
+def check_real(value: Array, tag: str) -> None:
+    """Raise `ConfigError` for complex numbers, which are not sent between ranks."""
+    if jnp.issubdtype(value.dtype, np.complexfloating):
+        raise ConfigError(f"{tag} was given {value.dtype}, and takes real numbers; give its .real and .imag")
+
+
 def check_parts(parts: Any) -> None:
     """Raise `ConfigError` unless these are a sequence, one tree for each local shard."""
     if isinstance(parts, Mapping | str) or not isinstance(parts, Sequence):
