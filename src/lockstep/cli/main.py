@@ -28,6 +28,11 @@ _ELSEWHERE = {
 """Commands that other modules define."""
 _DOCTOR_NODE_FLAGS = ("nproc_per_node", "init_file", "master_addr", "master_port", "max_restarts", "grace_s")
 """Flags that `lockstep doctor` has for several machines only."""
+_AFTER_A_FULL_DISK = {
+    "train": "; free its disk, then start it again, or continue with --resume",
+    "sweep": "; free its disk, then give lockstep sweep the directory of the sweep to continue it",
+}
+"""By command: how the user continues."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,7 +61,7 @@ def _with_output(words: list[str], asked: argparse.Namespace) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         what = error.filename or ("the output" if output else "a file of the run")
-        way_out = "; free its disk, then start it again, or continue with --resume" if words[:1] == ["train"] else ""
+        way_out = _AFTER_A_FULL_DISK.get(words[0], "") if words else ""
         raise RunError(f"{what} could not be written: {error.strerror}{way_out}") from error
     return code
 

@@ -57,7 +57,7 @@ def save_features(features: Features, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, f'{{\n  "format": {_FORMAT},\n  "features": {inner}\n}}\n')
     except OSError as error:
-        raise RunError(f"{path} could not be written: {error}") from error
+        raise RunError(f"{path} could not be written: {error.strerror or error}") from error
 
 
 def _plain(feature: Feature) -> dict[str, Any]:

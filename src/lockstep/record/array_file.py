@@ -24,7 +24,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[st
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, save(held, metadata={"lockstep": json.dumps(about)}))
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{path} could not be written: {error}") from error
+        raise RunError(f"{path} could not be written: {getattr(error, 'strerror', None) or error}") from error
 
 
 def write_arrays_or_warn(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:

@@ -33,6 +33,11 @@ def test_output_that_cannot_be_written_is_an_error(command):
             "train",
             "run/LATEST could not be written: full; free its disk, then start it again, or continue with --resume",
         ),
+        (
+            "sweep",
+            "run/LATEST could not be written: full; free its disk, then give lockstep sweep the directory of the sweep "
+            "to continue it",
+        ),
         ("report", "run/LATEST could not be written: full"),
     ],
 )

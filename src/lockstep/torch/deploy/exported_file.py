@@ -82,7 +82,7 @@ def write_program(
         result = compare(partial(run, temporary))
         temporary.replace(path)
     except OSError as error:
-        raise RunError(f"{path} could not be written: {error}") from error
+        raise RunError(f"{path} could not be written: {error.strerror or error}") from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
