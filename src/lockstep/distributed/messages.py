@@ -23,10 +23,11 @@ def encode(value: Any) -> bytes:
         if isinstance(item, np.ndarray):
             array = cast(NDArray[Any], item)
             registered = array.dtype.isbuiltin == _REGISTERED
-            if array.dtype.kind in "biuf" or registered:
+            if array.dtype.kind in "biufc" or registered:
                 blobs.append(array.tobytes())
                 dtype = array.dtype.name if registered else array.dtype.str
                 return {_ARRAY: [dtype, list(array.shape), len(blobs[-1])]}
+            kind = f"an array of {array.dtype}"
         convert = "; convert it with np.asarray(x) or float(x)" if kind in ("ArrayImpl", "Tensor", "Parameter") else ""
         raise TypeError(
             f"{kind} cannot be sent between ranks; send numbers, text, lists, dicts or numpy arrays{convert}"

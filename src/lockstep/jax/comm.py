@@ -308,7 +308,7 @@ class Comm:
         return len(self._device_map.shards) == 1
 
     def _over_devices(self, value: Array, add: Any, tag: str, layout: int = 0) -> Array:
-        arguments.check_real(value, tag)
+        arguments.check_exchanged(value, tag)
         value = lax.stop_gradient(value)
         if self._has_one_device:
             return value  # without a barrier, which XLA's CPU compiler does not take within some loops

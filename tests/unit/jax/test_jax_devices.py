@@ -288,6 +288,18 @@ def test_complex_numbers_are_refused_on_any_number_of_devices(devices, method):
         comm.spmd(lambda shared, own: (getattr(comm, method)(1 + 2j), own), donate=False)({}, {})
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(("kind", "narrower"), [(np.int64, "int32"), (np.float64, "float32")])
+def test_numbers_of_64_bits_are_refused_on_any_number_of_devices(devices, kind, narrower):
+    """On one device they were added; processes on CPUs do not exchange them."""
+    with (
+        comm_of(devices, devices) as comm,
+        jax.enable_x64(True),
+        pytest.raises(ConfigError, match=f"sum was given {np.dtype(kind)}.*cast it to {narrower}, or disable"),
+    ):
+        comm.spmd(lambda shared, own: (comm.sum(jnp.ones(2, kind)), own), donate=False)({}, {})
+
+
 def test_a_number_of_python_is_one_value():
     with comm_of(2, 2) as comm:
         shared, _ = comm.spmd(lambda shared, own: ((comm.sum(2.0), comm.max(3), comm.mean(4.0)), own), donate=False)(

@@ -26,10 +26,16 @@ def check_float32(tree: Tree, tag: str) -> None:
             raise ConfigError(f"{tag} was given {kind}{' in ' * bool(name)}{name} and computes in float32: {out}")
 
 
-def check_real(value: Array, tag: str) -> None:
-    """Raise `ConfigError` for complex numbers, which are not sent between ranks."""
+def check_exchanged(value: Array, tag: str) -> None:
+    """Raise `ConfigError` for numbers that devices do not exchange: complex ones, and those of 64 bits."""
     if jnp.issubdtype(value.dtype, np.complexfloating):
         raise ConfigError(f"{tag} was given {value.dtype}, and takes real numbers; give its .real and .imag")
+    if value.dtype.itemsize > 4:
+        narrower = "float32" if jnp.issubdtype(value.dtype, np.floating) else "int32"
+        raise ConfigError(
+            f"{tag} was given {value.dtype}, and takes numbers of at most 32 bits: cast it to {narrower}, or disable "
+            "jax_enable_x64"
+        )
 
 
 def check_parts(parts: Any) -> None:
