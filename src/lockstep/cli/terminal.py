@@ -1,9 +1,12 @@
 """What the commands that list runs share: the console, colours, counts and settings as text."""
 
+import contextlib
 import json
+import os
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +22,22 @@ _FILE_WIDTH = 10_000
 def output_console() -> Console:
     """The console of the standard output."""
     return Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
+
+
+@contextlib.contextmanager
+def discarded_if_closed(file: TextIO) -> Generator[None]:
+    """Discard what is printed there from now on if the terminal or pipe is closed, or the disk full, as under `nohup`.
+
+    For output that is only shown: what it tells about goes on.
+    """
+    try:
+        yield
+        file.flush()
+    except (OSError, ValueError, SystemExit):  # at a closed pipe Rich raises the last one
+        with contextlib.suppress(OSError, ValueError):  # a file of Python alone
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, file.fileno())  # also for what Python still keeps, which it writes at exit
+            os.close(nowhere)
 
 
 def plain_table(header_style: str = "bold") -> Table:

@@ -21,7 +21,7 @@ from lockstep.cli.sweep.space import draws, grid
 from lockstep.cli.sweep.sweep_file import Sweep, check_metric, load_sweep, parse_seeds
 from lockstep.cli.sweep.train_command import TrainCommand, shown_settings
 from lockstep.cli.sweep.trial import ListedTrials, TrialSource
-from lockstep.cli.terminal import output_console
+from lockstep.cli.terminal import discarded_if_closed, output_console
 from lockstep.engines.ray.arguments import add_ray_arguments
 from lockstep.errors import ConfigError
 from lockstep.launch.flags import number, without_flags
@@ -108,8 +108,8 @@ def _run(sweep: Sweep, run_dir: Path, args: argparse.Namespace, where: str = "tr
     shown = os.path.relpath(run_dir)  # where the user is, which need not be where paths of the sweep start
     with contextlib.chdir(directory):
         command = TrainCommand(sweep.words, where=where, on_ray=_on_ray(args))
-        first = _check_runs(sweep, command)
-        needs = Needs.of(first, command.ranks, here=not _on_ray(args))
+        runs = _check_runs(sweep, command)
+        needs = Needs.of_all(runs, command.ranks, here=not _on_ray(args))
         if getattr(args, "dry_run", False):
             return _list_runs(sweep, shown, None if _on_ray(args) else make_slots(needs, _most_runs(sweep), jobs))
         with (
@@ -122,11 +122,11 @@ def _run(sweep: Sweep, run_dir: Path, args: argparse.Namespace, where: str = "tr
                 command=command,
                 source=_source(sweep, folder),
                 slots=slots,
-                lines=ProgressLines(sys.stdout, "steps" if isinstance(first, Run) else "rows"),
+                lines=ProgressLines(sys.stdout, "steps" if isinstance(runs[0], Run) else "rows"),
                 retry_failed=getattr(args, "retry_failed", False),
                 start_process=start,
             )
-            return _run_all(pool, first)
+            return _run_all(pool, runs[0])
 
 
 def _on_ray(args: argparse.Namespace) -> bool:
@@ -156,27 +156,26 @@ def _places(
         yield slots, lambda command, _, log_file: trials.start(command, log_file)
 
 
-def _check_runs(sweep: Sweep, command: TrainCommand) -> "AnyRun":
-    """Check the runs before any starts; returns the first.
+def _check_runs(sweep: Sweep, command: TrainCommand) -> "list[AnyRun]":
+    """Check the runs before any starts; returns those of the first seed, or of a few draws, that work.
 
     Every combination of a grid must work. Some random ones may not: they fail, and the others continue.
     """
+    runs: list[AnyRun] = []
+    errors: list[ConfigError] = []
     if sweep.sampler == "grid":
         runs = [command.run_of(settings, sweep.seeds[0]) for settings in grid(sweep.settings)]
-        for run in runs:
-            check_metric(sweep.metric, run)
-        return runs[0]
-    error: ConfigError | None = None
-    for settings in draws(sweep.settings, _TRIED_DRAWS, sweep.sampler_seed):
-        try:
-            run = command.run_of(settings, sweep.seeds[0])
-        except ConfigError as found:
-            error = error or found
-        else:
-            check_metric(sweep.metric, run)
-            return run
-    assert error is not None  # any space has a draw
-    raise error
+    else:
+        for settings in draws(sweep.settings, _TRIED_DRAWS, sweep.sampler_seed):
+            try:
+                runs.append(command.run_of(settings, sweep.seeds[0]))
+            except ConfigError as error:
+                errors.append(error)
+        if not runs:
+            raise errors[0]  # any space has a draw
+    for run in runs:
+        check_metric(sweep.metric, run)
+    return runs
 
 
 def _most_runs(sweep: Sweep) -> int:
@@ -217,25 +216,26 @@ def _run_all(pool: Pool, first: "AnyRun") -> int:
     folder, sweep, slots, ranks = pool.folder, pool.sweep, pool.slots, pool.command.ranks
     shown = folder.shown
     at_a_time = f"{len(slots)} at a time" if len(slots) > 1 else "one at a time"
-    print(
-        f"{first.subject}: {first.algo}, {_most_runs(sweep)} runs of {counted(ranks, 'rank')}, "
-        f"{at_a_time} on {slots[0].share} each; directory {shown}",
-        flush=True,
-    )
+    with discarded_if_closed(sys.stdout):
+        print(
+            f"{first.subject}: {first.algo}, {_most_runs(sweep)} runs of {counted(ranks, 'rank')}, "
+            f"{at_a_time} on {slots[0].share} each; directory {shown}"
+        )
     try:
         caught = pool.run()
     finally:
         pool.lines.close()
     found = results(pool.runs, sweep)
     write_atomically(folder.path / RESULTS_FILE, as_json(found, sweep))
-    print_results(found, sweep, output_console())
     again = f"lockstep sweep {shlex.quote(shown)}"
     states = [sweep_run.status for sweep_run in pool.runs]
-    print(f"directory: {shown}")
-    if caught or "interrupted" in states or "queued" in states:
-        print(f"continue with: {again}")
-    if "failed" in states:
-        print(f"run failed ones again with: {again} --retry-failed")
+    with discarded_if_closed(sys.stdout):
+        print_results(found, sweep, output_console())
+        print(f"directory: {shown}")
+        if caught or "interrupted" in states or "queued" in states:
+            print(f"continue with: {again}")
+        if "failed" in states:
+            print(f"run failed ones again with: {again} --retry-failed")
     if caught:
         return 128 + caught
     return 0 if all(state in ("done", "pruned") for state in states) else 1

@@ -10,7 +10,6 @@
 | `results.json` | scores of all runs, and their aggregates |
 """
 
-import json
 import os
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from lockstep.errors import ConfigError
 from lockstep.launch.signals import signal_name
 from lockstep.record.failure import read_failure
 from lockstep.record.follow import JsonLinesFollower, read_end, read_json
+from lockstep.record.json_lines import JsonLines
 from lockstep.record.partial_files import remove_partial_files
 from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, SWEEP_FILE, lock_run_dir
 from lockstep.record.run_status import COMPLETE, is_running
@@ -61,9 +61,11 @@ class SweepFolder:
                 f"run_dir={path} cannot be written ({error.strerror}); choose another with --run-dir"
             ) from None
         self._ends = self._read_ends()
+        self._events = JsonLines(path / EVENTS_FILE)
 
     def close(self) -> None:
         """Release the directory."""
+        self._events.close()
         os.close(self._lock)
 
     def __enter__(self) -> "SweepFolder":
@@ -149,10 +151,8 @@ class SweepFolder:
         return path
 
     def record(self, event: str, sweep_run: SweepRun, **more: Any) -> None:
-        """Append an event of a run."""
-        entry = {"time": round(time.time(), 3), "event": event, "run": sweep_run.name, **more}
-        with (self.path / EVENTS_FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        """Append an event of a run; on a full disk it waits for the next one."""
+        self._events.write({"time": round(time.time(), 3), "event": event, "run": sweep_run.name, **more})
 
     def failure_reason(self, sweep_run: SweepRun, code: int) -> str:
         """Why a run ended with this exit code, in one line."""

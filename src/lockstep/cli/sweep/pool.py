@@ -98,9 +98,9 @@ class Pool:
             return self._run()
         except BaseException:
             self._stop(self._running, signal.SIGTERM)
-            while self._running:
-                self._collect()
+            while any(running.process.poll() is None for running in self._running):
                 time.sleep(_POLL_S)
+            self._collect()  # after all have ended: the error may be one of recording it
             raise
 
     def _run(self) -> int:
@@ -109,8 +109,8 @@ class Pool:
             while True:
                 if caught and not forwarded:
                     forwarded = caught[0]
-                    self.lines.note(f"{signal_name(forwarded)}: waiting for {len(self._running)} runs to save and end")
                     self._stop(self._running, forwarded)
+                    self.lines.note(f"{signal_name(forwarded)}: waiting for {len(self._running)} runs to save and end")
                 if caught.count(signal.SIGINT) > 1:
                     self._stop(self._running, signal.SIGKILL)
                 self._collect()

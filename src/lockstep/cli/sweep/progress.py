@@ -12,7 +12,7 @@ from rich.text import Text
 from lockstep.cli.sweep.scores import score_of
 from lockstep.cli.sweep.slots import Slot
 from lockstep.cli.sweep.trial import SweepRun
-from lockstep.cli.terminal import tally
+from lockstep.cli.terminal import discarded_if_closed, tally
 from lockstep.record.console import describe, redraws, speed_gives_eta
 from lockstep.record.evaluations import mean_return
 from lockstep.record.file_numbers import number_of, whole_number_of
@@ -26,7 +26,7 @@ _STYLES = {"done": "green", "failed": "red", "running": "cyan", "pruned": "yello
 
 
 class ProgressLines:
-    """The progress of all runs.
+    """The progress of all runs. Where the terminal or the pipe is closed, it is discarded, and the runs go on.
 
     Args:
         file: where to print.
@@ -44,7 +44,8 @@ class ProgressLines:
         if redraws(file):
             # No refresh thread: what starts runs is the only thread.
             self._live = Live(console=Console(file=file), auto_refresh=False)
-            self._live.start()
+            with discarded_if_closed(file):
+                self._live.start()
 
     def add(self, sweep_run: SweepRun) -> None:
         """Show a new run."""
@@ -95,10 +96,11 @@ class ProgressLines:
 
     def note(self, text: str) -> None:
         """Show a line that stays."""
-        if self._live is not None:
-            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
+        if self._live is None:
             self._print(text)
+            return
+        with discarded_if_closed(self._file):
+            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def draw(self) -> None:
         """Redraw the lines of a terminal."""
@@ -117,7 +119,8 @@ class ProgressLines:
         for sweep_run in shown:
             state = Text(sweep_run.status, style=_STYLES.get(sweep_run.status, "dim"))
             table.add_row(Text(sweep_run.name), state, Text(self._texts.get(sweep_run.name, "")))
-        self._live.update(Group(table, Text(self.counts(), style="dim")), refresh=True)
+        with discarded_if_closed(self._file):
+            self._live.update(Group(table, Text(self.counts(), style="dim")), refresh=True)
 
     def counts(self) -> str:
         """`2 running, 3 done, 1 failed`."""
@@ -127,9 +130,11 @@ class ProgressLines:
         """Draw the final state."""
         if self._live is not None:
             self.draw()
-            self._live.stop()
+            with discarded_if_closed(self._file):
+                self._live.stop()
             self._live = None
 
     def _print(self, text: str) -> None:
         if self._live is None:
-            print(text, file=self._file, flush=True)
+            with discarded_if_closed(self._file):
+                print(text, file=self._file)

@@ -59,6 +59,12 @@ class Needs:
         on_gpu = run.device != "cpu" and (not here or installed_gpus(run.ml_framework) > 0)
         return cls(cores, ranks * run.devices_per_process if on_gpu else 0)
 
+    @classmethod
+    def of_all(cls, runs: Sequence["AnyRun"], ranks: int, *, here: bool = True) -> "Needs":
+        """What is enough for each of these runs."""
+        every = [cls.of(run, ranks, here=here) for run in runs]
+        return cls(max(needs.cores for needs in every), max(needs.gpus for needs in every))
+
 
 def make_slots(needs: Needs, most: int, jobs: int | None = None) -> list[Slot]:
     """As many slots as this machine has room for, at least one, on cores and GPUs of their own.

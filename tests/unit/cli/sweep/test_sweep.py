@@ -7,7 +7,10 @@ import os
 import re
 import shutil
 import signal
+import sys
+from collections.abc import Generator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -399,6 +402,78 @@ def test_error_of_the_sweep_itself_ends_its_runs(sweeps, monkeypatch):
         sweeps.run("train", "cartpole", "--seeds", "0", "--run-dir", "one")
     assert [event["event"] for event in sweeps.events("one")] == ["start", "end"]
     assert json.loads((sweeps.path / "one/seed_0/summary.json").read_text())["status"] == "interrupted"
+
+
+def test_error_of_recording_an_end_leaves_the_other_runs_the_time_to_save(sweeps, monkeypatch):
+    """The sweep ended while they saved, and its end kills them."""
+    sweeps.behave({"seed_0": "wait", "seed_1": "late"})
+    begun = [sweeps.path / f"two/seed_{seed}/metrics.jsonl" for seed in (0, 1)]
+
+    def fail(*_):
+        if all(file.exists() for file in begun):
+            raise RuntimeError("the sweep has a fault")
+
+    monkeypatch.setattr(pool.Pool, "_read", fail)
+    monkeypatch.setattr(pool.ProgressLines, "ended", fail)
+    with pytest.raises(RuntimeError, match="the sweep has a fault"):
+        sweeps.run("train", "cartpole", "--seeds", "0:2", "--run-dir", "two", "--jobs", "2")
+    assert json.loads((sweeps.path / "two/seed_1/summary.json").read_text())["status"] == "finished"
+
+
+@pytest.fixture
+def closed_pipe() -> Generator[TextIO]:
+    """The output of `lockstep sweep ... | head`, once `head` has ended."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as file:
+        yield file
+
+
+def test_runs_go_on_where_nobody_reads_the_output(sweeps, closed_pipe, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", closed_pipe)
+    assert sweeps.run("train", "cartpole", "--seeds", "0:2", "--run-dir", "two") == 0
+    assert [run["status"] for run in sweeps.results("two")["trials"][0]["runs"]] == ["done", "done"]
+
+
+def test_table_that_nobody_reads_does_not_change_the_exit_code(sweeps, closed_pipe, monkeypatch):
+    """Rich ends the process at a closed pipe."""
+
+    def read_until_the_end(self):
+        monkeypatch.setattr(sys, "stdout", closed_pipe)
+
+    monkeypatch.setattr(pool.ProgressLines, "close", read_until_the_end)
+    assert sweeps.run("train", "cartpole", "--seeds", "0:2", "--run-dir", "two") == 0
+
+
+def test_signal_reaches_the_runs_where_the_terminal_is_closed(sweeps, closed_pipe, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", closed_pipe)
+    sweeps.behave({"seed_0": "wait", "seed_1": "wait"})
+    words = ("train", "cartpole", "--seeds", "0:2", "--run-dir", "two", "--jobs", "2")
+    begun = [sweeps.path / f"two/seed_{seed}/metrics.jsonl" for seed in (0, 1)]
+    assert sweeps.run_interrupted(lambda: all(file.exists() for file in begun), signal.SIGHUP, *words) == 129
+    ends = {event["run"]: event["status"] for event in sweeps.events("two") if event["event"] == "end"}
+    assert ends == {"seed_0": "interrupted", "seed_1": "interrupted"}
+
+
+def test_runs_go_on_where_their_ends_cannot_be_recorded(sweeps, capsys):
+    words = ("train", "cartpole", "--seeds", "0:2", "--run-dir", "two")
+    assert sweeps.run(*words) == 0
+    (sweeps.path / "two/events.jsonl").unlink()
+    (sweeps.path / "two/events.jsonl").symlink_to(sweeps.path / "unmounted/events.jsonl")
+    shutil.rmtree(sweeps.path / "two/seed_1")
+    assert sweeps.run("sweep", "two") == 0
+    assert "events.jsonl cannot be written (No such file or directory)" in capsys.readouterr().err
+    assert [run["status"] for run in sweeps.results("two")["trials"][0]["runs"]] == ["done", "done"]
+
+
+@pytest.mark.parametrize("threads", ["[1, 2]", "[2, 1]"])
+def test_runs_have_what_the_largest_needs(sweeps, monkeypatch, capsys, threads):
+    """Not what the first needs."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    settings = f"settings:\n  num_shards: [2]\n  shard_threads: {threads}\n  num_envs: [32]\n"
+    sweeps.write(f"train: cartpole\n{settings}")
+    assert sweeps.run("sweep", "my.yaml", "--dry-run") == 0
+    assert "2 runs, 1 at a time" in capsys.readouterr().out
 
 
 def test_relative_directory_is_that_of_the_first_start(sweeps, monkeypatch):
