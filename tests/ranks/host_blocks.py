@@ -107,6 +107,22 @@ def differ(rank: int, port: int, sizes: tuple[int, ...], how: str) -> str:
     return "nothing"
 
 
+def other_order(rank: int, port: int, length: int) -> str:
+    """The last of four hosts averages the gradients of its parameters in another order."""
+    world = on_hosts(rank, port, (1, 1, 1, 1)).with_shards(None)
+    module = torch.nn.Module()
+    for name in "ab" if rank < 3 else "ba":
+        parameter = torch.nn.Parameter(torch.zeros(length))
+        parameter.grad = torch.ones(length)
+        module.register_parameter(name, parameter)
+    try:
+        with Comm(world, device="cpu", timeout_s=5) as comm:
+            comm.average_gradients_(module)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
 def fails(rank: int, port: int, sizes: tuple[int, ...], how: str, folder: str) -> None:
     """The last host does something to the run; every rank that lives writes down what it learned, and how soon."""
     world = on_hosts(rank, port, sizes).with_shards(None)
@@ -137,6 +153,23 @@ def fails(rank: int, port: int, sizes: tuple[int, ...], how: str, folder: str) -
     Path(folder, f"{rank}.new").write_text(f"{time.monotonic() - start:.3f} {said}")
     Path(folder, f"{rank}.new").rename(Path(folder, f"{rank}.txt"))
     time.sleep(120)  # the test ends all that live once they have said what they know
+
+
+def first_dies(rank: int, port: int, folder: str) -> None:
+    """Rank 0 is killed while it waits in the first collective, before rank 1 enters it."""
+    said = "nothing"
+    try:
+        with Comm(on_hosts(rank, port, (2,)), device="cpu", timeout_s=5) as comm:
+            if rank == 1:
+                while not Path(folder, "killed").exists():
+                    time.sleep(0.02)
+            else:
+                Path(folder, "entering").touch()
+            comm.sum(torch.ones(10))
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    Path(folder, f"{rank}.new").write_text(f"0 {said}")
+    Path(folder, f"{rank}.new").rename(Path(folder, f"{rank}.txt"))
 
 
 def ignore(*_: Any) -> None:

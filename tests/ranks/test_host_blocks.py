@@ -33,6 +33,7 @@ def told(tmp_path_factory):
     calls = [(name, "sums", layout) for name, layout in LAYOUTS.items()]
     calls += [("not pinned", "sums", ((2, 2), None))]
     calls += [(f"other {how}", "differ", ((2, 2), how)) for how in ("tag", "size")]
+    calls += [(f"other order {length}", "other_order", (length,)) for length in (8, 100_000)]
     calls += [("mixed up", "mixed_up", ())]
     ranks = spawn(host_blocks.at_once, 4, (calls, str(tmp_path_factory.mktemp("ports"))), timeout_s=300)
     return {name: [rank[name] for rank in ranks] for name, *_ in calls}
@@ -103,6 +104,15 @@ def test_hosts_in_different_collectives_are_told_apart(told, how):
         assert told in said, said
 
 
+@pytest.mark.parametrize("length", [8, 100_000])
+def test_hosts_with_parameters_in_another_order_are_told_apart(told, length):
+    """Large gradients are summed in slices: their order was not compared, and other parameters were averaged."""
+    said = told[f"other order {length}"]
+    assert "nothing" not in said, "a rank averaged other parameters than the rest"
+    # A rank that was sending when another had found it out learns of the closed connection alone.
+    assert any("with tensors of other names, shapes or order" in one for one in said), said
+
+
 @pytest.mark.slow  # tests/hosts does it quickly, over a real network
 def test_a_whole_run_over_hosts_ends_with_the_bits_of_one_rank(tmp_path):
     """5 shards among 4 ranks: dealt unevenly, and no subtree belongs to a host of two."""
@@ -119,18 +129,22 @@ def test_a_whole_run_over_hosts_ends_with_the_bits_of_one_rank(tmp_path):
 class Ranks:
     """Processes that find out alone: no launcher ends them."""
 
-    def __init__(self, folder, sizes, how):
+    def __init__(self, folder, size, call):
         self.folder, port = folder, free_port()
         path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path.rstrip(os.pathsep)}
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-c", f"import host_blocks; host_blocks.fails({rank}, {port}, {sizes}, {how!r}, '.')"],
+                [sys.executable, "-c", f"import host_blocks; host_blocks.{call.format(rank=rank, port=port)}"],
                 cwd=folder,
                 env=environment,
             )
-            for rank in range(sum(sizes))
+            for rank in range(size)
         ]
+
+    @classmethod
+    def fail(cls, folder, sizes, how):
+        return cls(folder, sum(sizes), f"fails({{rank}}, {{port}}, {sizes}, {how!r}, '.')")
 
     def said(self, rank, within_s=60):
         path, deadline = self.folder / f"{rank}.txt", time.monotonic() + within_s
@@ -153,7 +167,7 @@ class Ranks:
     "sizes", [(2, 2), *(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((1, 1), (2, 1, 2)))]
 )
 def test_a_silent_host_is_named_by_every_rank_of_the_others(tmp_path, sizes):
-    with Ranks(tmp_path, sizes, "all are stopped") as ranks:
+    with Ranks.fail(tmp_path, sizes, "all are stopped") as ranks:
         odd = "ranks 2-3" if sizes == (2, 2) else "rank 1" if sizes == (1, 1) else "ranks 3-4"
         for rank in range(sum(sizes[:-1])):
             seconds, said = ranks.said(rank)
@@ -174,7 +188,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("how", FAILURES)
 def test_a_failure_on_one_host_is_told_to_every_rank_of_the_others(tmp_path, how):
-    with Ranks(tmp_path, (2, 2), how) as ranks:
+    with Ranks.fail(tmp_path, (2, 2), how) as ranks:
         for rank in (0, 1):
             seconds, said = ranks.said(rank)
             assert re.fullmatch(f"PeerError: {FAILURES[how]}", said), said
@@ -182,3 +196,18 @@ def test_a_failure_on_one_host_is_told_to_every_rank_of_the_others(tmp_path, how
         if how != "another is stuck":  # there the watches of both ranks end them
             _, said = ranks.said(2 if how == "another is killed" else 3)
             assert "PeerError: rank" in said
+
+
+def test_a_first_rank_that_dies_in_the_first_collective_is_named(tmp_path):
+    """The others open its memory after it has arrived, and saw a file of /proc that is gone."""
+    with Ranks(tmp_path, 2, "first_dies({rank}, {port}, '.')") as ranks:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "entering").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(0.5)  # it arrives within microseconds
+        ranks.processes[0].kill()
+        ranks.processes[0].wait()
+        (tmp_path / "killed").touch()
+        _, said = ranks.said(1)
+        assert said == "PeerError: rank 0 has ended while rank 1 waited in sum"

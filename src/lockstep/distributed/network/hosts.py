@@ -11,7 +11,8 @@ other host. Ranks of a single host share the work on a large buffer likewise: ea
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, cast
@@ -122,7 +123,7 @@ class Hosts:
             for row, node in enumerate(self._nodes_of_hosts[self._mine], start):
                 np.copyto(rows[row], tree_sum(values_here, node, add))
             if slices:
-                self._reduce_in_slices(links, rows, total, tag, add)
+                self._reduce_in_slices(links, rows, total, tag, add, signature)
             else:
                 self._exchange_rows(links, rows, self._bounds, tag, signature)
 
@@ -187,15 +188,21 @@ class Hosts:
     def _table(self, rows: int, length: int, dtype: np.dtype[Any], tag: str) -> np.ndarray:
         if self._slots is None:
             return np.empty((rows, length), dtype)
-        return self._slots.table(rows, length, dtype, tag)
+        with self._announced_failures():
+            return self._slots.table(rows, length, dtype, tag)
 
     def _wait_for_local_ranks(self, tag: str, signature: int, messages: int = 1) -> None:
         """Wait until all ranks of this host have written their part of a message with this signature."""
         self._num_messages[tag] += messages
-        if self._slots is None:
-            return
+        if self._slots is not None:
+            with self._announced_failures():
+                self._slots.wait_for_all(tag, signature)
+
+    @contextmanager
+    def _announced_failures(self) -> Generator[None]:
+        """Send an error that ends this rank to the other hosts."""
         try:
-            self._slots.wait_for_all(tag, signature)
+            yield
         except RunError as error:
             self._announce_to_all(str(error))
             raise
@@ -208,11 +215,8 @@ class Hosts:
             if self._slots is not None:
                 self._slots.wait_for_first(tag)
             return
-        try:
+        with self._announced_failures():
             exchange(self._links)
-        except RunError as error:
-            self._announce_to_all(str(error))
-            raise
         if self._slots is not None:
             self._slots.publish_from_hosts()
 
@@ -223,13 +227,14 @@ class Hosts:
         theirs = {host: _bytes(rows[first:last]) for host, (first, last) in ranges.items()}
         self._exchange(links, dict.fromkeys(ranges, mine), theirs, tag, signature)
 
-    def _reduce_in_slices(self, links: Links, rows: np.ndarray, total: np.ndarray, tag: str, add: Add) -> None:
+    def _reduce_in_slices(
+        self, links: Links, rows: np.ndarray, total: np.ndarray, tag: str, add: Add, signature: int
+    ) -> None:
         """Sum one slice of columns of all hosts here, send the sum to all, and receive the sums of the other slices."""
         columns = [block(len(total), len(self._hosts), host) for host in range(len(self._hosts))]
         ranges = list(pairwise(self._bounds))
         own, (first, last) = columns[self._mine], ranges[self._mine]
         others = [host for host in range(len(self._hosts)) if host != self._mine]
-        signature = message_signature(total.nbytes, total.dtype)
         values = np.ascontiguousarray(rows[:, own.start : own.stop])
         self._exchange(
             links,

@@ -122,6 +122,15 @@ class Slots:
             self._segment.create_slots(2 * self._half)
         self.wait_for_all(tag, growing)
         if self._segment.index != 0:
-            self._segment.attach_slots(2 * self._half)
+            self._attach(2 * self._half, tag)
         self.wait_for_all(tag, growing)
         self._segment.slots_attached()
+
+    def _attach(self, size: int, tag: str) -> None:
+        """Open the slots of the first rank, which may have ended since it arrived."""
+        try:
+            self._segment.attach_slots(size)
+        except OSError as error:
+            self.check(0)
+            rank = self._first + self._segment.index
+            raise PeerError(f"rank {self._first} has ended while rank {rank} waited in {tag}", self._first) from error

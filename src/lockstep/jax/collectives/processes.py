@@ -131,22 +131,22 @@ class Processes:
 
     def gather_object(self, value: Any, tag: str) -> list[Any]:
         """The JSON-able values (arrays allowed) of all processes, in rank order; *collective*."""
-        if self._hosts is None:
+        if self._world.size == 1:
             return [messages.decode(messages.encode(value))]
         body = np.frombuffer(messages.encode(value), np.uint8)
-        with self.entered(tag):
-            sizes = self._hosts.gather(np.array([len(body)]), tag)[:, 0]
+        with self.entered(tag) as hosts:
+            sizes = hosts.gather(np.array([len(body)]), tag)[:, 0]
             padded = np.zeros(int(sizes.max()), np.uint8)
             padded[: len(body)] = body
-            bodies = self._hosts.gather(padded, tag)
+            bodies = hosts.gather(padded, tag)
         return [messages.decode(one[:size].tobytes()) for one, size in zip(bodies, sizes, strict=True)]
 
     def gather(self, flat: np.ndarray, tag: str, layout: int = 0) -> np.ndarray:
         """The arrays [n] of all processes, [size, n]; *collective*, one message. They compare the `layout_code`."""
-        if self._hosts is None:
+        if self._world.size == 1:
             return flat[None]
-        with self.entered(tag):
-            return self._hosts.gather(flat, tag, layout)
+        with self.entered(tag) as hosts:
+            return hosts.gather(flat, tag, layout)
 
     def sum(self, parts: Sequence[np.ndarray], tag: str) -> np.ndarray:
         """The sum [n] over all shards, from the sums at the tree nodes of this process; *collective*, one message.
@@ -154,11 +154,11 @@ class Processes:
         The result may be a view of memory that the next collective overwrites.
         """
         root: Node = (0, self._world.num_shards)
-        if self._hosts is None:
+        if self._world.size == 1:
             (total,) = parts
             return total
-        with self.entered(tag):
-            values: Mapping[Node, np.ndarray] = self._hosts.exchange(parts, tag, np.add)
+        with self.entered(tag) as hosts:
+            values: Mapping[Node, np.ndarray] = hosts.exchange(parts, tag, np.add)
         return tree_sum(values, root, np.add)
 
     def native_sum(
@@ -178,21 +178,18 @@ class Processes:
         return make, lambda: slots.wait(tag, message_signature(size, "float32"))
 
     @contextlib.contextmanager
-    def entered(self, tag: str) -> Generator[None]:
-        """Publish to the other processes that this one is in the collective `tag`.
-
-        After one that failed, the ranks may be in different ones of equal size and tag: none can follow.
-        """
+    def entered(self, tag: str) -> Generator[Hosts]:
+        """Publish to the other processes of several that this one is in the collective `tag`."""
+        hosts = self.connected(tag)
         if self._inside:
-            yield
+            yield hosts
             return
-        self.refuse_after_failure(tag)
         self._inside, self._tag = True, tag
         if self._segment is not None:
             self._segment.enter(tag)
         previous = self._timers.enter(SYNC)
         try:
-            yield
+            yield hosts
         except BaseException:
             self.mark_failed(tag)
             raise
@@ -204,10 +201,18 @@ class Processes:
         """Record that a collective failed in this process."""
         self._failed = self._failed or tag
 
-    def refuse_after_failure(self, tag: str) -> None:
-        """Raise `RunError` if a collective failed before."""
-        if self._failed is not None:
+    def connected(self, tag: str) -> Hosts:
+        """The connections of several processes, for the collective `tag`.
+
+        Raises:
+            ConfigError: they are not open.
+            RunError: a collective failed before: the ranks may be in different ones of equal size and tag.
+        """
+        if self._hosts is None:
+            raise ConfigError(f"{tag} was called before or after `with Comm(...) as comm:`; call it inside")
+        if self._failed is not None and not self._inside:
             raise peers.after_failure(tag, self._failed)
+        return self._hosts
 
     @contextlib.contextmanager
     def waiting(self) -> Generator[None]:

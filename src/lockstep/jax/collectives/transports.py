@@ -134,7 +134,7 @@ class ProcessTransport:
             compiled = self._local.compiled(counted, donate=donate)
 
         def call(shared: Tree, own: Tree) -> tuple[Tree, Tree]:
-            self._processes.refuse_after_failure(counted.__name__)
+            self._processes.connected(counted.__name__)
             try:
                 # A program still running could send at the same time as this process' next message.
                 return block_until_ready(compiled(shared, own))
