@@ -189,6 +189,37 @@ def _sum(comm: Any, rows: np.ndarray, tag: str = "learn") -> np.ndarray:
     )["total"]
 
 
+def outside(rank: int, port: int, way: str) -> list[str]:
+    """What each collective says before the Comm is entered, and after."""
+    import jax.numpy as jnp
+
+    comm = opened(rank, port, way, 2)
+    calls = [
+        lambda: comm.sum_statistics(np.ones((1, 3))),
+        lambda: comm.any(rank == 0),
+        lambda: comm.gather_object("x"),
+        lambda: comm.broadcast_object("x"),
+        lambda: comm.broadcast({"w": np.ones(2)}),
+        lambda: comm.check_equal({"w": np.ones(2)}),
+        comm.barrier,
+    ]
+    found = [said(call) for call in calls]
+    with comm:
+        compiled = comm.spmd(
+            lambda shared, own: ({"sum": comm.sum_shards(own), "int": comm.sum(jnp.int32(1))}, own), donate=False
+        )
+        given = comm.replicate({}), comm.shard([np.ones(3, np.float32)])
+        compiled(*given)
+    return [*found, *(said(call) for call in [*calls, lambda: compiled(*given)])]
+
+
+def said(call: Any) -> str:
+    try:
+        return f"no error, but {call()}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
 def differ(rank: int, port: int, way: str) -> str:
     """Both sum as much, but not the same."""
     try:

@@ -164,6 +164,15 @@ def test_a_rank_that_misses_the_first_collective_is_named():
         assert f"rank 1 did not come to {name} within timeout_s=1; it has not entered any collective yet" in found[name]
 
 
+@pytest.mark.parametrize("way", others_slow(["memory", "messages"], "memory"))
+def test_collectives_before_and_after_the_comm_are_refused(way):
+    """They returned what this process alone has."""
+    for found in spawn(called.outside, 2, (free_port(), way), timeout_s=60):
+        assert len(found) == 15
+        for one in found:
+            assert "was called before or after `with Comm(...) as comm:`; call it inside" in one
+
+
 def test_unequal_arrays_and_equal_data_are_named():
     cause = "; something changed it outside the collectives, or a rank skipped one"
     for found in spawn(called.unequal, 2, (free_port(),), timeout_s=60):
