@@ -95,6 +95,15 @@ def _odd_inputs(rank: int, name: str, port: int) -> dict[str, Any]:
             "small": small.tolist(),
             "largest": comm.max(torch.tensor([-rank], dtype=torch.int16)).tolist(),
             "narrow": comm.sum_shards(torch.full((len(world.shards), 1), 0.5, dtype=torch.bfloat16)).tolist(),
+            "narrow whole": [
+                (str(total.dtype), total.tolist())
+                for kind, number in ((torch.int8, 100), (torch.bool, 1), (torch.uint8, 200))
+                for total in [comm.sum_shards(torch.full((len(world.shards), 1), number).to(kind))]
+            ],
+            "uint32": comm.max(torch.tensor([rank], dtype=torch.uint32)).tolist(),
+            "negated later": comm.max(torch.tensor([rank * 1j]).conj().imag).tolist(),
+            "statistics": comm.sum_statistics([[2**53]] * len(world.shards)).tolist(),
+            "moments of nothing": comm.moments(torch.ones(2, 0))[1].tolist(),
             "source": said(comm, lambda: comm.broadcast_([torch.zeros(2)], source=2)),
             "object": said(comm, lambda: comm.broadcast_object(source=-1)),
             "weight": said(comm, lambda: comm.mean(torch.ones(1), weight=-1.0)),

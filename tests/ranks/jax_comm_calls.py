@@ -121,6 +121,9 @@ def out_of_the_ordinary(rank: int, port: int, way: str) -> dict[str, Any]:
                 "slope of moments": slope(lambda rows: comm.moments(rows, jnp.exp(rows[:, 0]))[2]),
                 "empty": (comm.sum(nothing), comm.max(nothing), comm.mean(nothing), comm.sum_shards(rows[:, :0])),
                 "small": (comm.sum(jnp.full(1, 100, jnp.int8)), comm.max(rank * jnp.ones(1, jnp.uint8))),
+                "narrow rows": [
+                    comm.sum_shards(jnp.full((len(rows), 1), 50.0).astype(k)) for k in ("int8", "bfloat16")
+                ],
                 "ignored": comm.moments(jnp.array([1.0 + 2 * rank, jnp.nan]), jnp.array([1.0, 0.0])),
             }, own
 

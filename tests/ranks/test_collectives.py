@@ -66,6 +66,9 @@ def test_inputs_that_are_out_of_the_ordinary(told, way):
     assert (
         first["before"] == first["after"] == "sum was called before or after `with Comm(...) as comm:`; call it inside"
     )
+    assert first["narrow whole"] == [("torch.int64", [200]), ("torch.int64", [2]), ("torch.int64", [400])]
+    assert (first["uint32"], first["negated later"], first["moments of nothing"]) == ([1], [0.0], [])
+    assert first["statistics"] == [2.0**54]
     assert first["source"] == "source=2 is not a rank: there are 2, from 0 to 1"
     assert first["object"].startswith("source=-1 is not a rank")
     assert first["weight"] == "weight=-1.0 must be a finite number of at least 0"

@@ -81,6 +81,8 @@ def test_what_one_device_takes_several_processes_take(way):
         assert [name for name, slope in found.items() if "slope" in name and slope.any()] == []
         assert [one.shape for one in found["empty"]] == [(0,)] * 4
         assert [(str(one.dtype), one.tolist()) for one in found["small"]] == [("int32", [200]), ("uint8", [1])]
+        narrow = [(str(one.dtype), float(one[0])) for one in found["narrow rows"]]
+        assert narrow == [("int32", 100.0), ("bfloat16", 100.0)]
         assert [float(one) for one in found["ignored"]] == [2.0, 2.0, 1.0]
         if way != "gloo":
             assert found["mapped"].startswith("a collective was called inside jax.vmap")

@@ -198,13 +198,16 @@ class Comm:
     def sum_shards(self, rows: Array, tag: str = "sum_shards") -> Array:
         """The sum over all shards of one row [n] each, with the same bits on any number of ranks; *collective*.
 
-        Not differentiable.
+        Not differentiable. Types as those of `sum`.
 
         Args:
             rows: [num_slots, n].
             tag: names the collective in errors.
         """
-        check_number(len(rows), self.num_slots, each="slot of a device")
+        rows = arguments.rows(rows, self.num_slots, tag)
+        if _is_narrow(rows):
+            return self.sum_shards(rows.astype(jnp.float32), tag).astype(rows.dtype)
+        rows = _summed_type(rows)
         # Barriers keep XLA from fusing products into the additions, which would round once instead of twice.
         rows = lax.optimization_barrier(lax.stop_gradient(rows))
         return lax.optimization_barrier(self._inside(tag).sum_slots(rows, tag))
@@ -214,8 +217,7 @@ class Comm:
 
         Booleans, and integers of fewer than 32 bits, are added, and returned, as int32.
         """
-        value = jnp.asarray(value)  # a Python number, too
-        value = value.astype(jnp.int32) if value.dtype == bool or _is_narrow_integer(value) else value
+        value = _summed_type(jnp.asarray(value))  # a Python number, too
         return self._over_devices(value, jnp.add, tag)
 
     def max(self, value: Array, tag: str = "max") -> Array:
@@ -257,6 +259,7 @@ class Comm:
             weight: of each row [N]; default 1.
             tag: names the collective in errors.
         """
+        value = arguments.weighed(value, weight)
         arguments.check_float32(value, tag)
         flat = lax.stop_gradient(value).reshape(len(value), math.prod(value.shape[1:])).astype(jnp.float32)
         kind = value.dtype if jnp.issubdtype(value.dtype, jnp.floating) else jnp.float32
@@ -287,6 +290,8 @@ class Comm:
         check_weight(weight)
         arguments.check_float32(gradients, tag)
         leaves, structure = mesh.flat(gradients)
+        if not leaves:
+            return gradients
         flat = jnp.concatenate([leaf.reshape(-1).astype(jnp.float32) for leaf in leaves])
         total, weight = self._weighted_sum(flat, weight, tag, arguments.layout(gradients))
         means = jnp.split(total / divisor(weight), np.cumsum([leaf.size for leaf in leaves])[:-1])
@@ -408,3 +413,8 @@ def _is_narrow(value: Array) -> bool:
 def _is_narrow_integer(value: Array) -> bool:
     """Whether these are integers of fewer than 32 bits, whose sums over devices could overflow."""
     return jnp.issubdtype(value.dtype, jnp.integer) and value.dtype.itemsize < 4
+
+
+def _summed_type(value: Array) -> Array:
+    """Booleans and narrow integers as int32: their sums would overflow."""
+    return value.astype(jnp.int32) if value.dtype == bool or _is_narrow_integer(value) else value

@@ -128,6 +128,9 @@ class Comm:
         try:
             if error is None and self.world.size > 1:
                 self.barrier("close")  # no rank exits while others may still check whether it is alive
+        except BaseException as failed:
+            error = failed
+            raise
         finally:
             if isinstance(self._objects, HostTensors):
                 self._objects.hosts.close(error)
@@ -145,17 +148,17 @@ class Comm:
     def sum_shards(self, rows: Tensor, tag: str = "sum_shards") -> Tensor:
         """The sum over all shards of one row [n] each, the same bits on any number of ranks; *collective*, one message.
 
-        Not differentiable; returns a new tensor.
+        Not differentiable; returns a new tensor. Types as those of `sum`.
 
         Args:
             rows: [K, n], one row for each shard of this rank.
             tag: name of the sum, for errors about ranks in different collectives.
         """
-        return self._sum_rows(arguments.rows(rows), tag).clone()
+        return self._sum_rows(_summed_type(arguments.rows(rows)), tag).clone()
 
     def sum_statistics(self, rows: np.ndarray, tag: str = "sum_statistics") -> np.ndarray:
         """`sum_shards` of numpy numbers, [K, n] float64; *collective*, one message."""
-        return self.sum_shards(torch.from_numpy(rows), tag).numpy()
+        return self.sum_shards(torch.from_numpy(np.array(rows, np.float64)), tag).numpy()
 
     def _sum_rows(self, rows: Tensor, tag: str, layout: int = 0) -> Tensor:
         """As `sum_shards`; the next collective may overwrite the result. Ranks compare the `layout_code`."""
@@ -177,8 +180,7 @@ class Comm:
         Floating-point numbers of fewer than 32 bits are added as float32. Integers and booleans are added, and
         returned, as int64.
         """
-        value = arguments.tensor(value)
-        value = value if value.is_floating_point() or value.is_complex() else value.long()
+        value = _summed_type(arguments.tensor(value))
         if self.world.size == 1:
             return value.clone()
         return self._sum_over_ranks(value.reshape(-1), tag).clone().view(value.shape)
@@ -212,7 +214,9 @@ class Comm:
         value = arguments.real(value, "max")
         if self.world.size == 1:
             return value.clone()
-        if value.element_size() < 4:  # gloo has no sums of some of these types
+        if (
+            value.element_size() < 4 or value.dtype == torch.uint32
+        ):  # neither torch nor gloo compares all of these types
             return self.max(value.float() if _is_narrow(value) else value.long(), tag).to(value.dtype)
         parts = self._exchange([value.reshape(-1) for _ in self._nodes[self.world.rank]], tag, torch.maximum)
         return tree_sum(parts, self._root, torch.maximum).clone().view(value.shape)
@@ -450,3 +454,8 @@ class Comm:
 def _is_narrow(value: Tensor) -> bool:
     """Whether these are floating-point numbers of fewer than 32 bits, whose sums over ranks would lose digits."""
     return value.is_floating_point() and value.element_size() < 4
+
+
+def _summed_type(value: Tensor) -> Tensor:
+    """Integers and booleans as int64: sums of narrow ones would overflow."""
+    return value if value.is_floating_point() or value.is_complex() else value.long()

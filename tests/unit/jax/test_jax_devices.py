@@ -300,6 +300,28 @@ def test_numbers_of_64_bits_are_refused_on_any_number_of_devices(devices, kind, 
         comm.spmd(lambda shared, own: (comm.sum(jnp.ones(2, kind)), own), donate=False)({}, {})
 
 
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda comm: comm.check_equal({"n": 2**70}), "n is an int"),
+        (lambda comm: comm.check_equal({"n": np.array(["a", None], object)}), "n is a ndarray"),
+        (lambda comm: comm.check_equal({"a.b": 1.0, "a": {"b": 2.0}}), "two arrays of the name a.b"),
+        (lambda comm: comm.sum_shards(jnp.ones((1, 2, 2))), r"rows has shape \[1, 2, 2\]; give \[K, n\]"),
+        (lambda comm: comm.sum_shards(jnp.ones((1, 2), jnp.complex64)), "sum_shards was given complex64"),
+        (lambda comm: comm.moments(1.0), "value has no rows"),
+        (lambda comm: comm.moments(jnp.ones(2), jnp.ones(3)), r"weight has shape \[3\] for 2 rows"),
+    ],
+)
+def test_what_several_ranks_refuse_one_device_refuses(call, words):
+    with comm_of(1, 1) as comm, pytest.raises(ConfigError, match=words):
+        call(comm)
+
+
+def test_no_gradients_have_no_mean():
+    with comm_of(1, 1) as comm:
+        assert comm.average_gradients({}) == {}
+
+
 def test_a_number_of_python_is_one_value():
     with comm_of(2, 2) as comm:
         shared, _ = comm.spmd(lambda shared, own: ((comm.sum(2.0), comm.max(3), comm.mean(4.0)), own), donate=False)(

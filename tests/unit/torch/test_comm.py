@@ -410,6 +410,20 @@ def test_equality_is_checked_of_tensors_by_name(comm):
             comm.check_equal(given)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"n": 2**70}, "n is an int"),
+        ({"n": np.array(["a", None], object)}, "n is a ndarray"),
+        ({"a.b": 1.0, "a": {"b": 2.0}}, "two tensors of the name a.b"),
+        ({1: 1.0, "1": 2.0}, "two tensors of the name 1"),
+    ],
+)
+def test_what_cannot_be_compared_by_its_bits_or_its_name_is_refused(comm, given, words):
+    with pytest.raises(ConfigError, match=words):
+        comm.check_equal(given)
+
+
 def test_weight_0_gives_zero_gradients_of_a_module(comm):
     used, unused = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     used.grad = torch.tensor([torch.nan])  # of 0 rows

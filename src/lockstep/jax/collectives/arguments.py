@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.distributed import agreement
-from lockstep.distributed.arguments import a_type
+from lockstep.distributed.arguments import a_type, check_number
 from lockstep.distributed.signature import layout_code
 from lockstep.errors import ConfigError
 
@@ -24,6 +24,29 @@ def check_float32(tree: Tree, tag: str) -> None:
         if kind == np.float64 or jnp.issubdtype(kind, np.complexfloating):
             out = "cast it to float32, or disable jax_enable_x64" if kind == np.float64 else "give its .real and .imag"
             raise ConfigError(f"{tag} was given {kind}{' in ' * bool(name)}{name} and computes in float32: {out}")
+
+
+def rows(value: Any, num_slots: int, tag: str) -> Array:
+    """The array [num_slots, n]. Raises `ConfigError` for another shape, and for numbers that are not exchanged."""
+    checked = jnp.asarray(value)
+    if checked.ndim != 2:
+        raise ConfigError(f"rows has shape {list(checked.shape)}; give [K, n], one row for each slot of a device")
+    check_number(len(checked), num_slots, each="slot of a device")
+    check_exchanged(checked, tag)
+    return checked
+
+
+def weighed(value: Any, weight: Any) -> Array:
+    """Rows [N, *F]. Raises `ConfigError` unless there is a weight for each, or none."""
+    checked = jnp.asarray(value)
+    if checked.ndim == 0:
+        raise ConfigError("value has no rows: its shape is []; give [N, ...], as value.reshape(1)")
+    if weight is not None and jnp.shape(weight) != checked.shape[:1]:
+        raise ConfigError(
+            f"weight has shape {list(jnp.shape(weight))} for {len(checked)} rows; give one weight for each row, "
+            f"[{len(checked)}]"
+        )
+    return checked
 
 
 def check_exchanged(value: Array, tag: str) -> None:
@@ -69,8 +92,11 @@ def by_name(given: Any, tag: str) -> dict[str, Any]:
     )
     for path, leaf in leaves:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        if not isinstance(leaf, Array | np.ndarray | np.generic | int | float | complex):
+        known = isinstance(leaf, Array | np.ndarray | np.generic | int | float | complex)
+        if not known or (not isinstance(leaf, Array) and np.asarray(leaf).dtype == object):  # one beyond 64 bits, too
             raise ConfigError(f"check_equal compares arrays and numbers, but {name} is {a_type(leaf)}; leave it out")
+        if name in named:
+            raise ConfigError(f"check_equal was given two arrays of the name {name}; rename one")
         named[name] = leaf
     return dict(sorted(named.items()))
 

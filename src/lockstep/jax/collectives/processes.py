@@ -81,6 +81,9 @@ class Processes:
         try:
             if error is None and self._hosts is not None:
                 self.gather_object(None, "close")  # no process exits while others may still check that it is alive
+        except BaseException as failed:
+            error = failed  # else JAX would wait for the process that has ended
+            raise
         finally:
             if self._distributed:
                 _stop_jax(error)

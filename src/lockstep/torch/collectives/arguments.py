@@ -21,7 +21,7 @@ def tensor(value: Any, name: str = "value") -> Tensor:
     """The tensor, without its gradient. Raises `ConfigError` for anything else."""
     if not isinstance(value, Tensor):
         raise ConfigError(f"{name} is {a_type(value)}, not a tensor; give torch.as_tensor({name})")
-    return value.detach()
+    return value.detach().resolve_conj().resolve_neg()
 
 
 def real(value: Any, method: str) -> Tensor:
@@ -106,15 +106,23 @@ def by_name(given: Any, prefix: str = "") -> dict[str, Tensor]:
     named: dict[str, Tensor] = {}
     for key, value in cast("Mapping[object, Any]", given).items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            named |= by_name(value, f"{name}.")
-        elif isinstance(value, Tensor | np.ndarray | np.generic | int | float | complex):
-            named[name] = torch.as_tensor(value)
-        else:
-            raise ConfigError(
-                f"check_equal compares tensors, arrays and numbers, but {name} is {a_type(value)}; leave it out"
-            )
+        found = by_name(value, f"{name}.") if isinstance(value, Mapping) else {name: _comparable(value, name)}
+        if twice := named.keys() & found.keys():
+            raise ConfigError(f"check_equal was given two tensors of the name {min(twice)}; rename one")
+        named |= found
     return dict(sorted(named.items()))
+
+
+def _comparable(value: Any, name: str) -> Tensor:
+    """The tensor whose bits are compared."""
+    if isinstance(value, Tensor | np.ndarray | np.generic | int | float | complex):
+        try:
+            return torch.as_tensor(value)
+        except (TypeError, ValueError):  # an array of objects, or an integer beyond 64 bits
+            pass
+    raise ConfigError(
+        f"check_equal compares tensors, arrays and numbers, but {name} is {a_type(cast(object, value))}; leave it out"
+    )
 
 
 def layout(named: Named) -> int:

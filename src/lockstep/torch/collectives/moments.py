@@ -25,7 +25,7 @@ def sums_of(rows: Tensor, weight: Tensor | None, rank: int, size: int) -> Tensor
         rank: of this process.
         size: R.
     """
-    weights = torch.ones_like(rows[:, 0]) if weight is None else weight.double()
+    weights = rows.new_ones(len(rows)) if weight is None else weight.double()
     if weight is not None:
         rows = rows.masked_fill((weights == 0)[:, None], 0.0)  # 0 times NaN is NaN
     count, total = weights.sum().reshape(1), weights @ rows
