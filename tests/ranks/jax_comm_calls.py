@@ -162,6 +162,49 @@ def around_a_loop(rank: int, port: int, way: str, num_shards: int) -> dict[str, 
         return comm.read(compiled(comm.replicate({}), own)[0])
 
 
+def in_gradients(rank: int, port: int, way: str) -> list[str]:
+    """The tags of collectives within `jax.grad` and within a loop in a loop, in the order in which they were sent.
+
+    What each sends takes longer to compute than what the next one does.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from lockstep.jax.collectives.processes import Processes
+
+    sent, gather = list[str](), Processes.gather
+
+    def noted(self: Processes, flat: Any, tag: str, layout: int = 0) -> Any:
+        sent.append(tag)
+        return gather(self, flat, tag, layout)
+
+    with opened(rank, port, way, 2) as comm:
+
+        def slow(x: Any, count: int) -> Any:
+            for _ in range(count):
+                x = jnp.tanh(x @ x)
+            return x.sum()
+
+        def step(shared: Any, own: Any) -> Any:
+            x = shared["x"]
+            loss = jax.grad(lambda x: (x.sum(), comm.mean(slow(x, 8), tag="in grad")), has_aux=True)(x)[1]
+            after = comm.sum(slow(x, 1), "after grad")
+
+            def outer(carry: Any, _: Any) -> Any:
+                first = comm.sum(slow(x, 8) + carry, "outer")
+                inner = jax.lax.scan(lambda y, _: (0.1 * y + comm.sum(y, "inner"), None), carry, None, length=2)[0]
+                return inner * 0.1, first + comm.sum(inner, "outer end")
+
+            return {"loss": loss, "after": after, "loop": jax.lax.scan(outer, after, None, length=2)}, own
+
+        compiled, given = comm.spmd(step, donate=False), comm.replicate({"x": np.full((200, 200), 0.01, np.float32)})
+        Processes.gather = noted
+        for _ in range(20):
+            compiled(given, comm.shard([np.zeros(1, np.float32)] * len(comm.world.shards)))
+        Processes.gather = gather
+    return sent
+
+
 def sums_in_c() -> list[int]:
     """Sums that C code makes from now on are counted here."""
     from lockstep.jax.collectives.native import NativeSum

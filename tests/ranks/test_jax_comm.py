@@ -97,6 +97,13 @@ def test_collectives_around_a_loop_are_in_the_order_of_the_program(way):
     assert np.isfinite(second["2 after"]).all()
 
 
+@pytest.mark.parametrize("way", others_slow(["memory", "messages"], "memory"))
+def test_collectives_in_gradients_and_in_loops_within_loops_are_in_the_order_of_the_program(way):
+    loop = ["outer", "inner", "inner", "outer end"]
+    for sent in spawn(called.in_gradients, 2, (free_port(), way), timeout_s=120):
+        assert sent == ["in grad", "after grad", *loop, *loop] * 20
+
+
 @pytest.mark.parametrize(
     ("size", "num_shards", "way"),
     others_slow(

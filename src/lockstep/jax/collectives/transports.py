@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -16,11 +16,6 @@ from lockstep.jax.collectives.callback import Callback
 from lockstep.jax.collectives.mesh import AXIS, DeviceMap
 from lockstep.jax.collectives.processes import Processes
 from lockstep.jax.collectives.same_program import LAYOUT_MARK, SameProgram
-
-try:
-    from jax.extend.core import get_opaque_trace_state
-except ImportError:  # older JAX
-    from jax.core import get_opaque_trace_state
 
 Tree = Any
 Function = Callable[[Tree, Tree], tuple[Tree, Tree]]
@@ -97,9 +92,9 @@ class ProcessTransport:
     """Messages between processes, each of which compiles for its own CPU devices.
 
     Sums follow the shard tree, in numpy. Each use in a function takes the output of the use before as an operand, so
-    that all compilers keep their order; a unique tag detects ranks that have another. What a loop sends follows what
-    comes before the loop. What comes after it follows it only if it uses one of the loop's results: an output within
-    the loop is no operand outside.
+    that all compilers keep their order, also within `jax.grad`; a unique tag detects ranks that have another. What a
+    loop sends follows what comes before the loop. What comes after it follows it only if it uses one of the loop's
+    results: an output within the loop is no operand outside.
     """
 
     def __init__(self, device_map: DeviceMap, mesh: Mesh | None, device: Any, processes: Processes) -> None:
@@ -111,21 +106,19 @@ class ProcessTransport:
         self._shards = range(own_shards[0].start, own_shards[-1].stop)
         self._calls: list[CollectiveCall] = []
         self._tag_counts: Counter[str] = Counter()
-        self._function: tuple[Any, Array | None] = (None, None)
-        """The trace of the function that is traced, and the output of the last use of a collective in it."""
-        self._loop: tuple[Any, Array | None] = (None, None)
-        """The same of the body of a loop, or of a branch, in it."""
+        self._last: dict[Any, Array] = {}
+        """The output of the last use of a collective in the function that is traced, and in each loop within it."""
 
     def compiled(self, function: Function, *, donate: tuple[int, ...]) -> Function:
         """Compile for this process; errors of a collective are raised with their own type."""
 
         def counted(shared: Tree, own: Tree) -> tuple[Tree, Tree]:
             self._tag_counts.clear()
-            self._function, self._loop = (get_opaque_trace_state(), None), (None, None)
+            self._last.clear()
             try:
                 return function(shared, own)
             finally:
-                self._function, self._loop = (None, None), (None, None)
+                self._last.clear()
 
         counted.__name__ = getattr(function, "__name__", "spmd")
         if self._local is None:
@@ -187,14 +180,13 @@ class ProcessTransport:
         return self._in_order(call, parts, rows.shape[1:])
 
     def _in_order(self, call: "CollectiveCall", value: Array, shape: tuple[int, ...]) -> Array:
-        """The output of a call, which follows the last one of its trace; the first of a loop follows the one before."""
-        trace = get_opaque_trace_state()
-        last = self._loop[1] if trace == self._loop[0] else self._function[1]
-        output = call.callback(value, shape, [] if last is None else [last])
-        if trace == self._function[0]:
-            self._function = trace, output
-        else:
-            self._loop = trace, output
+        """The output of a call, which follows the last one in the same loop; the first there, the one before the loop.
+
+        Within `jax.grad` the output belongs to the function around it, as collectives have no tangent.
+        """
+        last = next(([self._last[trace]] for trace in _traces() if trace in self._last), [])
+        output = call.callback(value, shape, last)
+        self._last[cast(Any, output)._trace] = output
         return output
 
     def _unique_tag(self, tag: str) -> str:
@@ -266,6 +258,16 @@ class CollectiveCall:
 def block_until_ready(outputs: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
     """`jax.block_until_ready`, typed."""
     return cast("tuple[Tree, Tree]", jax.block_until_ready(outputs))
+
+
+def _traces() -> Iterator[Any]:
+    """What is traced now, the innermost first: a gradient, a loop, the function. JAX has no public way to tell."""
+    from jax._src import core
+
+    trace: Any = core.trace_ctx.trace
+    while trace is not None:
+        yield trace
+        trace = getattr(trace, "parent_trace", None)
 
 
 Transport = SingleDevice | MeshTransport | ProcessTransport
