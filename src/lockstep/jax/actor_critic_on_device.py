@@ -7,6 +7,7 @@ Shapes: K shards of this process, L of them on a device, N transitions of a shar
 of a call at most.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -40,8 +41,10 @@ from lockstep.session.task_checks import check_task
 from lockstep.system.memory import usable_memory
 from lockstep.world import stream, stream_seed
 
-_MAX_STEPS = 1000
-"""Gradient steps of a compiled call. The watch for stalls sees a rank only between calls."""
+_MAX_STEPS, _FIRST_STEPS = 1000, 64
+"""Gradient steps of a compiled call, and of the first ones. The watch for stalls sees a rank only between calls."""
+_CALL_PART = 0.2
+"""Of `timeout_s`, the most that a call is to take."""
 
 
 class ReplayShared(NamedTuple):
@@ -107,7 +110,13 @@ class ReplayDeviceLoop(DeviceSource):
         self._restored: list[DeviceReplay] = []
         """Replays of local shards from a checkpoint, until the last one is read."""
         self._critics_key = stream(run.seed, "target critics on device").integers(0, 1 << 32, 2, np.uint32)
-        self._calls = max(int(_MAX_STEPS // max(config.gradient_steps(run.num_envs), 1.0)), 1)
+        self._per_update = max(config.gradient_steps(run.num_envs), 1.0)
+        self._calls = max(int(_MAX_STEPS // self._per_update), 1)
+        self._most_steps = min(_FIRST_STEPS, _MAX_STEPS)
+        """Gradient steps of a call: once one was timed, as many as fit into the time of a call."""
+        self._timed = False
+        self._splits = self._per_update > self._most_steps
+        """Whether the gradient steps of an update may take several calls."""
         self._updates = comm.spmd(self._run_updates, donate_own=True)
         self._more_steps = comm.spmd(self._take_more_steps, donate_own=True)
 
@@ -238,7 +247,7 @@ class ReplayDeviceLoop(DeviceSource):
         """Compile, by calls that make no update; *collective*."""
         progress = Progress(self._run.total_steps)
         self._call(self._updates, progress, [])
-        if self._config.gradient_steps(self._run.num_envs) > _MAX_STEPS:
+        if self._splits:
             self._call(self._more_steps, progress, [])
 
     def _call(self, compiled: Callable[..., Any], progress: Progress, due: list[int]) -> ReplayOutcome:
@@ -265,15 +274,17 @@ class ReplayDeviceLoop(DeviceSource):
             NonFiniteError: on all ranks, if `non_finite` is `stop` and a number is not finite.
         """
         learner, size = self._learner, self._new_steps
-        count = min(self.until_due(progress), self._calls)
+        count = min(self.until_due(progress), max(int(self._most_steps // self._per_update), 1))
         due = [learner.schedule.take_due(progress.env_steps + i * size, size, ready=True) for i in range(count)]
         learner.begin_update(progress.fraction)
-        rest = due[0] - _MAX_STEPS if count == 1 else 0
-        outcome = self._call(self._updates, progress, [min(due[0], _MAX_STEPS)] if rest > 0 else due)
+        most, started = self._most_steps, time.monotonic()
+        rest = due[0] - most if self._splits and count == 1 else 0
+        outcome = self._call(self._updates, progress, [most] if rest > 0 else due)
+        self._time_first(outcome.taken, time.monotonic() - started)
         taken, counted, left = outcome.taken, outcome.counted, outcome.left
         while rest > 0 and outcome.taken and not outcome.non_finite:
             self._comm.timers.enter(LEARN)  # a heartbeat
-            outcome = self._call(self._more_steps, progress, [min(rest, _MAX_STEPS)])
+            outcome = self._call(self._more_steps, progress, [min(rest, self._most_steps)])
             taken, rest = taken + outcome.taken, rest - outcome.taken
         if outcome.non_finite:
             raise self.non_finite_error(progress.updates + count - left - 1)
@@ -282,6 +293,14 @@ class ReplayDeviceLoop(DeviceSource):
         learner.add_step_metrics(taken, self._comm.read(learner.state.sums))
         learner.policy.params = learner.current_params()
         return count
+
+    def _time_first(self, taken: int, seconds: float) -> None:
+        """After the first call with gradient steps, bound the time of the next ones; *collective* then."""
+        if self._timed or not taken:
+            return
+        self._timed = True
+        slowest = max(self._comm.gather_object(seconds / taken, "first call"))
+        self._most_steps = max(min(int(_CALL_PART * self._run.timeout_s / slowest), _MAX_STEPS), 1)
 
     def shard_state(self, k: int) -> dict[str, Any]:
         """State of local shard `k` between two rollouts."""

@@ -82,6 +82,8 @@ def unused_settings(run: AnyRun, spec: EnvSpec | None = None, defaults: Mapping[
         found += _sentence("", config, names, reason, defaults)
     if isinstance(config, PPOConfig) and config.num_epochs == 1:  # it leaves out the epochs that are still to come
         found += _sentence("", config, ("target_kl",), "num_epochs=1", defaults)
+    if isinstance(config, SACConfig | TD3Config) and config.dropout and run.compile:
+        found.append(f"compile=true has no effect with dropout={as_text(config.dropout)}")
     if isinstance(config, DQNConfig):
         first, last = config.epsilon_range
         if first == last:

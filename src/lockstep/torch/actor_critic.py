@@ -122,7 +122,9 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self._not_skipped = torch.zeros(1, device=device)  # the end of the result of a step that is taken
         bfloat16 = run.precision == "bfloat16"
         self._precision = torch.autocast(device.type, torch.bfloat16) if bfloat16 else contextlib.nullcontext()
-        self._backward = LossGradient(self.flat, self.loss, compiled=run.compile, dynamic=False, mode=run.compile_mode)
+        # torch.compile splits the step at every mask that a generator draws, which is slower than without it.
+        compiled = run.compile and self.dropout is None
+        self._backward = LossGradient(self.flat, self.loss, compiled=compiled, dynamic=False, mode=run.compile_mode)
         self._gradient_step = GradientStep(run, comm, self.flat, self._accumulate_gradients, self._apply_gradient)
 
     @abstractmethod
@@ -246,11 +248,17 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self.metrics.add(("optim/skipped",), num_skipped, replayed.num_gradient_steps)
         self.metrics.add(("optim/learning_rate",), self.learning_rates[:1], 1.0)
 
-    def warmup_step(self, rows: int) -> Callable[[], object]:
+    def compile_steps(self) -> None:
+        """Compile each kind of gradient step before the clocks start: also that of the critics alone, if there is."""
+        for updates_actor in (True,) if self.config.policy_delay == 1 else (True, False):
+            self.warmup_step(self.rows, updates_actor)()
+
+    def warmup_step(self, rows: int, updates_actor: bool = True) -> Callable[[], object]:
         """Return a function that takes a gradient step on `rows` rows of zeros, without messages or effects."""
         batch = TransitionBatch.blank(self.policy.spec, rows, self.comm.device, self._num_actions)
         weights = torch.zeros_like(self._one_hot_shard[0])
-        return warmup_step([self.critic_adam, self.actor_adam], lambda: self._backward(0, [batch, True], weights))
+        adams = [self.critic_adam, self.actor_adam]
+        return warmup_step(adams, lambda: self._backward(0, [batch, updates_actor], weights))
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """State that is equal on all ranks, by name; a resumed run writes into these tensors."""

@@ -143,7 +143,7 @@ def train(session: Session[Run]) -> None:
     collector = session.make_collector(actor, explorer, report_non_finite=True)
     announce_capture(session.journal, run, comm, sac.flat)
     if run.compile:
-        sac.warmup_step(sac.rows)()
+        sac.compile_steps()
     progress = Progress(run.total_steps)
     new_steps = run.num_envs * config.num_steps
     with session.training(progress, collector):

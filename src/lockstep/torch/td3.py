@@ -128,7 +128,7 @@ def train(session: Session[Run]) -> None:
     collector = session.make_collector(actor, explorer, report_non_finite=True)
     announce_capture(session.journal, run, comm, td3.flat)
     if run.compile:
-        td3.warmup_step(td3.rows)()
+        td3.compile_steps()
     progress = Progress(run.total_steps)
     new_steps = run.num_envs * config.num_steps
     with session.training(progress, collector):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,6 +94,20 @@ def test_an_update_of_many_gradient_steps_is_several_calls_with_the_same_bits(tm
     assert found[3][0] == found[1000][0]
     assert found[3][1] == pytest.approx(found[1000][1])
     assert found[3][1]["optim/learning_rate"] > 0
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(5.0, 4), (100.0, 1), (1e-4, 1000)])
+def test_calls_of_slow_gradient_steps_are_short_for_the_watch(seconds, most):
+    """A healthy run with large minibatches was ended as stalled: a call took 1000 steps, whatever they cost."""
+    loop = object.__new__(module.ReplayDeviceLoop)
+    loop._timed, loop._most_steps = False, 64
+    loop._run = SimpleNamespace(timeout_s=10.0)
+    loop._comm = SimpleNamespace(gather_object=lambda value, _: [0.0, value])
+    loop._time_first(0, 100.0)
+    assert loop._most_steps == 64, "the call took no gradient step"
+    loop._time_first(10, seconds)
+    loop._time_first(10, 1.0)
+    assert loop._most_steps == most
 
 
 def test_shards_of_a_deterministic_task_differ_by_their_noise():

@@ -547,6 +547,18 @@ class Leaves(Grid):
         os._exit(4)
 
 
+class SlowStart(Grid):
+    """A simulator that starts with the first episode."""
+
+    started = False
+
+    def reset(self, *, seed=None, options=None):
+        if not SlowStart.started:
+            SlowStart.started = True
+            time.sleep(0.5)
+        return super().reset(seed=seed, options=options)
+
+
 class Slow(Grid):
     """A simulator that takes its time."""
 

@@ -238,6 +238,18 @@ def test_a_check_is_short_and_leaves_no_trace():
     assert (random.getstate(), np.random.get_state()[1].tolist()) == expected
 
 
+def test_a_slow_start_takes_no_time_from_the_checks():
+    """A simulator that starts, or a function that compiles: nothing was checked then, without a word."""
+    report = checked("SlowStart", limits=Limits(seconds=0.3))
+    assert any(fact.startswith("episodes: ") for fact in report.facts), report.facts
+    assert not any("not checked" in fact for fact in report.facts)
+
+
+def test_what_is_not_checked_for_lack_of_time_is_told():
+    report = checked("Slow", limits=Limits(seconds=0.01))
+    assert "ends of episodes" in report.facts[-1] and report.facts[-1].startswith("not checked"), report.facts
+
+
 # -- the command, and before a first run ------------------------------------------------------------------------------
 
 

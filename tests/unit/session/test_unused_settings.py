@@ -119,6 +119,13 @@ def test_settings_with_an_effect_are_not_told(task: str, changes: dict[str, Any]
     assert unused_settings(run, env_spec(run.task, run.env)) == []
 
 
+def test_compile_has_no_effect_with_dropout() -> None:
+    for algo in ("sac", "td3"):
+        run = override(Run(task="Pendulum-v1"), {"algo": algo, "compile": True, "dropout": 0.01})
+        assert unused_settings(run) == ["compile=true has no effect with dropout=0.01"]
+        assert unused_settings(override(run, {"dropout": 0})) == []
+
+
 def test_hidden_layers_of_images_among_numbers_have_no_effect_with_dqn() -> None:
     spec = replace(
         env_spec("CartPole-v1", EnvConfig()), observation_size=1300, image_parts=(ImagePart(4, (1, 36, 36)),)
