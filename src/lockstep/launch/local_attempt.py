@@ -13,6 +13,7 @@ from lockstep.errors import RunError
 from lockstep.launch.failure_report import ATTEMPT_PREFIX, log_path, merge_failures, with_failure_while_stopping
 from lockstep.launch.rank_environment import RankPlacement, rank_environments
 from lockstep.launch.supervise import Bounds, Failure, RankGroup, wait_for_ranks
+from lockstep.record.console import terminal_variable
 from lockstep.record.failure import archive_failure
 from lockstep.record.partial_files import remove_partial_files
 
@@ -139,5 +140,5 @@ class LocalAttempt:
                 with contextlib.suppress(OSError):  # our own stdout is closed
                     terminal.append(os.dup(1))
                     stack.callback(os.close, terminal[0])
-                    environment = {**environment, "LOCKSTEP_TERMINAL_FD": str(terminal[0])}
+                    environment = {**environment, **terminal_variable(terminal[0])}
             group.start(self.command, environment, output=log.fileno(), pass_fds=terminal)

@@ -14,7 +14,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +26,14 @@ from lockstep.record.run_dir import RUN_FILE
 from lockstep.run import AnyRun
 from lockstep.session.resume import Resumption, load_resumption
 from lockstep.system.files import write_atomically
-from lockstep.system.processes import TORCHRUN, identity, private_folder, torchrun_agent
+from lockstep.system.processes import (
+    TORCHRUN,
+    identity,
+    private_folder,
+    runs_here,
+    started_process,
+    torchrun_agent,
+)
 from lockstep.world import World
 
 START_RECORD_VARIABLE = "LOCKSTEP_START_RECORD"
@@ -44,6 +52,8 @@ class TrainedRun:
     """The checkpoint to start from that the user named, if any; used until the run has written one of its own."""
     latest: int | None = None
     """`latest_written` when this was recorded."""
+    started: str = ""
+    """The `identity` of what the launcher started; while it runs, a later training within it is another run."""
 
     @property
     def source(self) -> Path:
@@ -56,11 +66,13 @@ class TrainedRun:
 class StartRecord:
     """The start record of this node's launcher; its file need not exist yet.
 
-    `number` is the index of the run in this process, from 0: a script may train several.
+    `number` is the index of the run in what the launcher started, from 0: a script may train several. `started` is the
+    `identity` of that process.
     """
 
     path: Path
     number: int = 0
+    started: str = field(default="", compare=False)
 
     def read(self) -> TrainedRun | None:
         """The run that an earlier start of these ranks recorded; None if there is none."""
@@ -68,7 +80,7 @@ class StartRecord:
         return TrainedRun(**record) if record else None
 
     def write(self, trained: TrainedRun) -> None:
-        """Record the run for the next start; other runs of this process are kept."""
+        """Record the run for the next start; other runs of this script are kept."""
         records = dict(enumerate(_read_records(self.path))) | {self.number: asdict(trained)}
         listed = [records.get(number) for number in range(max(records) + 1)]  # a new node has no earlier runs
         write_atomically(self.path, json.dumps(listed) + "\n")
@@ -95,11 +107,21 @@ def find_start_record(number: int, environment: Mapping[str, str] = os.environ) 
         ConfigError: the launcher cannot be identified, or there is no private folder for a record.
     """
     if given := environment.get(START_RECORD_VARIABLE):
-        return StartRecord(Path(given), number)
-    launcher = torchrun_agent(environment)
-    if launcher is None:
+        path, variable = Path(given), START_RECORD_VARIABLE
+    elif (launcher := torchrun_agent(environment)) is not None:
+        path, variable = private_folder() / f"{identity(launcher)}.json", TORCHRUN
+    else:
         raise ConfigError("the process of the launcher cannot be found in /proc")
-    return StartRecord(private_folder() / f"{identity(launcher)}.json", number)
+    return StartRecord(path, _runs_before(path) + number, identity(started_process(variable, environment)))
+
+
+@cache  # as this process found them: its own runs, which rank 0 adds, are counted by their numbers
+def _runs_before(path: Path) -> int:
+    """How many runs other processes of this start have trained, as in a shell script with several commands."""
+    records = _read_records(path)
+    return next(
+        (n for n, record in enumerate(records) if not runs_here((record or {}).get("started", ""))), len(records)
+    )
 
 
 def new_start_record() -> Path:
@@ -163,7 +185,11 @@ def record_start(record: StartRecord, run_dir: Path, earlier: Restart | None, re
     latest = latest_written(run_dir)
     starts = 1 + (earlier.restarts if earlier is not None else 0)
     try:
-        record.write(TrainedRun(run_dir=str(run_dir.absolute()), starts=starts, checkpoint=exact, latest=latest))
+        record.write(
+            TrainedRun(
+                run_dir=str(run_dir.absolute()), starts=starts, checkpoint=exact, latest=latest, started=record.started
+            )
+        )
     except OSError as error:
         warn_restart(f"{record.path} cannot be written ({error.strerror})")
 

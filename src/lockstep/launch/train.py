@@ -71,8 +71,8 @@ def train(
             kind, a recipe, a config file or `FILE.py:FUNCTION`. May be left out with `resume`.
         ranks: number of processes to start. Default, and 1: train in this process. Under a launcher: the number that it
             has started.
-        run_dir: the run directory; default: a new directory below `runs/`.
-        init_from: a run directory or policy file whose parameters to start from.
+        run_dir: the run directory; default: a new directory below `runs/`. Not with `resume`.
+        init_from: a run directory or policy file whose parameters to start from. Not with `resume`.
         resume: a run directory or checkpoint to resume: `train(resume="runs/my_run", total_steps=2_000_000)`.
         world: the ranks; default: from the launcher's variables, else this process alone.
         profile: number of updates to record in `profile.json.gz` of the run directory, a trace for ui.perfetto.dev.
@@ -88,6 +88,7 @@ def train(
     """
     check_not_imported("train")
     _check_counts(ranks=ranks, profile=profile)
+    _check_resumed(resume, run_dir=run_dir, init_from=init_from)
     run, task_alone = _config_of(run, resume, overrides)
     checked = world is not None
     notes = [] if checked else start_notes(run, check_run(run), task_alone=task_alone, resumed=resume is not None)
@@ -108,6 +109,16 @@ def train(
         check_world(run, world)
     folder, source, earlier = (Path(path) if path else None for path in (run_dir, init_from, resume))
     return _train_here(run, world, PendingRun(folder, init_from=source), source, earlier, checked, profile)
+
+
+def _check_resumed(resume: Path | str | None, **others: Path | str | None) -> None:
+    """Raise `ConfigError` for arguments that a run which continues has from its start."""
+    for name, value in others.items():
+        if resume is not None and value is not None:
+            raise ConfigError(
+                f"resume={resume} continues that run in its own directory, and {name}={value} is of a new run; leave "
+                "one of them out"
+            )
 
 
 def train_checked(

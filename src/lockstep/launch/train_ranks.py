@@ -1,7 +1,6 @@
 """Run one training on several ranks of this machine, with restarts."""
 
 import functools
-import json
 import os
 import shlex
 import signal
@@ -166,8 +165,9 @@ def train_on_ranks(
         init_from=source,
         profile=profile,
     )
-    if code == 0 or code in _EXPLAINED_CODES[2:]:
-        return json.loads((path / SUMMARY_FILE).read_text(encoding="utf-8"))
+    summary = read_json(path / SUMMARY_FILE)
+    if code == 0 or (code in _EXPLAINED_CODES[2:] and summary.get("status") != "failed"):
+        return summary
     failure = read_failure(path) or {}
     message = str(failure.get("message", f"the ranks ended with code {code}")).removeprefix("lockstep: error: ")
     if code == ConfigError.exit_code:

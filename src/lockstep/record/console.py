@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _REDRAW_S = 0.1
+_TERMINAL = "LOCKSTEP_TERMINAL_FD"
 _LEARNED = "optim/learning_rate"
 """A metric of a run with a replay, in every log line with gradient steps since the line before."""
 _DUMB = ("dumb", "unknown")
@@ -27,9 +28,9 @@ class Console:
     """
 
     def __init__(self, file: TextIO | None = None) -> None:
-        fd = os.environ.get("LOCKSTEP_TERMINAL_FD", "")
-        self._owned = file is None and fd.isdigit()
-        shown = file or (os.fdopen(os.dup(int(fd)), "w", encoding="utf-8") if self._owned else sys.stdout)
+        terminal = _launchers_terminal() if file is None else None
+        self._owned = terminal is not None
+        shown = file or (sys.stdout if terminal is None else os.fdopen(os.dup(terminal), "w", encoding="utf-8"))
         self._file = shown.terminal if isinstance(shown, Tee) else shown
         self._log = shown.log if isinstance(shown, Tee) else None
         self._live: Any = None
@@ -118,6 +119,25 @@ class Console:
                 os.write(sys.stdout.fileno(), f"{text}\n".encode())
             elif self._log is not None:
                 print(text, file=self._log)
+
+
+def terminal_variable(descriptor: int) -> dict[str, str]:
+    """For the environment of a rank that inherits this descriptor of the launcher's terminal.
+
+    Processes that the rank starts inherit the variable alone: another file may have the number there.
+    """
+    status = os.fstat(descriptor)
+    return {_TERMINAL: f"{descriptor}:{status.st_dev}:{status.st_ino}"}
+
+
+def _launchers_terminal() -> int | None:
+    """The descriptor of the launcher's terminal, if this rank has inherited it."""
+    given = os.environ.get(_TERMINAL, "")
+    descriptor = given.partition(":")[0]
+    with suppress(OSError):
+        if descriptor.isdigit() and terminal_variable(int(descriptor))[_TERMINAL] == given:
+            return int(descriptor)
+    return None
 
 
 def redraws(file: TextIO) -> bool:

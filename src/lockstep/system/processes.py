@@ -39,6 +39,29 @@ def launching_process(variable: str, environment: Mapping[str, str] = os.environ
     return None
 
 
+def started_process(variable: str, environment: Mapping[str, str] = os.environ) -> int:
+    """The process id of what a launcher started: this process, or its topmost ancestor with its value of a variable.
+
+    A shell script that trains several times is one for all of its trainings.
+    """
+    value, topmost = environment.get(variable), os.getpid()
+    for ancestor in psutil.Process().parents():
+        try:
+            if ancestor.environ().get(variable) != value:
+                break
+        except psutil.Error:
+            break
+        topmost = ancestor.pid
+    return topmost
+
+
+def runs_here(name: str) -> bool:
+    """Whether the process of an `identity` still runs, on this machine and in this namespace."""
+    where, _, started = name.rpartition("-")
+    where, _, pid = where.rpartition("-")
+    return where == machine() and started != "" and _started(int(pid)) == started and not _is_zombie(int(pid))
+
+
 def identity(pid: int) -> str:
     """A name that is unique among all processes of all machines, even if a process id is reused."""
     return f"{machine()}-{pid}-{_started(pid)}"
@@ -91,3 +114,11 @@ def _started(pid: int) -> str:
     except OSError:
         return ""
     return stat.rpartition(")")[2].split()[19]
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether a process has ended, and its parent does not know yet."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

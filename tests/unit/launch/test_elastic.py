@@ -2,7 +2,10 @@
 
 import json
 import os
+import shlex
 import signal
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -25,6 +28,7 @@ from lockstep.record import checkpoint
 from lockstep.record.checkpoint import FORMAT, write_state
 from lockstep.record.run_dir import RunDir
 from lockstep.run import Run, override, to_dict
+from lockstep.system.processes import identity
 from lockstep.world import World
 
 RUN = Run(task="CartPole-v1", num_shards=4)
@@ -165,6 +169,30 @@ def test_each_run_of_a_process_has_its_own_place(tmp_path):
     first.write(TrainedRun(run_dir="/a", starts=1))
     first.write(TrainedRun(run_dir="/a", starts=2))
     assert (first.read().starts, second.read(), third.read().run_dir) == (2, None, "/c")
+
+
+def test_a_second_training_of_a_shell_script_is_no_restart_of_the_first(tmp_path):
+    """It has a process of its own, and trained the run of the first further. After a restart the script is another."""
+    ended = subprocess.Popen(["sleep", "100"])
+    before = identity(ended.pid)
+    ended.kill()
+    ended.wait()
+    for started, number in ((identity(os.getpid()), 1), (before, 0), ("", 0)):
+        path = tmp_path / f"record{started}"
+        StartRecord(path).write(TrainedRun(run_dir="/a", starts=1, started=started))
+        record = find_start_record(0, {START_RECORD_VARIABLE: str(path)})
+        assert record.number == number
+        assert (record.read() is None) == (number == 1)
+        assert find_start_record(1, {START_RECORD_VARIABLE: str(path)}).number == number + 1
+
+
+@pytest.mark.parametrize("shell", ["exec {python} -c {code}", "{python} -c {code}; true"])
+def test_the_process_that_a_launcher_started_is_the_topmost_with_its_variables(shell):
+    code = "import os; from lockstep.system.processes import started_process as s; print(s('LAUNCHED'), os.getpid())"
+    command = shell.format(python=shlex.quote(sys.executable), code=shlex.quote(code))
+    shells = subprocess.Popen(["sh", "-c", command], env=os.environ | {"LAUNCHED": "1"}, stdout=subprocess.PIPE)
+    topmost, own = map(int, shells.communicate()[0].split())
+    assert topmost == shells.pid and (own == topmost) == shell.startswith("exec")
 
 
 def test_a_disk_that_is_full_costs_a_warning(tmp_path, capsys):

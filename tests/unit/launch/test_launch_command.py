@@ -170,7 +170,8 @@ def test_without_a_run_directory_ranks_print_where_we_print(capfd):
 
 
 def test_only_rank_0_is_given_the_terminal(tmp_path, capfd):
-    code = "fd = os.environ.get('LOCKSTEP_TERMINAL_FD'); print(fd is None)\nif fd: os.write(int(fd), b'progress\\n')"
+    code = "fd = os.environ.get('LOCKSTEP_TERMINAL_FD', ''); print(not fd)\n"
+    code += "if fd: os.write(int(fd.split(':')[0]), b'progress\\n')"
     assert run(code, tmp_path) == 0
     assert capfd.readouterr().out == "progress\n"
     assert [log(tmp_path, rank) for rank in range(2)] == ["False\n", "True\n"]

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from lockstep import train
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, RunError
 from lockstep.launch import train_ranks
 from lockstep.record.run_dir import SUMMARY_FILE
 from lockstep.run import Run
@@ -21,6 +21,26 @@ def test_a_signal_is_no_error(number, monkeypatch, tmp_path):
     monkeypatch.setattr(train_ranks, "launch", launch)
     run = Run(task="lockstep/Cartpole-v0", device="cpu")
     assert train(run, ranks=2, run_dir=tmp_path / "run")["status"] == "interrupted"
+
+
+def test_a_rank_that_a_signal_killed_is_an_error(monkeypatch, tmp_path):
+    """The launcher's code looks like that of a signal to it."""
+
+    def launch(command, *, run_dir, **_):
+        (run_dir / SUMMARY_FILE).write_text(json.dumps({"status": "failed", "error": "rank 1 was killed by SIGTERM"}))
+        return 128 + signal.SIGTERM
+
+    monkeypatch.setattr(train_ranks, "launch", launch)
+    with pytest.raises(RunError, match="the ranks ended with code 143"):
+        train(Run(task="lockstep/Cartpole-v0", device="cpu"), ranks=2, run_dir=tmp_path / "run")
+
+
+@pytest.mark.parametrize("other", ["run_dir", "init_from"])
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_a_run_that_continues_takes_no_directory_and_no_start(other, ranks):
+    """They were ignored."""
+    with pytest.raises(ConfigError, match=f"resume=runs/a continues that run .*, and {other}=runs/b is of a new run"):
+        train(resume="runs/a", ranks=ranks, **{other: "runs/b"})
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from lockstep.record.console import Console, describe
+from lockstep.record.console import Console, describe, terminal_variable
 from lockstep.record.rank_log import RankLog
 
 
@@ -70,7 +70,7 @@ def test_terminal_that_cannot_redraw_gets_plain_lines(monkeypatch, variables, pl
 
 def test_the_launchers_terminal_is_used_when_told(monkeypatch, capfd):
     reader, writer = os.pipe()
-    monkeypatch.setenv("LOCKSTEP_TERMINAL_FD", str(writer))
+    monkeypatch.setenv("LOCKSTEP_TERMINAL_FD", terminal_variable(writer)["LOCKSTEP_TERMINAL_FD"])
     console = Console()
     console.line("hello")
     console.progress(steps=5, total_steps=10, steps_per_second=5.0, return_mean=None)
@@ -82,8 +82,24 @@ def test_the_launchers_terminal_is_used_when_told(monkeypatch, capfd):
     assert capfd.readouterr().out == "hello\n5 / 10 steps (50 %)  5 steps/s  ETA 1 s\n", "and this rank's own log"
 
 
+def test_another_file_of_that_number_is_left_alone(monkeypatch, capsys):
+    """As in a training that a rank starts: its own pipe for signals took a line for a signal."""
+    reader, writer = os.pipe()
+    monkeypatch.setenv("LOCKSTEP_TERMINAL_FD", terminal_variable(writer)["LOCKSTEP_TERMINAL_FD"])
+    other, there = os.pipe()
+    os.dup2(there, writer)
+    for descriptor in (there, reader):
+        os.close(descriptor)
+    Console().line("hello")
+    os.close(writer)
+    with open(other) as file:
+        assert file.read() == ""
+    Console().line("again")
+    assert capsys.readouterr().out == "hello\nagain\n"
+
+
 def test_a_log_that_cannot_be_written_ends_no_run(monkeypatch, capfd):
-    monkeypatch.setenv("LOCKSTEP_TERMINAL_FD", "2")
+    monkeypatch.setenv("LOCKSTEP_TERMINAL_FD", terminal_variable(2)["LOCKSTEP_TERMINAL_FD"])
     with open("/dev/full", "w") as full, monkeypatch.context() as changed:
         changed.setattr("sys.stdout", full)
         console = Console()
@@ -107,7 +123,7 @@ def test_a_rank_that_is_its_own_launcher_logs_what_it_shows_and_what_it_showed_b
 def test_a_reader_that_left_does_not_end_the_run(monkeypatch):
     reader, writer = os.pipe()
     os.close(reader)
-    monkeypatch.setenv("LOCKSTEP_TERMINAL_FD", str(writer))
+    monkeypatch.setenv("LOCKSTEP_TERMINAL_FD", terminal_variable(writer)["LOCKSTEP_TERMINAL_FD"])
     console = Console()
     for _ in range(3):
         console.line("x" * 100_000)
@@ -117,7 +133,7 @@ def test_a_reader_that_left_does_not_end_the_run(monkeypatch):
 
 def test_a_terminal_that_is_gone_does_not_end_the_run(monkeypatch):
     reader, writer = os.openpty()
-    monkeypatch.setenv("LOCKSTEP_TERMINAL_FD", str(writer))
+    monkeypatch.setenv("LOCKSTEP_TERMINAL_FD", terminal_variable(writer)["LOCKSTEP_TERMINAL_FD"])
     console = Console()
     assert console.is_terminal
     os.close(reader)

@@ -20,6 +20,7 @@ from lockstep.launch.failure_report import ATTEMPT_PREFIX
 from lockstep.launch.rank import Rank
 from lockstep.launch.rank_environment import RankPlacement, free_port, rank_environments
 from lockstep.launch.supervise import Bounds, RankGroup
+from lockstep.record.console import terminal_variable
 
 MAX_CONCURRENCY = 8
 """Threads of the actor: one runs the child, the others signal it and read what it prints."""
@@ -118,7 +119,7 @@ class ChildActor:
                 descriptors = [call.fileno(), result.fileno()]
                 command[-1] += f"; run{tuple(descriptors)}"
             if child.rank is not None and child.index == 0 and child.log is not None:
-                environment["LOCKSTEP_TERMINAL_FD"] = str(self._terminal_writer)
+                environment |= terminal_variable(self._terminal_writer)
                 descriptors.append(self._terminal_writer)
             output = stack.enter_context(_log(child)) if child.log is not None else None
             if os.path.isdir(child.directory):
