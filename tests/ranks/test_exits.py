@@ -62,6 +62,15 @@ def test_training_that_the_environment_ends_is_a_failure(lockstep, tmp_path, fla
     assert summary["status"] == "failed" and said.partition(":")[0] in summary["error"]
 
 
+@pytest.mark.parametrize("flags", [["--ranks", "1", "--max-restarts", "1"], ["--nnodes", "1", "--nproc-per-node", "2"]])
+def test_a_rank_that_leaves_early_is_a_failure_of_any_launcher(lockstep, flags):
+    """One rank alone was not restarted, and `--nnodes` ended with code 0."""
+    short = ["--set", "num_envs=2", "--set", "num_epochs=1", "--set", "num_minibatches=1"]
+    code, text = lockstep("train", "env.py:Env", *short, "--run-dir", "run", "--set", "env.kwargs.how=os", *flags)
+    assert code == 1 and "all ranks exited with code 0 before the training ended" in text, text
+    assert ("restart 1 of 1" in text) == ("--max-restarts" in flags)
+
+
 def test_an_environment_that_ends_the_check_has_a_fault(lockstep):
     for command in (["check", "env.py:Env"], ["train", "env.py:Env", "--ranks", "2"]):
         code, text = lockstep(*command, "--set", "env.kwargs.after=3")

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.distributed.network.interfaces import is_local, listening_socket, resolve
 from lockstep.errors import ConfigError
+from lockstep.launch.failure_report import left_early
 from lockstep.launch.local import RestartPolicy, launch
 from lockstep.launch.node_flags import bounds_of, max_restarts_of, nodes_of, take_ranks, without_node_flags
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rank_environment import check_no_rank
-from lockstep.launch.restarts import new_start_record
+from lockstep.launch.restarts import new_start_record, recorded_run
 from lockstep.launch.search_path import search_path, search_path_of_programs
 from lockstep.launch.supervise import SCRIPT_EARLY_S, Bounds
 from lockstep.preflight.identity import identity, user_code
@@ -153,7 +154,7 @@ def train_on_nodes(args: argparse.Namespace, run: "AnyRun", nodes: Nodes) -> int
     code, everywhere = user_code([*run.user_code, args.target or ""]), with_portable_paths(run)
     node_identity = {**identity(dump(everywhere), code, run.ml_framework), "settings": leaves(to_dict(everywhere))}
     command = [*LOCKSTEP, args.command, *without_node_flags(args.words)]
-    return _start(command, nodes, node_identity, args)
+    return _start(command, nodes, node_identity, args, trains=True)
 
 
 def doctor_on_nodes(args: argparse.Namespace) -> int:
@@ -171,6 +172,7 @@ def _start(  # noqa: PLR0913  # all but the first four by keyword
     log_dir: Path | None = None,
     environment: Mapping[str, str] | None = None,
     ml_framework: str = "torch",
+    trains: bool = False,
 ) -> int:
     check_not_elsewhere(nodes)
     bounds = bounds or bounds_of(args)
@@ -185,7 +187,10 @@ def _start(  # noqa: PLR0913  # all but the first four by keyword
                 log_dir=log_dir,
                 environment=rank_environment,
                 bounds=bounds,
-                restart_policy=RestartPolicy(max_restarts=max_restarts),
+                restart_policy=RestartPolicy(
+                    max_restarts=max_restarts,
+                    left_early=lambda: left_early(recorded_run(record)) if trains else None,
+                ),
                 ml_framework=ml_framework,
             )
         from lockstep.launch.multi_node import launch_on_nodes
@@ -199,6 +204,7 @@ def _start(  # noqa: PLR0913  # all but the first four by keyword
             bounds=bounds,
             max_restarts=max_restarts,
             ml_framework=ml_framework,
+            trains=trains,
         )
     finally:
         record.unlink(missing_ok=True)

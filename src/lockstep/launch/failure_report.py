@@ -14,6 +14,7 @@ from lockstep.launch.supervise import EndedRank, Failure, failed_after_signal, f
 from lockstep.record.failure import read_failure, record_failure
 from lockstep.record.follow import read_end, read_json
 from lockstep.record.partial_files import modified_at
+from lockstep.record.run_status import COMPLETE
 
 ATTEMPT_PREFIX = "--- lockstep: "
 """Begins the line that separates the attempts of a run in a log."""
@@ -72,6 +73,14 @@ def with_failure_while_stopping(interruption: Failure, ended: Sequence[EndedRank
     head, newline, rest = failure.message.partition("\n")
     message = f"{head} (after {signal_name(interruption.interrupted)}){newline}{rest}"
     return replace(failure, message=message, interrupted=interruption.interrupted)
+
+
+def left_early(run_dir: Path | None) -> Failure | None:
+    """The failure of ranks of our own training that all exited with 0 before it was complete; None if it is."""
+    if run_dir is None or read_json(run_dir / "summary.json").get("status") in COMPLETE:
+        return None
+    message = "all ranks exited with code 0 before the training ended"
+    return Failure(f"{message}: some code of the run, such as the environment, ends the process", 1, rank=0)
 
 
 def report_failure(failure: Failure, ranks: int, late: list[int], run_dir: Path | None, *, restarts: int = 0) -> None:

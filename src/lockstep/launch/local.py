@@ -31,6 +31,8 @@ class RestartPolicy:
     next_command: Callable[[], tuple[list[str], str]] | None = None
     """Called before each restart. Returns the command and a description of its starting point, "from step 51200". A
     `ConfigError` means that no restart is possible. Default: the same command, "from the start"."""
+    left_early: Callable[[], Failure | None] = lambda: None
+    """Called after all ranks exited with 0: why that is a failure all the same."""
 
 
 _NO_RESTARTS = RestartPolicy()
@@ -136,6 +138,7 @@ def run_attempts(
                     log(f"lockstep: error: {error}")
                 failure, late = before or Failure(f"error: {error}", error.exit_code), []
                 break
+            failure = failure or policy.left_early()
             if failure is None:
                 return 0
             if attempt.restarts == policy.max_restarts or not failure.restartable:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from lockstep.errors import ConfigError, RunError
 from lockstep.launch.attempt import Attempt, AttemptEnd
-from lockstep.launch.failure_report import log, report_failure, update_summary
+from lockstep.launch.failure_report import left_early, log, report_failure, update_summary
 from lockstep.launch.fixed_membership import FixedMembership
 from lockstep.launch.local_attempt import LocalAttempt
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.rendezvous import Cancelled, NodeRendezvous, rendezvous
-from lockstep.launch.restarts import START_RECORD_VARIABLE, StartRecord
+from lockstep.launch.restarts import START_RECORD_VARIABLE, recorded_run
 from lockstep.launch.signals import caught_signals
 from lockstep.launch.supervise import DEFAULT_BOUNDS, SCRIPT_EARLY_S, Bounds, Failure, interruption
 from lockstep.record.failure import record_failure
@@ -43,11 +43,12 @@ def launch_on_nodes(  # noqa: PLR0913  # all but command and nodes by keyword
     bounds: Bounds = DEFAULT_BOUNDS,
     max_restarts: int = 0,
     ml_framework: str = "torch",
+    trains: bool = False,
 ) -> int:
     """Run `command` once per rank on every node until all ranks succeeded or one failed, whichever node it is on.
 
     Arguments as `lockstep.launch.local.launch`; `identity` must agree between nodes; `max_restarts` does not count
-    restarts because nodes join or leave.
+    restarts because nodes join or leave; `trains`: the command is our own training, whose end is checked.
 
     Returns:
         The exit code, the same on every node: 0, the first failing rank's, or 128 + n after signal n.
@@ -74,6 +75,7 @@ def launch_on_nodes(  # noqa: PLR0913  # all but command and nodes by keyword
                     caught=caught,
                     bounds=bounds,
                     max_restarts=max_restarts,
+                    trains=trains,
                 )
                 while (code := node.run_attempt()) is None:
                     pass
@@ -127,6 +129,8 @@ class _Node:
     """The signals that this node's launcher has received."""
     bounds: Bounds
     max_restarts: int
+    trains: bool
+    """Whether the command is our own training."""
     failures: int = 0
     restart: str = ""
     """What the next attempt is, for messages."""
@@ -212,9 +216,12 @@ class _Node:
 
     def run_dir(self) -> Path | None:
         """The run directory of our own training on the main node, once its ranks have begun; else None."""
+        return self._recorded_run() if self.main else None
+
+    def _recorded_run(self) -> Path | None:
+        """The run directory of our own training, once the ranks of this node have begun."""
         record = self.environment.get(START_RECORD_VARIABLE)
-        trained = StartRecord(Path(record)).read() if self.main and record else None
-        return None if trained is None else Path(trained.run_dir)
+        return None if record is None else recorded_run(Path(record))
 
     def _exit_pending(self, attempt: Attempt | None) -> None:
         """`_exit_barrier` of an attempt that has not begun, if there is one."""
@@ -230,6 +237,11 @@ class _Node:
 
     def _wait_for_remote_nodes(self, attempt: Attempt, remote: "_RemoteNodes") -> Failure | None:
         """Wait, after this node's ranks succeeded, until those of all nodes have."""
+        if self.trains and attempt.placement.first_rank == 0 and (failure := left_early(self._recorded_run())):
+            failure = remote.report(failure)
+            if not remote.restart and (run_dir := self._recorded_run()) is not None:
+                update_summary(failure, self.world_size, run_dir, None, restarts=self.failures)
+            return failure
         attempt.report_success()
         deadline = time.monotonic() + _LAST_S
         while not attempt.all_succeeded():

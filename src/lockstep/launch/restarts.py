@@ -124,6 +124,12 @@ def _runs_before(path: Path) -> int:
     )
 
 
+def recorded_run(path: Path) -> Path | None:
+    """The directory of the first run in a start record, once a rank has begun it."""
+    trained = StartRecord(path).read()
+    return None if trained is None else Path(trained.run_dir)
+
+
 def new_start_record() -> Path:
     """The path of a start record for a launch by this process, for `LOCKSTEP_START_RECORD` of its ranks.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lockstep.errors import ConfigError, RunError
-from lockstep.launch.failure_report import log, refused_to_resume
+from lockstep.launch.failure_report import left_early, log, refused_to_resume
 from lockstep.launch.local import RestartPolicy, launch
 from lockstep.launch.search_path import search_path
 from lockstep.launch.supervise import DEFAULT_BOUNDS, Bounds
@@ -19,8 +19,7 @@ from lockstep.record.failure import read_failure
 from lockstep.record.follow import read_json
 from lockstep.record.latest import latest_written, source_of_restart
 from lockstep.record.partial_files import modified_at, remove_partial_files, remove_results
-from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, RunDir, lock_run_dir, mark_failed, write_config
-from lockstep.record.run_status import COMPLETE
+from lockstep.record.run_dir import RUN_FILE, SUMMARY_FILE, RunDir, lock_run_dir, write_config
 from lockstep.system.files import write_atomically
 
 if TYPE_CHECKING:
@@ -96,16 +95,16 @@ def launch_training(  # noqa: PLR0913  # one for each flag of the command
         run_dir=run_dir,
         environment={"PYTHONPATH": search_path()},
         bounds=bounds,
-        restart_policy=RestartPolicy(max_restarts=max_restarts, next_command=commands.restart_command),
+        restart_policy=RestartPolicy(
+            max_restarts=max_restarts,
+            next_command=commands.restart_command,
+            left_early=functools.partial(left_early, run_dir),
+        ),
     )
     try:
         code = start() if resumption is None else _start_with_config(run_dir, run, start)
     finally:
         os.close(lock)
-    if code == 0 and read_json(run_dir / SUMMARY_FILE).get("status") not in COMPLETE:
-        code, message = RunError.exit_code, "all ranks exited with code 0 before the training ended"
-        log(f"lockstep: error: {message}: some code of the run, such as the environment, ends the process")
-        mark_failed(run_dir, message, processes=ranks)
     if code not in _EXPLAINED_CODES and latest_written(run_dir) is not None:
         log(f"continue with: lockstep train --resume {shlex.quote(str(run_dir))}")
     return code, run_dir
