@@ -53,7 +53,8 @@ def main(library: str, train: Callable[[LibraryRun], None], arguments: list[str]
 
 def _start_ranks(request: LibraryRequest, ranks: int, words: list[str]) -> int:
     """Start the same command once per rank on this machine."""
-    from lockstep.launch.local import launch
+    from lockstep.launch.failure_report import left_early
+    from lockstep.launch.local import RestartPolicy, launch
     from lockstep.launch.search_path import search_path
 
     module = f"lockstep.workflows.{request.library}"
@@ -65,6 +66,7 @@ def _start_ranks(request: LibraryRequest, ranks: int, words: list[str]) -> int:
         ranks=ranks,
         run_dir=path,
         environment={"PYTHONPATH": search_path()},
+        restart_policy=RestartPolicy(left_early=lambda: left_early(path)),
         ml_framework=request.ml_framework,
     )
 
@@ -85,7 +87,9 @@ def _train(request: LibraryRequest, world: World, train: Callable[[LibraryRun], 
             raise
         except BaseException as error:
             if isinstance(error, SystemExit) and not error.code:
-                raise
+                if run.finished:
+                    raise
+                error = RunError("sys.exit(0) was called during training, by the environment or other code of yours")
             _report_failure(run, error)
         finally:
             run.close()

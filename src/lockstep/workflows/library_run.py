@@ -49,6 +49,7 @@ class LibraryRun:
         path: the run directory.
         seed: of this rank; set by `open_env`.
         num_envs: of this rank; set by `open_env`.
+        finished: whether the summary is written.
     """
 
     def __init__(self, request: LibraryRequest, world: World, gather: Gather, device: "torch.device") -> None:
@@ -73,6 +74,7 @@ class LibraryRun:
         """Digest of the data that this rank collected first."""
         self._summary: dict[str, Any] = {}
         self._notes = list(request.notes)
+        self.finished = False
 
     def say(self, line: str) -> None:
         """Print a line to the user, on rank 0."""
@@ -182,6 +184,7 @@ class LibraryRun:
             self._write_summary(elapsed, ranks, differing, sum(env_s) / len(env_s))
         equal = f"are equal on all {self.world.size} ranks" if self.world.size > 1 else "have the fingerprint"
         self.say(f"parameters {equal}: {mine['params_fingerprint'][:8]}")
+        self.finished = True
 
     def fail(self, message: str, status: str, code: int = 1) -> None:
         """Record why this rank ends early; `code` is its exit code if the status is "failed"."""

@@ -8,7 +8,7 @@ import ipaddress
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -62,14 +62,22 @@ class Torchrun:
 
 
 def torchrun_command(environment: Mapping[str, str] = os.environ) -> Torchrun | None:
-    """The command line of the torchrun that started this rank; None if it cannot be read."""
+    """The command line of the torchrun that started this rank, with flags that it took from variables; None if unknown.
+
+    torchrun reads defaults from `PET_NNODES` and the like, as operators of Kubernetes set them; its ranks inherit them.
+    """
     agent = torchrun_agent(environment)
     if agent is None:
         return None
     try:
-        return parse(psutil.Process(agent).cmdline())
+        command = parse(psutil.Process(agent).cmdline())
     except psutil.Error:
         return None
+    if command is None:
+        return None
+    names = {name: "--" + name.removeprefix("PET_").lower().replace("_", "-") for name in environment}
+    defaults = {flag: environment[name] for name, flag in names.items() if name.startswith("PET_")}
+    return replace(command, flags=defaults | dict(command.flags))
 
 
 def parse(words: Sequence[str]) -> Torchrun | None:

@@ -34,6 +34,25 @@ def test_flags_after_the_script_are_not_torchruns():
     assert parse(["python", "train.py"]) is None
 
 
+def test_flags_that_torchrun_takes_from_variables_are_its_own(monkeypatch):
+    """As operators of Kubernetes set them: its checks were skipped."""
+
+    class Agent:
+        def __init__(self, _):
+            pass
+
+        def cmdline(self):
+            return shlex.split("torchrun --nproc-per-node=2 --node-rank=1 train.py")
+
+    monkeypatch.setattr(torchrun, "torchrun_agent", lambda _: 1)
+    monkeypatch.setattr(torchrun.psutil, "Process", Agent)
+    variables = {"PET_NNODES": "1:2", "PET_NODE_RANK": "0", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "h:1"}
+    command = torchrun.torchrun_command(variables)
+    assert command is not None and command.endpoint == ("h", 1)
+    assert (command.flags["--nnodes"], command.flags["--node-rank"]) == ("1:2", "1")
+    assert command.with_flags({"--local-addr": "a"}).startswith("torchrun --local-addr=a --nproc-per-node=2")
+
+
 def test_with_flags_keeps_everything_else_as_typed():
     changed = parsed(MAIN).with_flags({"--local-addr": "10.0.0.1", "--node-rank": "1"})
     assert changed == MAIN.replace("--nproc", "--local-addr=10.0.0.1 --nproc").replace("node_rank=0", "node_rank=1")
