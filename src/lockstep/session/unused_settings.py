@@ -89,6 +89,8 @@ def unused_settings(run: AnyRun, spec: EnvSpec | None = None, defaults: Mapping[
         if first == last:
             decay = ("epsilon_steps", "epsilon_schedule")
             found += _sentence("", config, decay, f"epsilon_start=epsilon_end={as_text(first)}", defaults)
+    if run.device == "cpu":
+        found += [f"{name}=true has no effect with device=cpu" for name in ("tf32", "share_gpus") if getattr(run, name)]
     if isinstance(run, Run):
         for names, reason in _unused_network_settings(run, spec):
             found += _sentence("network.", run.network, names, reason, defaults)

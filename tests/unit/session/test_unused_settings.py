@@ -126,6 +126,12 @@ def test_compile_has_no_effect_with_dropout() -> None:
         assert unused_settings(override(run, {"dropout": 0})) == []
 
 
+def test_settings_of_gpus_have_no_effect_on_cpus() -> None:
+    run = override(Run(task="CartPole-v1", device="cpu"), {"tf32": True, "share_gpus": True})
+    assert unused_settings(run) == [f"{name}=true has no effect with device=cpu" for name in ("tf32", "share_gpus")]
+    assert unused_settings(override(run, {"device": "auto"})) == []
+
+
 def test_hidden_layers_of_images_among_numbers_have_no_effect_with_dqn() -> None:
     spec = replace(
         env_spec("CartPole-v1", EnvConfig()), observation_size=1300, image_parts=(ImagePart(4, (1, 36, 36)),)

@@ -63,7 +63,9 @@ def prepare_command(args: argparse.Namespace) -> int:
             prepare_dataset(
                 paths, out, options, memory=memory, replace=args.force, show=console.line, progress=progress
             )
-        console.line(f"learn from it: lockstep offline train {shlex.quote(str(out))}")
+        shown = shlex.quote(str(out))
+        learn, estimate = f"learn from it: lockstep offline train {shown}", "estimate a policy on it: lockstep offline"
+        console.line(learn if args.like is None else f"{estimate} evaluate RUN --data {shown}")
     finally:
         console.close()
     return 0

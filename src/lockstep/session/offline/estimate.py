@@ -88,7 +88,7 @@ def estimate(
     if comm.world.rank == 0:
         order = sorted(range(comm.world.size), key=lambda rank: (_part(layout, rank), rank))
         sums = Sums.joined([Sums(**part) for rank in order for part in gathered[rank]])
-        found = {"data": str(dataset.path), "digest": dataset.info.digest, "policy": evaluator.describe()}
+        found = {"data": str(dataset.path.absolute()), "digest": dataset.info.digest, "policy": evaluator.describe()}
         found |= estimates(sums, ("reward", *dataset.info.metrics), shared.statistics, seed=run.seed)
     return Estimates(comm.broadcast_object(found, tag="estimates found"))
 

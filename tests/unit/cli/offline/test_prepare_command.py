@@ -37,6 +37,9 @@ def test_prepare_prints_its_decisions(tmp_path, log, capsys):
     assert "terminal: the last decision of a trajectory where no decision follows (the log marks nothing): 1" in said
     assert f"learn from it: lockstep offline train {tmp_path / 'data'}" in said
     assert Dataset.open(tmp_path / "data").info.actions == ("right", "left")
+    code, said = call(capsys, log, "--out", tmp_path / "eval", "--like", tmp_path / "data")
+    assert code == 0 and "learn from it" not in said
+    assert f"estimate a policy on it: lockstep offline evaluate RUN --data {tmp_path / 'eval'}" in said
 
 
 def test_options_reach_the_data(tmp_path, log, capsys):
