@@ -211,10 +211,10 @@ def chaos(args: argparse.Namespace) -> int:
     from lockstep.launch.world_checks import check_no_launcher, check_world
     from lockstep.world import World
 
-    faults = chosen_faults(args.faults)
     check_no_launcher("lockstep chaos")
     run = online_run(checked(args, requested_run(args)), "lockstep chaos")
     ranks = requested_ranks(args.ranks, 2, run.ml_framework)
+    faults = chosen_faults(args.faults, ranks)
     check_world(run, World(size=ranks))
     run_dir = Path(args.run_dir) if args.run_dir else None
     return run_chaos(run, ranks, faults, seed=run.seed, run_dir=run_dir, whole=sets_total_steps(args))

@@ -1,6 +1,7 @@
 """Results of `lockstep bench`: one JSON line per measurement, and tables of their medians."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -36,7 +37,7 @@ def read_rows(folder: Path) -> list[Row]:
     if last:
         if not last.startswith(_BEGIN[: len(last)]):
             raise _foreign(path, len(lines) + 1)
-        path.write_text(text.removesuffix(last), encoding="utf-8")
+        os.truncate(path, len(text.removesuffix(last).encode()))  # never empty, as a rewritten file is for a moment
     return rows
 
 

@@ -32,14 +32,20 @@ RESULT_FILE = "chaos.json"
 """The table, in the directory of all runs."""
 
 
-def chosen_faults(text: str | None) -> list[str]:
-    """The faults that `--faults a,b` names; None: all."""
+_OF_SEVERAL_RANKS = ("collective", "stop", "weight")
+"""Faults that only other ranks detect."""
+
+
+def chosen_faults(text: str | None, ranks: int) -> list[str]:
+    """The faults that `--faults a,b` names; None: all that so many ranks can detect."""
     if text is None:
-        return list(KINDS)
+        return [name for name in KINDS if ranks > 1 or name not in _OF_SEVERAL_RANKS]
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in KINDS]
     if unknown or not names:
         raise ConfigError(f"--faults {','.join(unknown) or repr(text)}: no such fault; there are {', '.join(KINDS)}")
+    if alone := [name for name in names if ranks == 1 and name in _OF_SEVERAL_RANKS]:
+        raise ConfigError(f"--faults {alone[0]} is detected by another rank, and there is one; use --ranks 2")
     return list(dict.fromkeys(names))
 
 

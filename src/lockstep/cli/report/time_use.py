@@ -215,7 +215,8 @@ def _remedies(run: TimeUse, phase: str) -> tuple[str, str]:
         return _remedy_of_waiting(run), "a faster network"
     if phase == "evaluate":
         if settings.get("task") is None:
-            return "fewer estimates (estimate_every) or estimate=false", "faster learning"
+            rarer = "" if settings.get("estimate_every") is None else "fewer estimates (estimate_every) or "
+            return f"{rarer}estimate=false", "faster learning"
         video = "evaluate_video=false, " if settings.get("evaluate_video") else ""
         rarer = "" if settings.get("evaluate_every") is None else "a larger evaluate_every or "
         return f"{video}{rarer}fewer evaluate_episodes", "faster learning"

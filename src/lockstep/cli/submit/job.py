@@ -99,7 +99,7 @@ def requested_job(args: argparse.Namespace) -> Job:
         number(nproc, "--nproc-per-node", "a number or auto")
     _check_world(run, [minimum, maximum], nproc, num_shards)
     by_sbatch = {flag.partition("=")[0] for flag in args.slurm} & _GPUS_OF_SBATCH
-    _check_devices(run, nproc, gpus, args.on, asked=bool(gpus or by_sbatch))
+    _check_devices(run, nproc, gpus, args.on, asked=bool(gpus or by_sbatch or _asks_for_devices(args)))
     grace_s = number(args.grace_s, "--grace-s", "a number of seconds", least=_LEAST_GRACE_S)
     return Job(
         name=_name(args, run),
@@ -217,6 +217,11 @@ def _check_world(run: "AnyRun", nodes: list[int], nproc: str, num_shards: int | 
         if nproc != "auto" or shards is not None:
             world = World(size=size).with_shards(shards)
             run.minibatch_rows(world)
+
+
+def _asks_for_devices(args: argparse.Namespace) -> bool:
+    """Whether a Kubernetes node asks for devices of another maker: `--resource amd.com/gpu=8`."""
+    return any("/" in pair.partition("=")[0] for pair in args.resource)
 
 
 def _check_devices(run: "AnyRun", nproc: str, gpus: int, on: str, *, asked: bool) -> None:

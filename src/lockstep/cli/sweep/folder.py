@@ -84,7 +84,9 @@ class SweepFolder:
         end = self._ends.get(name, {})
         if self.is_complete(sweep_run):
             sweep_run.status = "done"
-        elif end.get("status") == "pruned" or (end.get("status") == "failed" and not retry_failed):
+        elif end.get("status") == "pruned" or (
+            end.get("status") == "failed" and not retry_failed and end.get("begun", 1)
+        ):
             sweep_run.status, sweep_run.reason = end["status"], end.get("reason")
         return sweep_run
 

@@ -161,6 +161,7 @@ class Pool:
     def _add(self, trial: Trial) -> None:
         """Queue the runs of a trial that have not ended."""
         runs = self._runs_of(trial)
+        ended_before = [sweep_run.status != "queued" for sweep_run in runs]
         pruned = any(sweep_run.status == "pruned" for sweep_run in runs)
         for sweep_run in runs:
             if pruned and sweep_run.status == "queued":  # of a seed that was added later
@@ -172,8 +173,8 @@ class Pool:
         self.runs += runs
         self._trials[trial] = _TrialState(runs)
         self._queue.extend(sweep_run for sweep_run in runs if sweep_run.status == "queued")
-        for sweep_run in runs:
-            self.lines.add(sweep_run)
+        for sweep_run, before in zip(runs, ended_before, strict=True):
+            self.lines.add(sweep_run, ended_before=before)
         for sweep_run in runs:
             if sweep_run.status == "done":  # an earlier start may have been killed before it reported all
                 evaluations = JsonLinesFollower(sweep_run.path / EVALUATIONS_FILE)
@@ -188,7 +189,9 @@ class Pool:
             run = self.command.run_of(sweep_run.trial.settings, sweep_run.seed)
         except ConfigError as error:
             sweep_run.status, sweep_run.reason = "failed", str(error)
-            self.folder.record("end", sweep_run, code=ConfigError.exit_code, status="failed", reason=sweep_run.reason)
+            # Checked again by the next start: the sweep file may give it other settings then.
+            ended = {"code": ConfigError.exit_code, "status": "failed", "reason": sweep_run.reason, "begun": False}
+            self.folder.record("end", sweep_run, **ended)
             return
         _note_config(sweep_run, run)
         self.folder.write_config(sweep_run, run)

@@ -47,11 +47,11 @@ class ProgressLines:
             with discarded_if_closed(file):
                 self._live.start()
 
-    def add(self, sweep_run: SweepRun) -> None:
-        """Show a new run."""
+    def add(self, sweep_run: SweepRun, *, ended_before: bool = False) -> None:
+        """Show a new run; one that has ended did so in this start, or before."""
         self._runs.append(sweep_run)
         if sweep_run.status != "queued":
-            self.ended(sweep_run, " before")
+            self.ended(sweep_run, " before" * ended_before)
 
     def waiting(self, sweep_run: SweepRun) -> None:
         """Show once that a process of an earlier start still trains a run."""

@@ -24,11 +24,14 @@ BATCH = RUN.num_envs * RUN.algorithm.num_steps
 
 
 def test_chosen_faults_selects_by_name():
-    assert chosen_faults(None) == list(KINDS)
-    assert chosen_faults("stall, kill, stall") == ["stall", "kill"]
+    assert chosen_faults(None, 2) == list(KINDS)
+    assert chosen_faults("stall, kill, stall", 2) == ["stall", "kill"]
+    assert set(KINDS) - set(chosen_faults(None, 1)) == {"collective", "stop", "weight"}
+    with pytest.raises(ConfigError, match="--faults weight is detected by another rank, and there is one; use --ranks"):
+        chosen_faults("kill,weight", 1)
     for text, named in (("kill,quake", "quake"), ("", "''"), (",", "','")):
         with pytest.raises(ConfigError, match=f"--faults {named}: no such fault; there are kill, raise, exit, stall"):
-            chosen_faults(text)
+            chosen_faults(text, 2)
 
 
 def test_prepared_run_is_pinned_short_and_checkpointed_often():

@@ -219,6 +219,11 @@ def test_pods_that_come_and_go(capsys):
     assert made["spec"]["replicatedJobs"][0]["template"]["spec"]["backoffLimit"] == 40
 
 
+def test_devices_of_other_makers_are_gpus(capsys):
+    (container,) = containers(manifest(capsys, "--device", "cuda", "--resource", "amd.com/gpu=8", "--nnodes", "2"))
+    assert container["resources"]["limits"] == {"amd.com/gpu": "8"}
+
+
 def test_gpus_and_other_resources(capsys):
     (container,) = containers(
         manifest(capsys, "--device", "cuda", "--gpus-per-node", "4", "--resource", "memory=8Gi", "--nnodes", "2")

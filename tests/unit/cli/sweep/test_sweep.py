@@ -186,12 +186,18 @@ def test_random_search_can_be_extended(sweeps):
     assert sweeps.started("runs/my") == ["trial_000/seed_0", "trial_001/seed_0", "trial_002/seed_0"]
 
 
-def test_random_combination_that_cannot_work_fails_and_the_others_go_on(sweeps):
+def test_random_combination_that_cannot_work_fails_and_the_others_go_on(sweeps, capsys):
     sweeps.write("train: cartpole\nsampler: random\ntrials: 3\nsettings:\n  num_envs: [32, 0, 64]\n")
     assert sweeps.run("sweep", "my.yaml") == 1
     runs = {trial["settings"]["num_envs"]: trial["runs"][0] for trial in sweeps.results("runs/my")["trials"]}
     assert {value: run["status"] for value, run in runs.items()} == {32: "done", 64: "done", 0: "failed"}
     assert "num_envs=0 must be at least 1" in runs[0]["reason"]
+    assert "failed before" not in capsys.readouterr().out
+    # It was not tried again where the file now has other settings for it.
+    sweeps.write("train: cartpole\nsampler: random\ntrials: 3\nsettings:\n  num_envs: [32, 128, 64]\n")
+    assert sweeps.run("sweep", "my.yaml") == 0
+    said = capsys.readouterr().out
+    assert said.count("done before") == 2 and "failed" not in said
 
 
 def test_runs_that_have_ended_keep_their_end_where_their_settings_cannot_work_now(sweeps, monkeypatch):
