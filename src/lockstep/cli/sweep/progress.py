@@ -9,7 +9,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.cli.sweep.scores import score_of
+from lockstep.cli.report.runs import read_run
+from lockstep.cli.sweep.scores import is_estimated, score_of
 from lockstep.cli.sweep.slots import Slot
 from lockstep.cli.sweep.trial import SweepRun
 from lockstep.cli.terminal import discarded_if_closed, tally
@@ -90,7 +91,10 @@ class ProgressLines:
     def ended(self, sweep_run: SweepRun, when: str = "") -> None:
         """Show the end of a run: the return, or the reason of its failure."""
         mean = score_of(sweep_run, "last_return")
-        detail = sweep_run.reason or "" if mean is None else f"return {significant(mean)}"
+        detail = sweep_run.reason or ""
+        if mean is not None:
+            word = "estimate" if is_estimated(read_run(sweep_run.path), "last_return") else "return"
+            detail = f"{word} {significant(mean)}"
         self._texts[sweep_run.name] = detail
         self._print(f"{sweep_run.name}: {sweep_run.status}{when}" + (f", {detail}" if detail else ""))
 

@@ -32,6 +32,10 @@ class TrialResult:
     """None without a score."""
     from_training: bool
     """Whether a score is a training return, as nothing was evaluated."""
+    estimated: bool
+    """Whether a score is an estimate from logged data."""
+    doubtful: bool
+    """Whether one of these estimates is not reliable, by the verdict of its run."""
     steps_per_second: float | None
     """Mean over the runs."""
 
@@ -49,6 +53,12 @@ def _score(found: FoundRun, metric: str) -> float | None:
     return number_of(last_line(found.path / METRICS_FILE).get(metric))
 
 
+def is_estimated(found: FoundRun, metric: str) -> bool:
+    """Whether the score of a run is an estimate: it learned from logged data, and there is no simulator."""
+    value = found.last_return if metric == "last_return" else found.best_return
+    return metric in ("last_return", "best_return") and value is None and found.estimate is not None
+
+
 def results(runs: Sequence[SweepRun], sweep: Sweep) -> list[TrialResult]:
     """The result of each trial, the best first; trials without a score last."""
     trials = dict.fromkeys(sweep_run.trial for sweep_run in runs)
@@ -62,8 +72,11 @@ def _result(trial: Trial, runs: list[SweepRun], sweep: Sweep) -> TrialResult:
     scores = {seed: score for seed, run in read.items() if (score := _score(run, sweep.metric)) is not None}
     speeds = [run.steps_per_second for run in read.values() if run.steps_per_second]
     from_training = "/" not in sweep.metric and any(run.return_from == "training" for run in read.values())
+    estimated = [run for run in read.values() if is_estimated(run, sweep.metric)]
+    doubtful = any(run.estimate_is_doubtful for run in estimated)
     summary = summarize(list(scores.values())) if scores else None
-    return TrialResult(trial, runs, scores, summary, from_training, sum(speeds) / len(speeds) if speeds else None)
+    speed = sum(speeds) / len(speeds) if speeds else None
+    return TrialResult(trial, runs, scores, summary, from_training, bool(estimated), doubtful, speed)
 
 
 def as_json(found: Sequence[TrialResult], sweep: Sweep) -> str:
@@ -107,6 +120,8 @@ def print_results(found: Sequence[TrialResult], sweep: Sweep, console: Console) 
     console.print(table)
     if any(one.from_training for one in found):
         console.print("* mean return of the last 100 training episodes: nothing was evaluated", highlight=False)
+    if any(one.estimated for one in found):
+        console.print("~ estimate from logged data; ~? by the verdict of its run, not reliable", highlight=False)
     done = [(one, sweep_run) for one in found for sweep_run in one.runs if sweep_run.status == "done"]
     if without := [sweep_run.name for one, sweep_run in done if sweep_run.seed not in one.scores]:
         console.print(f"no {what}: {', '.join(without)}", markup=False, highlight=False, soft_wrap=True)
@@ -127,7 +142,8 @@ def _numbers(one: TrialResult) -> list[str]:
         interval = f"[{significant(summary.interval[0])}, {significant(summary.interval[1])}]"
     values = [significant(value) for value in (summary.median, summary.minimum, summary.maximum)]
     speed = _MISSING if one.steps_per_second is None else f"{one.steps_per_second:.0f}"
-    return [str(summary.count), significant(summary.iqm) + "*" * one.from_training, interval, *values, speed]
+    mark = "*" * one.from_training + "~" * one.estimated + "?" * one.doubtful
+    return [str(summary.count), significant(summary.iqm) + mark, interval, *values, speed]
 
 
 def _states(runs: Sequence[SweepRun]) -> str:

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
+from rich.console import Console
 
 from lockstep import recipes
-from lockstep.cli.sweep import pool, slots, train_command
+from lockstep.cli.sweep import pool, scores, slots, train_command
 from lockstep.cli.sweep.progress import ProgressLines
 from lockstep.cli.sweep.slots import Needs, Slot, make_slots
 from lockstep.cli.sweep.space import parse_space
+from lockstep.cli.sweep.sweep_file import Sweep
 from lockstep.cli.sweep.trial import SweepRun, Trial
 from lockstep.errors import ConfigError
 from lockstep.record.run_dir import lock_run_dir
@@ -167,6 +169,22 @@ def test_runs_without_the_metric_are_named(sweeps, capsys):
     sweeps.write("train: cartpole\nseeds: 0:2\nmetric: policy/kl")
     assert sweeps.run("sweep", "my.yaml") == 0
     assert "\nno policy/kl: seed_0, seed_1\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("verdict", "mark"), [(None, "~"), ({"trajectory": None}, "~?")])
+def test_estimates_from_logged_data_are_marked(here, verdict, mark):
+    """They were shown as returns, also those that their runs do not rely on."""
+    estimates = {"estimates": {"reward": {"weighted_sequential_dr": {"value": 7.2}}}, "verdict": verdict}
+    (here / "run").mkdir()
+    (here / "run/summary.json").write_text(json.dumps({"status": "finished", "estimates": estimates}))
+    (here / "run/run.yaml").write_text("data: data\n")
+    sweep_run = SweepRun(Trial("", {}), 0, "seed_0", here / "run", status="done")
+    file = io.StringIO()
+    scores.print_results(scores.results([sweep_run], Sweep()), Sweep(), Console(file=file, width=200))
+    assert f" 7.200{mark} " in file.getvalue() and "~ estimate from logged data" in file.getvalue()
+    shown = io.StringIO()
+    ProgressLines(shown).ended(sweep_run)
+    assert shown.getvalue() == "seed_0: done, estimate 7.200\n"
 
 
 @pytest.mark.parametrize("metric", ["policy/kl", "loss/value"])
