@@ -82,11 +82,10 @@ class SweepFolder:
         name = f"{trial.name}/seed_{seed}" if trial.name else f"seed_{seed}"
         sweep_run = SweepRun(trial, seed, name, self.path / name)
         end = self._ends.get(name, {})
+        tried_again = retry_failed or not end.get("begun", True)
         if self.is_complete(sweep_run):
             sweep_run.status = "done"
-        elif end.get("status") == "pruned" or (
-            end.get("status") == "failed" and not retry_failed and end.get("begun", 1)
-        ):
+        elif end.get("status") == "pruned" or (end.get("status") == "failed" and not tried_again):
             sweep_run.status, sweep_run.reason = end["status"], end.get("reason")
         return sweep_run
 
