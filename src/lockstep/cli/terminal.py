@@ -26,7 +26,7 @@ def output_console() -> Console:
 
 @contextlib.contextmanager
 def discarded_if_closed(file: TextIO) -> Generator[None]:
-    """Discard what is printed there from now on if the terminal or pipe is closed, or the disk full, as under `nohup`.
+    """Discard what is printed there from now on if the terminal or pipe is closed, or the disk full.
 
     For output that is only shown: what it tells about goes on.
     """
