@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -57,6 +57,7 @@ def launch_on_nodes(  # noqa: PLR0913  # all but command and nodes by keyword
         ConfigError: the nodes contradict each other, or some are missing.
         RunError: the main node has ended.
     """
+    nodes = replace(nodes, max_restarts=max_restarts)
     with caught_signals() as caught:
         try:
             with (

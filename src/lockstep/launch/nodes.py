@@ -32,6 +32,8 @@ class Nodes:
     """Secret of the run; nodes without it are sent away."""
     local_address: str = ""
     """This machine's own address, if the user gives one."""
+    max_restarts: int = 0
+    """How often all ranks are restarted after a failure, the same on all nodes."""
     join_timeout_s: float = 300.0
     """Bound on waiting for the other nodes."""
 

@@ -61,6 +61,11 @@ CONTRADICTIONS = {
         {"node_rank": 1, "token": "t", "run_id": "two"},
         r"--rdzv-id differs: one on .*, two on ",
     ),
+    "other restarts": (
+        {"node_rank": 0},
+        {"node_rank": 1, "max_restarts": 2},
+        r"--max-restarts differs: 0 on .*, 2 on .*; start all nodes with the same",
+    ),
     "other config": (
         {"node_rank": 0},
         {"node_rank": 1, "identity": {"config": "two"}},

@@ -9,7 +9,8 @@ from lockstep.preflight.identity import differences
 
 def contradiction(nodes: Sequence[NodeInfo]) -> str | None:
     """The first contradiction between connected nodes, the main one first, with the way out; None if there is none."""
-    return _numbers(nodes) or _node_ranks(nodes) or _run_ids(nodes) or differences(_identities(nodes))
+    found = _numbers(nodes) or _node_ranks(nodes) or _run_ids(nodes) or _max_restarts(nodes)
+    return found or differences(_identities(nodes))
 
 
 def obstacle(node: NodeInfo, present: Sequence[NodeInfo]) -> str | None:
@@ -67,6 +68,10 @@ def _node_ranks(nodes: Sequence[NodeInfo]) -> str | None:
 
 def _run_ids(nodes: Sequence[NodeInfo]) -> str | None:
     return _differing("--rdzv-id", nodes, lambda node: node.run_id or "none")
+
+
+def _max_restarts(nodes: Sequence[NodeInfo]) -> str | None:
+    return _differing("--max-restarts", nodes, lambda node: str(node.max_restarts))
 
 
 def _differing(flag: str, nodes: Sequence[NodeInfo], value_of: Callable[[NodeInfo], str]) -> str | None:

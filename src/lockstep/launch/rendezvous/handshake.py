@@ -33,6 +33,7 @@ class NodeInfo:
     nproc: int
     run_id: str
     identity: dict[str, Any]
+    max_restarts: int = 0
 
     def __str__(self) -> str:
         return f"{self.host} ({self.address})"

@@ -263,6 +263,7 @@ def _node_info(nodes: Nodes, identity: Mapping[str, Any]) -> NodeInfo:
         nproc=nodes.nproc,
         run_id=nodes.run_id,
         identity=dict(identity),
+        max_restarts=nodes.max_restarts,
     )
 
 
