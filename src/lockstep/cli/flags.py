@@ -35,7 +35,7 @@ def add_learning_arguments(parser: argparse.ArgumentParser, *, ranks: tuple[str,
     add("--ml-framework", metavar="torch|jax", help="backend (default: torch)")
     add("--ranks", metavar=ranks[0], help=ranks[1])
     add("--seed", metavar="S", help="same seed, same parameters")
-    add("--run-dir", metavar="DIR", type=directory, help="where results go (default: runs/TASK-ALGO-TIME)")
+    add("--run-dir", metavar="DIR", type=directory, help="where results go (default: a new directory in runs/)")
     add_set_argument(parser)
     add("--device", metavar="auto|cpu|cuda", help="where to compute")
     add("--video", action="store_true", help="record a video of one more episode at each evaluation: videos/step_N.gif")
