@@ -10,6 +10,8 @@ import hmac
 import json
 import logging
 import os
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
@@ -31,6 +33,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousBackend,
     RendezvousTimeout,
     Token,
+    _RendezvousExitOp,  # pyright: ignore[reportPrivateUsage]
 )
 
 from lockstep.errors import ConfigError, RunError
@@ -73,10 +76,11 @@ class ElasticMembership:
             )
         join = timedelta(seconds=nodes.join_timeout_s)
         run_id = nodes.run_id or "lockstep"
+        self._backend = _SignedBackend(C10dRendezvousBackend(self._store, run_id), info.key)
         self._handler: DynamicRendezvousHandler = DynamicRendezvousHandler.from_backend(
             run_id,
             self._store,
-            _SignedBackend(C10dRendezvousBackend(self._store, run_id), info.key),
+            self._backend,
             nodes.minimum,
             nodes.maximum,
             local_addr=info.address,
@@ -111,7 +115,7 @@ class ElasticMembership:
         return Attempt(store, placement, max(member.failures for member in members), int(first["restarts"]))
 
     def pending_attempt(self) -> None:
-        """None: the other nodes begin without an interrupted node, so there is nothing to report."""
+        """None: an interrupted node has left the meeting, and the others begin without it."""
 
     def _next_rendezvous(self, cancelled: Callable[[], bool]) -> RendezvousInfo:
         def check() -> None:
@@ -120,8 +124,22 @@ class ElasticMembership:
 
         try:
             return bounded(self._handler.next_rendezvous, meanwhile=check)
+        except Cancelled:
+            self._leave_meeting()
+            raise
         except (RuntimeError, RendezvousError) as error:
             raise _explained(error) from error
+
+    def _leave_meeting(self) -> None:
+        """Take this node out of the next attempt: the others would begin it, and wait for this node."""
+
+        def leave() -> None:
+            self._backend.used_by = threading.get_ident()  # the call that was given up would join again
+            executor = self._handler._op_executor  # pyright: ignore[reportPrivateUsage]
+            executor.run(_RendezvousExitOp(), time.monotonic() + _STOP_S)
+
+        with contextlib.suppress(RuntimeError, RendezvousError, TimeoutError):
+            bounded(leave, _STOP_S)
 
     def changed(self) -> bool:
         """Whether a node waits to be admitted."""
@@ -138,26 +156,37 @@ def _explained(error: BaseException) -> Exception:
 
 
 class _SignedBackend(RendezvousBackend):
-    """A backend whose states carry a signature."""
+    """A backend whose states carry a signature.
+
+    Attributes:
+        used_by: the only thread that it answers from now on; None: all.
+    """
 
     def __init__(self, backend: RendezvousBackend, key: bytes) -> None:
         self._backend, self._key = backend, key
+        self.used_by: int | None = None
 
     @property
     def name(self) -> str:
         return self._backend.name
 
     def get_state(self) -> tuple[bytes, Token] | None:
+        self._check_thread()
         if (current := self._backend.get_state()) is None:
             return None
         signed, token = current
         return self._verified(signed), token
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
+        self._check_thread()
         if (current := self._backend.set_state(self._signature(state) + state, token)) is None:
             return None
         signed, token, was_set = current
         return self._verified(signed), token, was_set
+
+    def _check_thread(self) -> None:
+        if self.used_by not in (None, threading.get_ident()):
+            raise RendezvousStateError("this node leaves")
 
     def _signature(self, state: bytes) -> bytes:
         return hmac.digest(self._key, state, "sha256")

@@ -241,6 +241,17 @@ def test_a_signal_before_a_restart_ends_all_nodes(start, tmp_path, interrupted, 
     assert (failure["rank"], failure["code"]) == (1 - slow, 3) and "exited with code 3" in failure["message"]
 
 
+def test_a_node_that_leaves_while_nodes_meet_is_not_waited_for(start):
+    """The other one began with it, and ended after a minute without it, whatever `--max-restarts`."""
+    stays, leaves = start(0, nnodes="1:3"), start(1, nnodes="1:3")
+    time.sleep(7.0)  # both meet: torch is imported, and there are 10 seconds for a third one
+    leaves.process.send_signal(signal.SIGTERM)
+    assert leaves.wait() == 143, leaves.said
+    left = time.monotonic()
+    assert stays.wait() == 0, stays.said
+    assert time.monotonic() - left < 40.0, stays.said
+
+
 FAILS_WHILE_STOPPING = """
 import json
 from lockstep.launch.restarts import StartRecord, TrainedRun
