@@ -25,7 +25,7 @@ class AttemptEnd:
     """How an attempt ended, as the first node that noticed reported it."""
 
     kind: str
-    """`failed`, `interrupted`, or `changed`: nodes joined or left."""
+    """`failed`, `lost` (a node), `interrupted`, or `changed`: nodes joined or left."""
     message: str
     code: int
     rank: int | None
@@ -42,16 +42,25 @@ class Attempt:
 
     Attributes:
         placement: the placement of this node's ranks.
+        members: the nodes, by the number that they have in it.
         failures: number of earlier attempts that failed.
         restarts: number of earlier attempts, failed or not.
     """
 
-    def __init__(self, store: Store, placement: RankPlacement, failures: int, restarts: int) -> None:
+    def __init__(
+        self, store: Store, placement: RankPlacement, members: "Sequence[Member]", failures: int, restarts: int
+    ) -> None:
         self.placement = placement
+        self.members = members
         self.failures = failures
         self.restarts = restarts
         self._store = store
         self._store_lost = False
+
+    def disconnected(self, connected: Sequence[str]) -> int | None:
+        """The number of the first node whose launcher is not among the `connected` ones (`Member.process`)."""
+        gone = (number for number, member in enumerate(self.members) if member.process not in connected)
+        return next(gone, None)
 
     def reported_end(self) -> AttemptEnd | None:
         """How this attempt ended, if a node has reported it."""
@@ -102,6 +111,8 @@ class Attempt:
 class Member:
     """What a node sends the others about itself when an attempt begins."""
 
+    process: str
+    """Identifies its launcher."""
     node_rank: int | None
     nproc: int
     failures: int
@@ -117,6 +128,7 @@ class Member:
     def of(cls, nodes: Nodes, info: NodeRendezvous, failures: int, port: int = 0) -> "Member":
         """This node."""
         return cls(
+            process=info.process,
             node_rank=nodes.node_rank,
             nproc=nodes.nproc,
             failures=failures,

@@ -11,6 +11,13 @@ import threading
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
+_LAUNCHER = "LOCKSTEP_LAUNCHER_PID"
+_NAMESPACE = "LOCKSTEP_LAUNCHER_NAMESPACE"
+
+
+def launcher_variables() -> dict[str, str]:
+    """The environment variables by which a rank knows that this process is its launcher: for `die_with_launcher`."""
+    return {_LAUNCHER: str(os.getpid()), _NAMESPACE: _pid_namespace()}
 
 
 def die_with_launcher() -> None:
@@ -18,9 +25,12 @@ def die_with_launcher() -> None:
 
     Does nothing without a launcher of Lockstep's or torchrun. Call it first thing; calling it again does nothing.
     """
-    launcher = os.environ.pop("LOCKSTEP_LAUNCHER_PID", None)  # children of a rank are not ranks
+    launcher = os.environ.pop(_LAUNCHER, None)  # children of a rank are not ranks
+    namespace = os.environ.pop(_NAMESPACE, None)
     if launcher is not None:
         _die_with_parent()
+        if namespace not in (None, _pid_namespace()):
+            return  # in a container the number of the launcher is another process, or none
         # The launcher may have died before that call. A wrapper between it and us is no reason to die.
         if os.getppid() != int(launcher) and not _is_running(int(launcher)):
             _kill_self()
@@ -69,6 +79,13 @@ def _die_with_parent() -> None:
 
 def _kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _pid_namespace() -> str:
+    """Identifies the set of process ids that this process sees; empty where /proc is missing."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
 
 
 def _is_running(pid: int) -> bool:

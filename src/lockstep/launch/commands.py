@@ -79,7 +79,9 @@ def run_program(
     """
     script = str(args.script)
     code = user_code([f"{script}:" if args.module else script])
-    node_identity = identity(shlex.join([script, *args.script_args]), code, getattr(args, "ml_framework", "torch"))
+    words = {"script": script, **{f"argument {n}": word for n, word in enumerate(args.script_args, 1)}}
+    node_identity = identity(shlex.join(words.values()), code, getattr(args, "ml_framework", "torch"))
+    node_identity["settings"] = words
     log_dir = None if args.log_dir is None else _made_log_dir(args.log_dir)
     meeting: dict[str, str] = {}
     if nodes.maximum == 1 and nodes.rank_port:

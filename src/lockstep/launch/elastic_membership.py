@@ -112,7 +112,9 @@ class ElasticMembership:
         placement = placement_of(
             members, index, address=str(first["address"]), port=int(first["port"]), token=self._info.key.hex()
         )
-        return Attempt(store, placement, max(member.failures for member in members), int(first["restarts"]))
+        by_rank = [members[i] for i in node_order(members)]
+        failures = max(member.failures for member in members)
+        return Attempt(store, placement, by_rank, failures, int(first["restarts"]))
 
     def pending_attempt(self) -> None:
         """None: an interrupted node has left the meeting, and the others begin without it."""

@@ -87,7 +87,7 @@ class FixedMembership:
         nowhere = RankPlacement(
             node_rank=-1, num_nodes=self._nodes.maximum, first_rank=0, world_size=0, address="", port=0
         )
-        return Attempt(PrefixStore(f"{self._next}", self._store), nowhere, 0, self._next)
+        return Attempt(PrefixStore(f"{self._next}", self._store), nowhere, (), 0, self._next)
 
     def join(self, failures: int, cancelled: Callable[[], bool]) -> Attempt | AttemptEnd:
         """Wait until all nodes are ready for another attempt, after `failures` failed ones.
@@ -113,9 +113,9 @@ class FixedMembership:
         placement = placement_of(
             members, index, address=address_of(members, main), port=members[main].port, token=info.key.hex()
         )
-        return Attempt(
-            PrefixStore(f"{number}", self._store), placement, max(member.failures for member in members), number
-        )
+        by_rank = [members[i] for i in order]
+        failures = max(member.failures for member in members)
+        return Attempt(PrefixStore(f"{number}", self._store), placement, by_rank, failures, number)
 
     def _wait_for_attempt(self, mine: str, cancelled: Callable[[], bool]) -> dict[str, Any] | AttemptEnd:
         """Wait for the next attempt, of number `_next`; returns its members by process, or its end."""

@@ -1,11 +1,12 @@
 """Launch ranks on several nodes: each node starts its own ranks, and all nodes end or restart together."""
 
 import contextlib
+import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.5  # how often the main node is asked for the state of the other nodes
 _LEAVING_NODE_S = 3.0  # how long a node that leaves may take to report it, after its ranks have stopped those of others
 _EXIT_BARRIER_S = 5.0  # how long the main node waits for the others to read how the attempt ended
+_LOST_S = 3.0  # how long a node may be without a connection; its ranks, which were killed, are noticed before that
 _LAST_S = SCRIPT_EARLY_S  # between the first node whose ranks have succeeded and the last
 
 
@@ -73,6 +75,7 @@ def launch_on_nodes(  # noqa: PLR0913  # all but command and nodes by keyword
                     nodes=nodes,
                     membership=membership,
                     main=info.main,
+                    connected=info.connected,
                     caught=caught,
                     bounds=bounds,
                     max_restarts=max_restarts,
@@ -126,6 +129,8 @@ class _Node:
     nodes: Nodes
     membership: "FixedMembership | ElasticMembership"
     main: bool
+    connected: Callable[[], list[str]]
+    """On the main node: the launchers that are connected now."""
     caught: list[int]
     """The signals that this node's launcher has received."""
     bounds: Bounds
@@ -169,7 +174,7 @@ class _Node:
             ml_framework=self.ml_framework,
         )
         with _RemoteNodes(attempt, self) as remote:
-            failure, late = local.run(self.caught, self.bounds, remote=remote)
+            failure, late = self._run_ranks(local, attempt, remote)
             if failure is None:
                 failure = self._wait_for_remote_nodes(attempt, remote)
         if failure is None or not remote.restart:
@@ -189,6 +194,18 @@ class _Node:
         else:
             log(f"lockstep: {failure.headline}")
         return failure.code
+
+    def _run_ranks(
+        self, local: LocalAttempt, attempt: Attempt, remote: "_RemoteNodes"
+    ) -> tuple[Failure | None, list[int]]:
+        """Run the ranks of this node. If they cannot be started, the other nodes are told why, and end, too."""
+        try:
+            return local.run(self.caught, self.bounds, remote=remote)
+        except (ConfigError, RunError) as error:
+            if not remote.unreachable:
+                attempt.report_end(AttemptEnd("failed", str(error), error.exit_code, None, restart=False))
+                self._exit_barrier(attempt)
+            raise
 
     def end(self, failure: Failure, attempt: Attempt) -> AttemptEnd:
         """The report to all nodes of a failure on this one."""
@@ -269,6 +286,8 @@ class _RemoteNodes:
         """How the attempt ended, once `poll` or `report` has returned it."""
         self._reported: AttemptEnd | Exception | None = None
         """What the thread has learned: how the attempt ended, or why the main node cannot be asked."""
+        self._lost_at = math.inf
+        """Since when a node has not been connected."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="other-nodes")
 
@@ -286,8 +305,13 @@ class _RemoteNodes:
 
     @property
     def failed(self) -> bool:
-        """Whether a rank failed, as opposed to nodes joining or leaving."""
-        return self._end is not None and self._end.kind == "failed"
+        """Whether a rank failed or a node was lost, as opposed to nodes joining or leaving."""
+        return self._end is not None and self._end.kind in ("failed", "lost")
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether the main node does not answer any more."""
+        return isinstance(self._reported, Exception)
 
     @property
     def ended_here(self) -> bool:
@@ -331,13 +355,30 @@ class _RemoteNodes:
         try:
             while self._reported is None and not self._over.wait(_POLL_S):
                 self._reported = self._attempt.reported_end()
-                if self._reported is None and self._node.membership.changed():
+                end = self._lost_node() if self._reported is None else None
+                if self._reported is None and end is None and self._node.membership.changed():
                     end = AttemptEnd("changed", "a node joins", 128 + signal.SIGTERM, None, True)
+                if end is not None:
                     self._reported = self._attempt.report_end(end)
         except RunError as error:
             self._reported = error
 
+    def _lost_node(self) -> AttemptEnd | None:
+        """On the main node: the report that a node's launcher is gone, which has reported no end."""
+        number = self._attempt.disconnected(self._node.connected()) if self._node.main else None
+        if number is None:
+            self._lost_at = math.inf
+            return None
+        self._lost_at = min(self._lost_at, time.monotonic())
+        if time.monotonic() < self._lost_at + _LOST_S:
+            return None
+        members, restart = self._attempt.members, self._attempt.failures < self._node.max_restarts
+        message = f"node {number} ({members[number].address}) is lost: its launcher was killed, or its network is cut"
+        return AttemptEnd("lost", message, 1, sum(member.nproc for member in members[:number]), restart)
+
     def _failure(self, end: AttemptEnd) -> Failure:
+        if end.kind == "lost":
+            return Failure(end.message, end.code, end.rank)
         if end.kind == "failed":
             head, newline, rest = end.message.partition("\n")
             return Failure(f"{head} (on {end.node}){newline}{rest}", end.code, end.rank)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import ConfigError, RunError
+from lockstep.launch.child import launcher_variables
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _TORCH_NAMES = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"]
@@ -84,7 +85,7 @@ def rank_environments(
         **inherited,
         **({"LOCKSTEP_TOKEN": placement.token} if placement.token else {}),
         "LOCKSTEP_LAUNCHER": "lockstep",
-        "LOCKSTEP_LAUNCHER_PID": str(os.getpid()),
+        **launcher_variables(),
         "LOCKSTEP_RESTARTS": str(restarts),
     }
     return [{**common, **_rank_variables(placement, local, ranks, ml_framework)} for local in range(ranks)]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import ConfigError
+from lockstep.launch.child import launcher_variables
 from lockstep.launch.local import launch
 from lockstep.launch.supervise import Bounds
 from lockstep.record.failure import read_failure, record_failure
@@ -321,9 +322,20 @@ def test_a_rank_whose_launcher_is_already_dead_ends():
     dead = subprocess.Popen(["true"])
     dead.wait()
     code = "from lockstep.launch.child import die_with_launcher; die_with_launcher(); print('alive')"
-    environment = {**os.environ, "LOCKSTEP_LAUNCHER_PID": str(dead.pid)}
+    environment = {**os.environ, **launcher_variables(), "LOCKSTEP_LAUNCHER_PID": str(dead.pid)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
     assert (done.returncode, done.stdout) == (-9, b"")
+
+
+def test_a_rank_in_a_container_does_not_look_for_its_launcher_among_other_processes():
+    """With process ids of its own it ended without a word, as its launcher's number was nobody's there."""
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    code = "from lockstep.launch.child import die_with_launcher; die_with_launcher(); import os\n"
+    code += "print('alive', [name for name in os.environ if 'LAUNCHER' in name])"
+    given = {**os.environ, "LOCKSTEP_LAUNCHER_PID": str(dead.pid), "LOCKSTEP_LAUNCHER_NAMESPACE": "pid:[1]"}
+    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True)
+    assert (done.returncode, done.stdout) == (0, b"alive []\n")
 
 
 KILLED_AT_A_START = """

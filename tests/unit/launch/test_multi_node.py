@@ -62,13 +62,15 @@ def start(tmp_path):
     """`start(node_rank, body)` starts a node whose ranks run RANK and then `body`."""
     port, nodes = free_port(), []
 
-    def _start(node_rank, body="", *more, nnodes="2", nproc=1):
+    def _start(node_rank, body="", *more, nnodes="2", nproc=1, arguments=()):
         script = tmp_path / "script.py"
         if not script.exists():
             script.write_text(RANK + body)
         numbered = [] if node_rank is None else [f"--node_rank={node_rank}"]
         flags = [f"--nnodes={nnodes}", *numbered, f"--nproc_per_node={nproc}", f"--rdzv_endpoint=127.0.0.1:{port}"]
-        nodes.append(Node(tmp_path, "launch", *flags, "--join-timeout=60", *more, str(script), str(tmp_path)))
+        nodes.append(
+            Node(tmp_path, "launch", *flags, "--join-timeout=60", *more, str(script), str(tmp_path), *arguments)
+        )
         return nodes[-1]
 
     yield _start
@@ -155,6 +157,48 @@ def test_the_loss_of_the_main_node_ends_the_others(start, tmp_path):
     one.process.kill()
     assert two.wait() == 1
     assert "main node" in two.said
+
+
+@pytest.mark.real_start
+@pytest.mark.parametrize("nnodes", ["2", "1:2"])
+def test_the_loss_of_a_node_whose_ranks_nobody_waits_for_ends_the_others(start, tmp_path, nnodes):
+    """Where nodes may leave, they start again without it."""
+    elastic, body = nnodes == "1:2", "time.sleep(600.0 if start == '0' else 0.0)"
+    one, two = start(0, body, nnodes=nnodes), start(1, body, nnodes=nnodes)
+    until(lambda: len(list(tmp_path.glob("start0_*"))) == 2, one)
+    two.process.kill()
+    killed = time.monotonic()
+    assert one.wait() == (0 if elastic else 1), one.said
+    assert time.monotonic() - killed < 60.0
+    told = "lockstep: node 1 (127.0.0.1) is lost: its launcher was killed, or its network is cut"
+    assert told + ("; restart 1 of 3" if elastic else "; the other ranks were stopped") in one.said
+
+
+@pytest.mark.real_start
+def test_a_lost_node_may_come_back(start, tmp_path):
+    body = "time.sleep(600.0 if start == '0' else 0.0)"
+    one, two = start(0, body, "--max-restarts=1"), start(1, body, "--max-restarts=1")
+    until(lambda: len(list(tmp_path.glob("start0_*"))) == 2, one)
+    two.process.kill()
+    until(lambda: "node 1 (127.0.0.1) is lost" in one.said and "restart 1 of 1" in one.said, one)
+    again = start(1, body, "--max-restarts=1")
+    assert (one.wait(), again.wait()) == (0, 0), one.said + again.said
+    assert len(list(tmp_path.glob("start1_*"))) == 2
+
+
+def test_a_node_whose_ranks_cannot_start_tells_the_others(start, tmp_path):
+    """They waited for its ranks, as long as their scripts did."""
+    (tmp_path / "out" / "logs" / "rank_1.log").mkdir(parents=True)
+    one, two = start(0, "time.sleep(600.0)"), start(1, "", f"--log-dir={tmp_path}/out")
+    assert (one.wait(), two.wait()) == (1, 1), one.said + two.said
+    told = f"{tmp_path}/out/logs/rank_1.log cannot be written (Is a directory)"
+    assert told in one.said and f"lockstep: error: {told}" in two.said
+
+
+def test_arguments_that_differ_are_named(start):
+    one, two = start(0), start(1, arguments=["--lr", "0.1"])
+    assert (one.wait(), two.wait()) == (2, 2), one.said + two.said
+    assert "differs from node 0" in one.said and "in argument 2 (--lr instead of none) and argument 3 (0.1" in one.said
 
 
 def test_nodes_come_and_go(start, tmp_path):

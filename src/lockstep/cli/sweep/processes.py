@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from lockstep.cli.sweep.slots import Slot
+from lockstep.launch.child import launcher_variables
 from lockstep.launch.search_path import search_path
 
 
@@ -40,7 +41,7 @@ def start_here(command: list[str], slot: Slot, log_file: Path) -> Process:
 
 def start_run(command: list[str], log: BinaryIO, variables: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
     """Start the command of a run, which ends with this process, with environment variables of its own."""
-    environment = {**os.environ, "PYTHONPATH": search_path(), "LOCKSTEP_LAUNCHER_PID": str(os.getpid())}
+    environment = {**os.environ, "PYTHONPATH": search_path(), **launcher_variables()}
     environment.pop("LOCKSTEP_TERMINAL_FD", None)
     return subprocess.Popen(
         command,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockstep.distributed.network.interfaces import interface_of
+from lockstep.launch.child import launcher_variables
 from lockstep.launch.failure_report import ATTEMPT_PREFIX
 from lockstep.launch.rank import Rank
 from lockstep.launch.rank_environment import RankPlacement, free_port, rank_environments
@@ -165,7 +166,7 @@ def _environment(child: Child) -> dict[str, str]:
         # Ray sets OMP_NUM_THREADS for the actor, which is not the user's choice for the process.
         inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         chosen = {name: value for name, value in given.items() if value or name != "OMP_NUM_THREADS"}
-        return {**inherited, **chosen, "LOCKSTEP_LAUNCHER_PID": str(os.getpid())}
+        return {**inherited, **chosen, **launcher_variables()}
     here = child.rank
     placement = here.placement
     if placement.num_nodes > 1:

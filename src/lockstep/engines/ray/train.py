@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HANDED_OVER = ("LOCKSTEP_", "NCCL_", "GLOO_", "TORCH_", "JAX_", "XLA_", "MUJOCO_", "WANDB_", "MLFLOW_", "HF_")
 """Prefixes of the variables that ranks get from this process; the others are those of the nodes."""
 _NOT_HANDED_OVER = (
-    *("LOCKSTEP_TERMINAL_FD", "LOCKSTEP_LAUNCHER_PID", "LOCKSTEP_START_RECORD"),
+    *("LOCKSTEP_TERMINAL_FD", "LOCKSTEP_LAUNCHER_PID", "LOCKSTEP_LAUNCHER_NAMESPACE", "LOCKSTEP_START_RECORD"),
     *("JAX_RANK", "JAX_WORLD_SIZE", "JAX_LOCAL_RANK", "JAX_LOCAL_WORLD_SIZE", "JAX_NODE_RANK"),
 )
 
