@@ -85,6 +85,7 @@ class _Screen:
             while not caught:
                 changed = time.monotonic() - read_at >= self._every_s
                 if changed:
+                    _check(self._run.path)  # several runs may appear where one was waited for
                     self._run.update()
                     read_at = time.monotonic()
                 pressed = _keys(_POLL_S) if has_keys else _no_keys(_POLL_S)

@@ -9,7 +9,7 @@ from rich.text import Text
 from lockstep.cli.runs import age
 from lockstep.cli.terminal import STATUS_COLORS, plain_table
 from lockstep.cli.watch.chart import draw
-from lockstep.cli.watch.watched_run import RankTime, WatchedRun
+from lockstep.cli.watch.watched_run import ESTIMATE, RankTime, WatchedRun
 from lockstep.distributed.timers import PHASES
 from lockstep.record.text import counted, duration, grouped, significant
 
@@ -95,6 +95,9 @@ def _returns(run: WatchedRun) -> str:
     training = run.latest("episode/return_mean_100")
     if training is not None:
         parts.append(f"training return {significant(training)}")
+    estimate = run.latest(ESTIMATE)
+    if estimate is not None:
+        parts.append(f"estimate from logged data {significant(estimate)}")
     if run.solved_at_step is not None:
         parts.append(f"solved at step {grouped(run.solved_at_step)}")
     return "   ".join(parts)

@@ -25,7 +25,9 @@ from lockstep.record.run_status import is_running, status_of, written_at
 
 RETURN = "evaluation return"
 """Name of the curve of evaluations."""
-_FIRST = (RETURN, "episode/return_mean_100", "estimate/weighted_sequential_dr", "time/steps_per_second")
+ESTIMATE = "estimate/weighted_sequential_dr"
+"""The metric that estimates the return of a policy from logged data."""
+_FIRST = (RETURN, "episode/return_mean_100", ESTIMATE, "time/steps_per_second")
 """Curves that come first, if a run has them."""
 _HIDDEN = ("progress/", "episode/count")
 _WINDOW = 10

@@ -15,10 +15,12 @@ from rich.console import Console
 
 from lockstep.cli import main as cli
 from lockstep.cli.runs import list_run
+from lockstep.cli.watch import command
 from lockstep.cli.watch.chart import draw
 from lockstep.cli.watch.frame import frame
 from lockstep.cli.watch.watched_run import WatchedRun
 from lockstep.distributed.timers import PHASES
+from lockstep.errors import ConfigError
 from lockstep.record.run_dir import RunDir, lock_run_dir
 from lockstep.record.text import compact
 from lockstep.run import Run, override
@@ -69,6 +71,11 @@ def test_a_checkpoint_tells_steps_beyond_the_last_line(run_dir):
     assert list_run(run_dir.path).steps == 24_000
     (run_dir.path / "metrics.jsonl").unlink()
     assert list_run(run_dir.path).steps == 24_000, "before the first line"
+
+
+def test_frame_of_a_run_on_logged_data_has_its_estimate(run_dir):
+    run_dir.write_metrics(21_000, 21.0, {"estimate/weighted_sequential_dr": 12.5})
+    assert text_of(run_dir.path, width=120).splitlines()[3].endswith("   estimate from logged data 12.50")
 
 
 def test_frame_of_a_run_in_progress(run_dir):
@@ -291,6 +298,20 @@ def test_wrong_arguments_are_refused(run_dir, capsys, words, wanted):
     Path("measured/scale.yaml").touch()
     assert cli.main(["watch", *words]) == 2
     assert wanted in capsys.readouterr().err
+
+
+def test_several_runs_that_appear_where_one_was_waited_for_end_the_wait(run_dir, monkeypatch):
+    screen = command._Screen(WatchedRun(Path("later")), None, 0.1)
+
+    def made(seconds):
+        if not Path("later").exists():
+            RunDir.create("later/trial_1", RUN).close()
+        return []
+
+    monkeypatch.setattr(command, "_no_keys", made)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
+    with pytest.raises(ConfigError, match=r"later is a directory of several runs; name one of them, such as later/tri"):
+        screen.loop()
 
 
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
