@@ -41,10 +41,11 @@ VARIANTS = {
     "sac, one learning rate": SACConfig(**BASE | {"critic_learning_rate": None}),
     "sac, fixed temperature": SACConfig(**BASE, alpha=0.3, max_grad_norm=0.1),
     "sac, prioritized": SACConfig(**BASE, **PRIORITIZED, target_entropy=-0.5, initial_alpha=0.2),
-    "redq": SACConfig(**BASE, num_critics=4, target_critics=2, policy_delay=2),
+    "redq": SACConfig(**BASE, num_critics=4, target_critics=2, policy_delay=2, policy_average=0.3),
     "layer norm": SACConfig(**BASE, layer_norm=True),
     "droq": SACConfig(**BASE, layer_norm=True, dropout=0.3, target_critics=2, policy_delay=2),
     "td3": TD3Config(**BASE),
+    "td3, average": TD3Config(**BASE, policy_average=0.5, policy_delay=1),
     "td3, one learning rate": TD3Config(**BASE | {"critic_learning_rate": None}),
     "td3, prioritized": TD3Config(**BASE, **PRIORITIZED, noise_clip=0.1, max_grad_norm=0.1),
     "td3, dropout": TD3Config(**BASE, dropout=0.3),
@@ -62,6 +63,8 @@ class Reference:
         norms = policy.critics.norms
         self.critics = [self.copied(policy.critics.layers, norms, c) for c in range(config.num_critics)]
         self.target_actor = self.copied(policy.actor.layers, None, None)
+        self.average_actor = self.copied(policy.actor.layers, None, None)
+        self.actor_steps = 0
         self.target_critics = [self.copied(policy.critics.layers, norms, c) for c in range(config.num_critics)]
         alpha = (config.alpha or config.initial_alpha) if self.soft else 1.0
         self.log_alpha = torch.tensor(math.log(alpha), dtype=torch.float64, requires_grad=True)
@@ -163,6 +166,11 @@ class Reference:
             for target, online in pairs:
                 for t, p in zip(target.parameters(), online.parameters(), strict=True):
                     t += c.target_rate * (p - t)
+            if moves:
+                rate = 1 / (1 + c.policy_average * self.actor_steps)
+                self.actor_steps += 1
+                for t, p in zip(self.average_actor.parameters(), self.actor.parameters(), strict=True):
+                    t += rate * (p - t)
         return float(loss.detach()), float(y.mean())
 
     def policy_gradient(self, s, noise):
@@ -222,10 +230,12 @@ def assert_equal_networks(policy, learner, reference):
             for layer, wanted in [*zip(layers, linear, strict=True), *zip(norms, others, strict=True)]:
                 assert_near(layer.weight[c], wanted.weight, name)
                 assert_near(layer.bias[c], wanted.bias, name)
-    for layer, wanted in zip(
-        policy.actor.layers, [m for m in reference.actor if isinstance(m, nn.Linear)], strict=True
+    for actor, mine, name in (
+        (policy.actor, reference.actor, "actor"),
+        (learner.evaluated.actor, reference.average_actor, "average"),
     ):
-        assert_near(layer.weight, wanted.weight, "actor")
+        for layer, wanted in zip(actor.layers, [m for m in mine if isinstance(m, nn.Linear)], strict=True):
+            assert_near(layer.weight, wanted.weight, name)
     if reference.soft:
         assert_near(policy.temperature.log_alpha, reference.log_alpha, "temperature")
 

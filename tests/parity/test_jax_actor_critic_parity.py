@@ -42,7 +42,7 @@ VARIANTS = {
     "all": {
         "prioritized": True, "n_step": 3, "num_critics": 3, "target_critics": 2, "layer_norm": True,
         "max_grad_norm": 0.5, "policy_delay": 2, "learning_rate_schedule": "linear", "critic_learning_rate": 0.02,
-        "adam_eps": 1e-3,
+        "adam_eps": 1e-3, "policy_average": 0.5,
     },
     "one critic": {"num_critics": 1, "policy_delay": 1},
     "layer norm": {"layer_norm": True, "max_grad_norm": 0.1},
@@ -139,7 +139,11 @@ def test_updates_equal_those_of_torch(algo, variant, monkeypatch):
             progress.env_steps += SHARDS * ENVS * STEPS
             progress.updates += 1
         after = learner.shared_tensors()
-        still = [n for n in before if n.startswith(("policy.", "target.")) and (after[n].numpy() == before[n]).all()]
+        still = [
+            n
+            for n in before
+            if n.startswith(("policy.", "learned.", "target.")) and (after[n].numpy() == before[n]).all()
+        ]
         assert not still, f"the test proves nothing: {still} did not change"
         assert set(other.num_compilations.values()) == {1}, "a step was compiled twice"
 
@@ -149,7 +153,7 @@ def check(learner, mirror):
     found, expected = mirror.shared_arrays(), {name: t.numpy() for name, t in learner.shared_tensors().items()}
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        if name.startswith(("policy.", "target.", "counters", "learning_rates")):
+        if name.startswith(("policy.", "learned.", "target.", "counters", "learning_rates")):
             np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5, err_msg=name)
     metrics, others = learner.metrics.read(), mirror.metrics.read()
     assert metrics.keys() == others.keys() >= {"loss/value", "loss/policy"}

@@ -93,6 +93,7 @@ def small_actor_critic(algo: str, task: str = "Pendulum-v1", **changes: Any) -> 
             learning_rate=1e-3,
             n_step=3,
             prioritized=True,
+            policy_average=0.2,
         ),
         network=NetworkConfig(hidden=(16, 16), activation="relu"),
         log_every=160,

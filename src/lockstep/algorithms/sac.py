@@ -69,6 +69,9 @@ class SACConfig(ReplayConfig):
     2022)."""
     policy_delay: int = 1
     """Gradient steps of the critics for each one of policy and temperature."""
+    policy_average: float = 0.0
+    """The policy that is evaluated and saved has the mean parameters over about this part of the policy's steps so far
+    (Nikishin et al., 2018); the one that acts and learns has not. 0: they are one."""
     max_grad_norm: float | None = None
     """Largest 2-norm of the critics' global gradient, and of the policy's; `null` does not clip."""
     adam_eps: float = 1e-8
@@ -78,6 +81,7 @@ class SACConfig(ReplayConfig):
         """Refuse values that cannot train."""
         ReplayConfig.__post_init__(self)
         checks.critics(self)
+        checks.fraction(self, "policy_average")
         checks.at_least(self, 1, "policy_delay")
         checks.at_least(self, 0, "alpha")
         checks.positive(self, "learning_rate", "critic_learning_rate", "initial_alpha", "adam_eps")

@@ -4,6 +4,7 @@ Shapes: K shards of this process, L of them on a device, N transitions of a shar
 steps of a call, P parameters of actor and temperature, Q of the critics.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -52,6 +53,8 @@ class State(NamedTuple):
     """All parameters of the critics [Q]."""
     target_params: Array
     """All parameters of the target networks: of the critics [Q], or of actor and critics [P + Q]."""
+    average_params: Array
+    """Of the actor that is evaluated and saved, without a temperature; empty without `policy_average`."""
     actor_optimizer: AdamState
     critic_optimizer: AdamState
     learning_rates: Array
@@ -79,6 +82,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
             has no replay buffers, and `update` cannot be called.
 
     Attributes:
+        evaluated: the policy that is evaluated and saved: with `policy_average` its actor is an average, else `policy`.
         schedule: of the gradient steps.
         state: what updates change on the devices; equal on all of them.
         flat_actor: layout of the parameters of actor and temperature.
@@ -114,6 +118,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         self.counters = self.schedule.counters
         self.metrics = MetricMeans(metrics)
         policy.params = comm.read(comm.broadcast(policy.params))
+        self.evaluated = copy.copy(policy) if config.policy_average else policy
         self._actor_metrics = actor_metrics
         self._num_sums = 2 + len(VALUE_METRICS) + len(actor_metrics)
         self._no_sums = np.zeros(self._num_sums + 3, np.float32)
@@ -127,6 +132,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         self.flat_critics = FlatParameters(critics)
         self.flat_target = FlatParameters(policy.params if target_actor else critics)
         self._actor_size = self.flat_actor.num_parameters - (LOG_ALPHA in actor)
+        self._average_size = self._actor_size if config.policy_average else 0
         self._adam = Adam(config.adam_eps)
         rates = [config.learning_rate, config.critic_learning_rate or config.learning_rate]
         self.initial_rates = np.array(rates, np.float32)
@@ -138,6 +144,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         self._critic_step_spmd = comm.spmd(self.critic_step)
         self._copy = comm.spmd(self._copied, donate=False)
         self._named = jax.jit(self._by_name)
+        self._named_evaluated = jax.jit(self._evaluated_by_name)
         self.state: State = comm.replicate(
             self._first_state(self.flat_actor.join(actor), self.flat_critics.join(critics))
         )
@@ -148,6 +155,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
             actor_params=actor_params,
             critic_params=critic_params,
             target_params=self._online_parameters(actor_params, critic_params),
+            average_params=actor_params[: self._average_size],
             actor_optimizer=self._adam.init(actor_params),
             critic_optimizer=self._adam.init(critic_params),
             learning_rates=jnp.asarray(self.initial_rates),
@@ -190,7 +198,7 @@ class ActorCritic(ABC, Generic[SomeConfig]):
             raise self._non_finite_error(rollouts, minibatches, progress)
         self._add_metrics(replayed, sums)
         if replayed.num_gradient_steps:
-            self.policy.params = self.current_params()
+            self.pass_on_params()
         return caller_sums
 
     def begin_update(self, fraction: float) -> None:
@@ -321,12 +329,18 @@ class ActorCritic(ABC, Generic[SomeConfig]):
             actor_params, optimizer = adam.step(
                 state.actor_optimizer, state.actor_params, of_actor, actor_rate, skipped
             )
-            state = state._replace(actor_params=actor_params, actor_optimizer=optimizer)
+            average = self._averaged(state.average_params, actor_params, optimizer.steps)
+            state = state._replace(actor_params=actor_params, actor_optimizer=optimizer, average_params=average)
         if updates_actor or not self._target_actor:
             online = self._online_parameters(state.actor_params, state.critic_params)
             target_params = state.target_params + c.target_rate * (online - state.target_params)
             state = state._replace(target_params=target_params)
         return state, jnp.where(skipped, jnp.nan, jnp.stack(priorities))
+
+    def _averaged(self, average_params: Array, actor_params: Array, steps: Array) -> Array:
+        """The average, moved by 1 / (1 + w (t - 1)) towards the actor after its step t, w being `policy_average`."""
+        weight = 1.0 / (1.0 + self.config.policy_average * jnp.maximum(steps - 1, 0).astype(jnp.float32))
+        return average_params + weight * (actor_params[: self._average_size] - average_params)
 
     def _shard_sums(
         self, state: State, number: Array, part: ActorCriticPart, *, updates_actor: bool
@@ -361,13 +375,14 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         )
 
     def copy_to_target(self) -> None:
-        """Copy the networks into their target networks."""
+        """Copy the networks that are evaluated into those that learn, and these into their target networks."""
         self.state, _ = self._copy(self.state, ())
+        self.pass_on_params()
 
     def _copied(self, state: State, own: tuple[()]) -> tuple[State, tuple[()]]:
-        return state._replace(
-            target_params=jnp.copy(self._online_parameters(state.actor_params, state.critic_params))
-        ), own
+        actor_params = self._evaluated_actor(state)
+        target_params = jnp.copy(self._online_parameters(actor_params, state.critic_params))
+        return state._replace(actor_params=jnp.copy(actor_params), target_params=target_params), own
 
     def warmup(self) -> None:
         """Compile everything that an update calls, without changing the state; *collective*."""
@@ -385,14 +400,24 @@ class ActorCritic(ABC, Generic[SomeConfig]):
                 self.comm.unshard(priorities)
         state, _ = self._copy(state, ())
         self._named(*self.comm.local((state.actor_params, state.critic_params)))
+        self._named_evaluated(self.comm.local(state))
 
     def _blank(self) -> ActorCriticPart:
         """A shard's part of a minibatch of zeros."""
         return self.replay_observations.blank(ActorCriticPart.blank(self.policy, self.rows, self.num_actions))
 
-    def current_params(self) -> Params:
-        """The parameters of the policy by name, on this process' first device."""
-        return self._named(*self.comm.local((self.state.actor_params, self.state.critic_params)))
+    def pass_on_params(self) -> None:
+        """Give the policy, and the one that is evaluated, their parameters on this process' first device."""
+        self.policy.params = self._named(*self.comm.local((self.state.actor_params, self.state.critic_params)))
+        if self.evaluated is not self.policy:
+            self.evaluated.params = self._named_evaluated(self.comm.local(self.state))
+
+    def _evaluated_actor(self, state: State) -> Array:
+        """The parameters [P] of actor and temperature of the policy that is evaluated."""
+        return jnp.concatenate([state.average_params, state.actor_params[self._average_size :]])
+
+    def _evaluated_by_name(self, state: State) -> Params:
+        return self._by_name(self._evaluated_actor(state), state.critic_params)
 
     def _by_name(self, actor_params: Array, critic_params: Array) -> Params:
         """All parameters of the policy by name, from the vectors [P] and [Q]."""
@@ -438,7 +463,10 @@ class ActorCritic(ABC, Generic[SomeConfig]):
 
     def _named_state(self) -> dict[str, np.ndarray]:
         state = cast(State, self.comm.read(self.state))
-        named = with_prefix("policy", self._by_name(state.actor_params, state.critic_params))
+        named = with_prefix("policy", self._evaluated_by_name(state))
+        if self.config.policy_average:
+            learned = self.flat_actor.split(state.actor_params)
+            named |= with_prefix("learned", {name: learned[name] for name in learned if name != LOG_ALPHA})
         named |= with_prefix("target", self.flat_target.split(state.target_params))
         named |= with_prefix("policy_optimizer", state.actor_optimizer._asdict())
         named |= with_prefix("critic_optimizer", state.critic_optimizer._asdict())
@@ -449,8 +477,10 @@ class ActorCritic(ABC, Generic[SomeConfig]):
         """Load `shared_arrays`, or a part of it."""
         merged = {name: np.asarray(arrays.get(name, old), old.dtype) for name, old in self._named_state().items()}
         named = cast(Params, merged)  # numpy arrays, for `Comm.replicate`
+        policy = subtree(named, "policy")
         loaded = self.comm.read(self.state)._replace(
-            actor_params=self.flat_actor.join(subtree(named, "policy")),
+            actor_params=self.flat_actor.join(policy | subtree(named, "learned")),
+            average_params=self.flat_actor.join(policy)[: self._average_size],
             critic_params=self.flat_critics.join(subtree(named, "policy.critics")),
             target_params=self.flat_target.join(subtree(named, "target")),
             actor_optimizer=AdamState(**subtree(named, "policy_optimizer")),
@@ -458,6 +488,6 @@ class ActorCritic(ABC, Generic[SomeConfig]):
             learning_rates=named["learning_rates"],
         )
         self.state = self.comm.replicate(loaded)
-        self.policy.params = self.current_params()
+        self.pass_on_params()
         self.counters[:] = arrays.get("counters", self.counters)
         self.metrics.table[:] = arrays.get("metrics", self.metrics.table)

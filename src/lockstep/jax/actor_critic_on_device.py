@@ -291,7 +291,7 @@ class ReplayDeviceLoop(DeviceSource):
         learner.metrics.add(("replay/size", "replay/skipped"), counted[:2], count)
         learner.metrics.add(("optim/learning_rate",), counted[2:3], float(counted[3]))
         learner.add_step_metrics(taken, self._comm.read(learner.state.sums))
-        learner.policy.params = learner.current_params()
+        learner.pass_on_params()
         return count
 
     def _time_first(self, taken: int, seconds: float) -> None:
@@ -343,7 +343,7 @@ def train(session: Session) -> None:
     session.check_shards(run.num_envs)
     policy = ContinuousPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init"))
     learner = make(run, policy, comm, on_device=True)
-    session.begin(policy, learner)
+    session.begin(learner.evaluated, learner)
     learner.copy_to_target()  # `session.begin` may have loaded another run's policy
     loop = ReplayDeviceLoop(run, PackedEnv(make_device_env(run.task, run.env)), learner)
     loop.warmup()

@@ -104,7 +104,7 @@ def train(session: Session) -> None:
     check_task(run, session.spec)
     policy = ContinuousPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init"))
     sac = SAC(run, policy, comm)
-    session.begin(policy, sac)
+    session.begin(sac.evaluated, sac)
     sac.copy_to_target()  # `session.begin` may have loaded another run's policy
     announce_replay(session.journal, run, policy.spec, comm.world, sac.replay_observations.storage)
     explorer = UniformStart(session.spec.action, policy.sampler)

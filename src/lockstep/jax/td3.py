@@ -87,7 +87,7 @@ def train(session: Session) -> None:
     check_task(run, session.spec)
     policy = ContinuousPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init"))
     td3 = TD3(run, policy, comm)
-    session.begin(policy, td3)
+    session.begin(td3.evaluated, td3)
     td3.copy_to_target()  # `session.begin` may have loaded another run's policy
     announce_replay(session.journal, run, policy.spec, comm.world, td3.replay_observations.storage)
     explorer = UniformStart(session.spec.action, policy.sampler)

@@ -48,6 +48,8 @@ _FIXED_OF_ALGORITHM = (
 """Settings that decide the shape of normalizers and networks, and the meaning of a network's outputs."""
 _LEARNED_OR_NOT = ("algorithm.alpha", "algorithm.cql_gap")
 """Settings whose `null` decides whether a weight is learned."""
+_KEPT_OR_NOT = "algorithm.policy_average"
+"""A setting whose 0 decides whether there are two policies."""
 _FIXED_WITH_REPLAY = ("capacity", "n_step", "prioritized", "learning_starts")
 """Settings of the replay buffer; they may change where the checkpoint's buffer is left out."""
 _FIXED_WITH_LOG = ("batch_size", "estimate", "bcq_threshold", "optimizer")
@@ -188,7 +190,8 @@ def compare(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     in_algorithm += _FIXED_WITH_LOG if "data" in after else ()
     for name in changed:
         part = name.startswith(_FIXED_PARTS) and name != _PLACEMENT
-        learned = name in _LEARNED_OR_NOT and None in (before.get(name), after.get(name))
+        values = (before.get(name), after.get(name))
+        learned = (name in _LEARNED_OR_NOT and None in values) or (name == _KEPT_OR_NOT and 0 in values)
         if name in _FIXED or part or learned or name.removeprefix("algorithm.") in in_algorithm:
             replay = name.removeprefix("algorithm.") in _FIXED_WITH_REPLAY
             raise ConfigError(

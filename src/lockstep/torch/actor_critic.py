@@ -43,8 +43,8 @@ SomeTarget = TypeVar("SomeTarget", bound=nn.Module)
 class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
     """A policy and its critics, which learn from replay buffers; a subclass has the losses and the order of an update.
 
-    State across updates: `policy`, `target`, the two optimizers, each shard's replay buffer and random stream,
-    and `counters`, as in DQN.
+    State across updates: `policy`, `evaluated`, `target`, the two optimizers, each shard's replay buffer and random
+    stream, and `counters`, as in DQN.
 
     Args:
         run: the config.
@@ -56,10 +56,13 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         num_actions: actions to draw for a transition, which needs noise for them.
 
     Attributes:
+        evaluated: the policy that is evaluated and saved: with `policy_average` its actor is an average, else `policy`.
         flat: all parameters and gradients.
         replays: the buffers of each local shard, and the number of gradient steps.
         params: the parameters of the critics and of the actor, flat, without gradient.
         critic_params: the part of `params` that is the critics'.
+        actor_params: the part of `params` that is the actor's.
+        average_params: of the actor of `evaluated`.
         frozen_critics: the critics, with the same parameters, for a gradient with respect to actions alone.
         target: the target networks.
         dropout: draws the critics' dropout masks; None without dropout.
@@ -104,6 +107,11 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self.params = params[: num_critic + num_actor]
         self.critic_params = params[:num_critic]
         self.frozen_critics = frozen_copy(policy.critics, self.critic_params)
+        self.actor_params = self.params[num_critic:]
+        self.evaluated, self.average_params = policy, self.actor_params
+        if config.policy_average:
+            self.average_params = self.actor_params.clone()
+            self.evaluated = policy.with_actor(frozen_copy(policy.actor, self.average_params))
         self.dropout = torch.Generator(device) if config.dropout > 0 else None
         self._critic_gradient = gradient[:num_critic]
         self._actor_gradient = gradient[num_critic : num_critic + num_actor]
@@ -215,7 +223,14 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self.critic_adam.step(skipped.float())
         if updates_actor:
             self.actor_adam.step(skipped.float())
+            self._update_average()
         return torch.where(skipped, self._skipped_step, totals)
+
+    def _update_average(self) -> None:
+        """Move the average by 1 / (1 + w (t - 1)) towards the actor after its step t, w being `policy_average`."""
+        if self.config.policy_average:
+            weight = (self.config.policy_average * (self.actor_adam.steps - 1.0).relu() + 1.0).reciprocal()
+            self.average_params.lerp_(self.actor_params, weight)
 
     def _clip(self, gradient: Tensor) -> Tensor:
         """Clip a part of the gradient to `max_grad_norm`, in place; returns its norm before."""
@@ -262,7 +277,9 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """State that is equal on all ranks, by name; a resumed run writes into these tensors."""
-        named = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
+        named = {f"policy.{name}": tensor for name, tensor in self.evaluated.state_dict().items()}
+        if self.evaluated is not self.policy:
+            named |= {f"learned.actor.{name}": tensor for name, tensor in self.policy.actor.state_dict().items()}
         named |= {f"target.{name}": tensor for name, tensor in self.target.state_dict().items()}
         named |= {f"critic_optimizer.{name}": tensor for name, tensor in self.critic_adam.state().items()}
         named |= {f"policy_optimizer.{name}": tensor for name, tensor in self.actor_adam.state().items()}

@@ -3,6 +3,7 @@
 Shapes: N rows, O observation, D dimensions of an action, I inputs of a layer, H its outputs, C critics.
 """
 
+import copy
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -165,6 +166,12 @@ class ContinuousPolicy(nn.Module):
     def network(self) -> Mlp:
         """The network that acts."""
         return self.actor
+
+    def with_actor(self, actor: Mlp) -> "ContinuousPolicy":
+        """A policy with another actor, which shares all else."""
+        other = copy.copy(self)
+        other._modules = {**self._modules, "actor": actor}
+        return other
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """[N, O] to distribution parameters [N, P], and NaN [N] in place of a value, which needs an action."""

@@ -121,7 +121,8 @@ class SAC(ActorCritic[SACConfig, Critics]):
         return loss, sums
 
     def copy_to_target(self) -> None:
-        """Make the target critics equal to the critics."""
+        """Make the actor equal to that of `evaluated`, and the target critics to the critics."""
+        self.actor_params.copy_(self.average_params)
         self._target_params.copy_(self.critic_params)
 
 
@@ -135,7 +136,7 @@ def train(session: Session[Run]) -> None:
     check_task(run, session.spec)
     policy = ContinuousPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init")).to(comm.device)
     sac = SAC(run, policy, comm)
-    session.begin(policy, sac)
+    session.begin(sac.evaluated, sac)
     sac.copy_to_target()  # `init_from` may have changed the policy
     announce_replay(session.journal, run, policy.spec, comm.world, sac.storage)
     explorer = UniformStart(session.spec.action, policy.distribution)

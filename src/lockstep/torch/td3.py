@@ -106,7 +106,8 @@ class TD3(ActorCritic[TD3Config, ContinuousPolicy]):
         return row_loss.sum(), sums
 
     def copy_to_target(self) -> None:
-        """Make the target networks equal to the policy and its critics."""
+        """Make the actor equal to that of `evaluated`, and the target networks to the policy and its critics."""
+        self.actor_params.copy_(self.average_params)
         self._target_params.copy_(self.params)
 
 
@@ -120,7 +121,7 @@ def train(session: Session[Run]) -> None:
     check_task(run, session.spec)
     policy = ContinuousPolicy(session.spec, run.network, config, seed=stream_seed(run.seed, "init")).to(comm.device)
     td3 = TD3(run, policy, comm)
-    session.begin(policy, td3)
+    session.begin(td3.evaluated, td3)
     td3.copy_to_target()  # `init_from` may have changed the policy
     announce_replay(session.journal, run, policy.spec, comm.world, td3.storage)
     explorer = UniformStart(session.spec.action, policy.distribution)

@@ -245,12 +245,18 @@ def test_no_effect_is_claimed_that_a_change_need_not_have(change, effect):
     assert note.endswith(f"{name} is {as_text(value)} from here on, was {before}{effect}")
 
 
-@pytest.mark.parametrize("change", ["num_critics=3", "layer_norm=true", "alpha=0.2"])
+@pytest.mark.parametrize("change", ["num_critics=3", "layer_norm=true", "alpha=0.2", "policy_average=0.1"])
 def test_what_decides_the_learned_parameters_may_not_change(run_dir, change):
     name, value = change.split("=")
     sac = Run(task="Pendulum-v1", algo="sac")
     with pytest.raises(ConfigError, match=rf"algorithm.{name}=.* cannot change within a run"):
         compare(to_dict(sac), to_dict(override(sac, {name: value})))
+
+
+def test_an_average_may_be_taken_over_another_part():
+    td3 = override(Run(task="Pendulum-v1", algo="td3"), {"policy_average": "0.1"})
+    (note,) = compare(to_dict(td3), to_dict(override(td3, {"policy_average": "0.2"})))
+    assert "policy_average is 0.2 from here on, was 0.1" in note
 
 
 def test_the_optimizer_of_logged_data_may_not_change():
