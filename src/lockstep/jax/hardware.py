@@ -12,6 +12,7 @@ from lockstep.distributed.watch import MARGIN_S
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun
 from lockstep.system.cores import WORTH_A_SECOND_THREAD, threads_are_chosen
+from lockstep.system.launchers import hint_on_gpus
 from lockstep.system.nvidia import jax_finds_gpu
 from lockstep.world import World
 
@@ -155,7 +156,7 @@ def local_devices(world: World, kind: str, count: int) -> list[Any]:
         among = "" if visible is None else f" of CUDA_VISIBLE_DEVICES={visible}"
         raise ConfigError(
             f"local rank {world.local_rank} was to compute on GPU {wanted}{among}, and JAX cannot use it "
-            f"({str(error).splitlines()[0]}); use fewer processes, or device=cpu"
+            f"({str(error).splitlines()[0]}); use fewer processes, or device=cpu{hint_on_gpus(world.launcher)}"
         ) from error
     assigned = kind == "gpu" and jax.process_count() > 1  # `jax.distributed` was given this process' GPUs
     needed = count if kind == "cpu" or assigned else count * world.local_size

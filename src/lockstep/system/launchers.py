@@ -35,6 +35,15 @@ def rank_fields(environment: Mapping[str, str]) -> dict[str, Any] | None:
     return None
 
 
+def hint_on_gpus(launcher: str) -> str:
+    """What to change where ranks see too few GPUs: a launcher may show each one its own alone. Empty for ours."""
+    if launcher == "SLURM":
+        return "; srun has to show every task all GPUs of its node: --gpus-per-node=N --gpu-bind=none"
+    if launcher in ("Open MPI", "MPICH"):
+        return "; CUDA_VISIBLE_DEVICES has to name all GPUs of the machine to each of its ranks"
+    return ""
+
+
 def hosts(nodelist: str) -> list[str]:
     """The hosts of a SLURM node list such as `n[01-03,7],m2`, in its order."""
     found: list[str] = []

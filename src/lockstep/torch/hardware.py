@@ -9,6 +9,7 @@ from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingType
 from lockstep.errors import ConfigError
 from lockstep.run import AnyRun
 from lockstep.system.cores import WORTH_A_SECOND_THREAD, threads_are_chosen, usable_cores
+from lockstep.system.launchers import hint_on_gpus
 from lockstep.world import World
 
 
@@ -87,6 +88,7 @@ def device_of(world: World, device: str | torch.device, *, share_gpus: bool = Fa
         raise ConfigError(
             f"{world.local_size} processes on a machine where torch sees {count} GPU(s); "
             f"use --nproc_per_node={count} (--ranks {count}), device=cpu, or for tests share_gpus=true"
+            + hint_on_gpus(world.launcher)
         )
     return torch.device("cuda", world.local_rank % count)
 

@@ -110,6 +110,14 @@ class TestSharedGpus:
         with pytest.raises(ConfigError, match=r"3 processes .* 2 GPU.*share_gpus=true"):
             hardware.device_of(worlds[0], "auto")
 
+    @pytest.mark.parametrize(
+        ("launcher", "hint"), [("SLURM", "--gpu-bind=none"), ("MPICH", "VISIBLE"), ("lockstep", "")]
+    )
+    def test_a_launcher_that_shows_each_rank_one_gpu_is_told_how_to_show_all(self, two_gpus, launcher, hint):
+        with pytest.raises(ConfigError, match="3 processes on a machine where torch sees 2 GPU") as caught:
+            hardware.device_of(World(size=3, local_size=3, launcher=launcher), "auto")
+        assert hint in str(caught.value) and ("VISIBLE" in str(caught.value)) == (launcher == "MPICH")
+
     def test_collectives_are_those_of_gloo(self):
         device = torch.device("cuda", 0)
         assert hardware.backend_of(device, "auto", share_gpus=True) == "gloo"
