@@ -88,8 +88,8 @@ _ROBOT: Settings = {
 # Critics learn faster than the policy, as in CleanRL (sac_continuous_action.py). With 3e-4 for both, Hopper-v5 is
 # learned less surely: docs/results/learning.md.
 _SAC_ROBOT: Settings = {**_ROBOT, "critic_learning_rate": 1e-3}
-# The step size of Fujimoto et al., 2018. With 3e-4, that of their later code, Hopper-v5 is learned more slowly; with it,
-# single policies fall at once, and their average does not: docs/results/learning.md.
+# The step size of Fujimoto et al., 2018. With 3e-4, that of their later code, Hopper-v5 is learned more slowly. Single
+# policies of a run may fall at once, their average does not: docs/results/learning.md.
 _TD3_ROBOT: Settings = {**_ROBOT, "learning_rate": 1e-3, "policy_average": 0.1}
 
 _SAC: Mapping[Kind, Settings] = {"continuous": _SAC_ROBOT, "device": _SAC_ROBOT}

@@ -108,10 +108,7 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         self.critic_params = params[:num_critic]
         self.frozen_critics = frozen_copy(policy.critics, self.critic_params)
         self.actor_params = self.params[num_critic:]
-        self.evaluated, self.average_params = policy, self.actor_params
-        if config.policy_average:
-            self.average_params = self.actor_params.clone()
-            self.evaluated = policy.with_actor(frozen_copy(policy.actor, self.average_params))
+        self.evaluated, self.average_params = self._first_average()
         self.dropout = torch.Generator(device) if config.dropout > 0 else None
         self._critic_gradient = gradient[:num_critic]
         self._actor_gradient = gradient[num_critic : num_critic + num_actor]
@@ -134,6 +131,13 @@ class ActorCritic(ABC, Generic[SomeConfig, SomeTarget]):
         compiled = run.compile and self.dropout is None
         self._backward = LossGradient(self.flat, self.loss, compiled=compiled, dynamic=False, mode=run.compile_mode)
         self._gradient_step = GradientStep(run, comm, self.flat, self._accumulate_gradients, self._apply_gradient)
+
+    def _first_average(self) -> tuple[ContinuousPolicy, Tensor]:
+        """The policy that is evaluated, before the first step, and the parameters of its actor."""
+        if not self.config.policy_average:
+            return self.policy, self.actor_params
+        params = self.actor_params.clone()
+        return self.policy.with_actor(frozen_copy(self.policy.actor, params)), params
 
     @abstractmethod
     def critic_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor, Tensor]:
