@@ -86,6 +86,8 @@ def _layers(policy: PolicySpec) -> dict[str, Any]:
         case PPOConfig():
             settings["network.shared"] = shared
             settings["network.state_dependent_std"] = network.state_dependent_std
+            if network.state_dependent_std and spec.action.kind == "continuous":  # is added to the network's output
+                settings["network.initial_log_std"] = network.initial_log_std
         case DQNConfig():
             of_heads = {"none": (), "categorical": ("num_atoms",), "quantile": ("num_quantiles",)}
             of_algorithm = ("dueling", "noisy", "value_distribution", *of_heads[algorithm.value_distribution])

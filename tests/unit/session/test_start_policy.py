@@ -131,6 +131,18 @@ def test_a_fixed_and_a_learned_temperature_are_told_apart(tmp_path, saved, given
     assert words in str(caught.value)
 
 
+def test_the_deviation_that_is_added_to_the_output_of_a_network_is_the_same(tmp_path):
+    """The policy had other deviations than the file, by a factor of e^2, and nothing was said."""
+    first = override(Run(task="Pendulum-v1"), {"state_dependent_std": True, "initial_log_std": -2.0})
+    later = override(first, {"initial_log_std": 0.0})
+    spec = env_spec(first.task, first.env)
+    save_policy(tmp_path / "policy", Policy(spec, first.network), None, first)
+    check_start_policy(tmp_path / "policy", first)
+    told = r"its network has network.initial_log_std=-2.0, and this run's 0.0; add --set network.initial_log_std=-2.0"
+    with pytest.raises(ConfigError, match=told):
+        check_start_policy(tmp_path / "policy", later)
+
+
 def test_nothing_is_said_where_it_fits(policies):
     check_start_policy(policies["ppo"], PPO)
     check_start_policy(policies["ppo"], other(PPO, critic_hidden=(64, 64), shared=False, recurrent_size=8))
