@@ -80,7 +80,7 @@ def _layers(policy: PolicySpec) -> dict[str, Any]:
         settings["network.recurrent_layers"] = network.recurrent_layers
     shared = convolves and spec.critic_size is None if network.shared is None else network.shared
     if not isinstance(algorithm, DQNConfig) and not shared and not only_convolves(network, spec):
-        settings["network.critic_hidden"] = network.value_hidden
+        settings |= {"network.critic_hidden": network.value_hidden, "network.activation": network.activation}
     of_algorithm: tuple[str, ...] = ()
     match algorithm:
         case PPOConfig():

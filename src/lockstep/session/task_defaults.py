@@ -48,7 +48,8 @@ def task_defaults(task: str, changes: Mapping[str, Any]) -> Run:
     if run.algo not in BY_ALGORITHM:
         return Run(task=task)
     spec = env_spec(run.task, run.env)
-    given = {name.rpartition(".")[2] for name, value in changes.items() if value not in _OFF}
+    named = [name for name, value in changes.items() if value not in _OFF]
+    given = {name.rpartition(".")[2] for name in named if not name.startswith("env.")}
     ruled_out = {default for name, default in _RULED_OUT.items() if name in given}
     settings = {name: value for name, value in default_settings(run, spec).items() if name not in ruled_out}
     if spec.num_agents > 1:

@@ -42,9 +42,15 @@ def save_policy(
         save_offline_policy(path, policy, evaluation)
         return
     assert isinstance(run, Run)
-    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in policy.state_dict().items()}
+    arrays = {name: _array(tensor) for name, tensor in policy.state_dict().items()}
     metadata = policy_file.policy_spec_of(policy, run.task, run.network).to_dict()
     policy_file.write(path, arrays, observation_moments, metadata, evaluation, of_critic=critic_moments)
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    """On the host; bfloat16, which numpy lacks, as float32, which holds it."""
+    on_host = tensor.detach().cpu()
+    return (on_host.float() if on_host.dtype == torch.bfloat16 else on_host).numpy()
 
 
 def load_policy(path: Path | str) -> tuple[AnyPolicy, RunningMoments | None]:

@@ -110,6 +110,21 @@ def test_a_default_that_contradicts_a_given_setting_is_left_out():
     assert task_defaults("lockstep/Reach-v0", {"recurrent": "none"}).algorithm.num_minibatches == 32
 
 
+OWN_ENV = """
+from gymnasium.envs.classic_control import PendulumEnv
+
+class Env(PendulumEnv):
+    def __init__(self, learning_rate=0.5, render_mode=None):
+        super().__init__(render_mode)
+"""
+
+
+def test_an_argument_of_the_environment_rules_no_default_out(tmp_path):
+    (tmp_path / "own.py").write_text(OWN_ENV)
+    found = task_defaults(f"{tmp_path}/own.py:Env", {"algo": "sac", "env.kwargs.learning_rate": 0.3})
+    assert found.algorithm.critic_learning_rate == 1e-3
+
+
 def test_critics_of_sac_learn_faster_unless_a_learning_rate_is_given():
     sac = {"algo": "sac"}
     default = task_defaults("Pendulum-v1", sac).algorithm

@@ -52,6 +52,17 @@ class Flattens(Two):
         return self.body(observation.view(observation.shape[0], -1))
 
 
+class PartlyBfloat16(Two):
+    """A part that was trained elsewhere, and is not trained here."""
+
+    def __init__(self, observation_size, num_outputs):
+        super().__init__(observation_size, num_outputs)
+        self.body = nn.Linear(observation_size, 8, dtype=torch.bfloat16).requires_grad_(False)
+
+    def hidden(self, observation):
+        return self.body(observation.bfloat16()).float()
+
+
 class Dropout(Two):
     def __init__(self, observation_size, num_outputs):
         super().__init__(observation_size, num_outputs)
@@ -251,9 +262,10 @@ def test_the_check_changes_no_buffer():
     assert int(Policy(SPEC, own("Normalized")).network.norm.num_batches_tracked) == 0
 
 
-def test_policy_files_with_dropout_still_act(tmp_path):
-    policy = Policy(SPEC, own("Dropout"), trains=False)
-    save_policy(tmp_path / "policy.safetensors", policy, None, Run(task="t", network=own("Dropout")))
+@pytest.mark.parametrize("name", ["Dropout", "PartlyBfloat16"])
+def test_policy_files_of_own_networks_still_act(name, tmp_path):
+    policy = Policy(SPEC, own(name), trains=False)
+    save_policy(tmp_path / "policy.safetensors", policy, None, Run(task="t", network=own(name)))
     loaded, _ = load_policy(tmp_path)
     observation = torch.ones(5, 3)
     assert torch.equal(loaded(observation)[0], policy(observation)[0])
